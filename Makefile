@@ -1,0 +1,59 @@
+# make demo    trains the Criteo model privately on made-up data   (DATA=FILE: on that TSV or .gz)
+# make test    runs the tests       make slow   the slow ones       make lint   ruff and mypy
+# make bench   runs every benchmark in its quick form               make clean  removes what was made
+#
+# Each installs what it needs into .venv first.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := test
+
+# The first Python that TensorFlow has wheels for and that can make a virtual environment.
+PYTHON ?= $(shell for candidate in python3 python3.13 python3.12 python3.11; do \
+	$$candidate -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	2>/dev/null && { echo $$candidate; break; }; done)
+WORKERS ?= 2
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/installed
+BENCHMARKS = $(sort $(basename $(notdir $(shell grep -ls __main__ benchmarks/*.py))))
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+ifeq ($(origin DP_SPARSE_DATA),undefined)
+ifneq ($(wildcard ../shared/data/.),)
+export DP_SPARSE_DATA := $(abspath ../shared/data)
+endif
+endif
+
+.PHONY: venv test slow lint demo bench clean
+
+venv: $(INSTALLED)
+
+$(INSTALLED): setup.py
+	@test -n "$(PYTHON)" || { echo 'Python 3.11, 3.12 or 3.13 with its venv module is needed' \
+		'(on Debian: apt-get install python3-venv).' >&2; exit 1; }
+	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo 'Installing into $(VENV) ...'
+	@$(RUN) -m pip install -qq --disable-pip-version-check --editable '.[pipelines,test,lint]'
+	@touch $@
+
+test: $(INSTALLED)
+	@$(RUN) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
+
+slow: $(INSTALLED)
+	@$(RUN) -m pytest -m slow
+
+lint: $(INSTALLED)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+demo: $(INSTALLED)
+	@$(RUN) -m pipelines.criteo.demo $(if $(DATA),--data='$(DATA)')
+
+bench: $(INSTALLED)
+	@set -e; for name in $(BENCHMARKS); do $(RUN) -m benchmarks.$$name --quick; done
+
+clean: # keeps runs/, the reports of what was trained
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,33 @@
+"""Differentially private training of large embedding models in Keras, with sparse embedding gradients."""
+
+import keras
+
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        f"dp_sparse needs Keras on the TensorFlow backend, got {keras.backend.backend()!r}: set KERAS_BACKEND=tensorflow."
+    )
+
+from dp_sparse.errors import BadExampleError, PrivacyError, UnsupportedLayerError
+from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer
+from dp_sparse.plan import GaussianMechanism, PrivacyBudget, PrivacyPlan, Release
+from dp_sparse.sampling import PoissonSampling, RecordFile, StreamSampling
+from dp_sparse.training import install_compile_hook
+from dp_sparse.version import __version__
+
+install_compile_hook()
+
+__all__ = [
+    "BadExampleError",
+    "DPAdaFESTOptimizer",
+    "DPSGDOptimizer",
+    "GaussianMechanism",
+    "PoissonSampling",
+    "PrivacyBudget",
+    "PrivacyError",
+    "PrivacyPlan",
+    "RecordFile",
+    "Release",
+    "StreamSampling",
+    "UnsupportedLayerError",
+    "__version__",
+]

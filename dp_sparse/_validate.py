@@ -1,0 +1,36 @@
+"""Central validators; every message has the form `Expected clip_norm > 0, got clip_norm=-1.0.`"""
+
+import math
+from typing import Any
+
+
+def positive(name: str, value: Any) -> float:
+    """Returns `value` as a float; raises ValueError unless it is a finite number above zero."""
+    if not _is_number(value) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"Expected {name} > 0 and finite, got {name}={value!r}.")
+    return float(value)
+
+
+def finite(name: str, value: Any) -> float:
+    """Returns `value` as a float; raises ValueError unless it is a finite number."""
+    if not _is_number(value) or not math.isfinite(value):
+        raise ValueError(f"Expected a finite {name}, got {name}={value!r}.")
+    return float(value)
+
+
+def positive_integer(name: str, value: Any) -> int:
+    """Returns `value` as an int; raises ValueError unless it is a whole number above zero."""
+    if not _is_number(value) or value != int(value) or value <= 0:
+        raise ValueError(f"Expected {name} to be a whole number > 0, got {name}={value!r}.")
+    return int(value)
+
+
+def probability(name: str, value: Any) -> float:
+    """Returns `value` as a float; raises ValueError unless 0 < value < 1."""
+    if not _is_number(value) or not 0 < value < 1:
+        raise ValueError(f"Expected 0 < {name} < 1, got {name}={value!r}.")
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and hasattr(value, "__float__") and not math.isnan(value)

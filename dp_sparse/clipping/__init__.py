@@ -1,0 +1,6 @@
+"""Exact per-example clipping at the cost of one forward and one backward pass; nothing per example is materialised."""
+
+from dp_sparse.clipping.gradients import ClippedSums, clip
+from dp_sparse.clipping.recorder import Recording, embedding_tables, record, tapped_layers
+
+__all__ = ["ClippedSums", "Recording", "clip", "embedding_tables", "record", "tapped_layers"]

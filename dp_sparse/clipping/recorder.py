@@ -1,0 +1,207 @@
+"""One forward pass in which every layer call with trainable variables is recorded, and nothing else is possible.
+
+Each such layer is tapped: its `call` is replaced on the instance while the pass runs. An audit fails closed: a trainable
+variable read outside its layer's tap, a non-trainable one written (seed generators apart), and a loss added on the way are
+refused, since what was not measured could not be clipped.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.clipping.rules import Rule, fallback_for, rule_for
+from dp_sparse.clipping.tap import Record, Tap
+from dp_sparse.clipping.uses import Use, joined
+from dp_sparse.errors import UnsupportedLayerError
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """A forward pass on its tape.
+
+    Attributes:
+        outputs: The model's predictions.
+        records: One per tapped call, in the order of the calls.
+        seed_updates: New states of the seed generators that the pass advanced, for `commit`.
+    """
+
+    outputs: Any
+    records: list[Record]
+    seed_updates: list[tuple[keras.Variable, tf.Tensor]]
+
+    @property
+    def targets(self) -> list[tf.Tensor]:
+        """The tensors whose cotangents `uses` needs, in its order."""
+        return [target for record in self.records for target in record.targets]
+
+    def commit(self) -> None:
+        """Advances the seed generators, so that the next pass draws other dropout masks."""
+        for variable, value in self.seed_updates:
+            variable.assign(value)
+
+    def uses(self, cotangents: list[tf.Tensor | None]) -> list[tuple[keras.Variable, Use]]:
+        """Each trained variable's joined use, from the cotangents of `targets`.
+
+        Raises:
+            UnsupportedLayerError: A target has no cotangent, or a variable was used both as a table and as a matrix.
+        """
+        by_variable: dict[int, tuple[keras.Variable, list[Use]]] = {}
+        remaining = iter(cotangents)
+        for record in self.records:
+            own = [_as_float(next(remaining), record.path) for _ in record.targets]
+            for variable, use in record.uses_of(own):
+                by_variable.setdefault(id(variable), (variable, []))[1].append(use)
+        return [(variable, _joined(variable, uses)) for variable, uses in by_variable.values()]
+
+
+def record(model: keras.Model, x: Any, tape: tf.GradientTape) -> Recording:
+    """Runs `model(x, training=True)` on `tape`, every layer call recorded.
+
+    Raises:
+        UnsupportedLayerError: With every layer whose per-example gradients cannot be had, its path and the mend.
+    """
+    taps = tapped_layers(model)
+    audit = _Audit(model.trainable_variables)
+    records: list[Record] = []
+    with contextlib.ExitStack() as stack:
+        for layer, rule in taps:
+            stack.enter_context(_tapped(layer, rule, Tap(layer, tape, records), audit))
+        with audit:
+            outputs = model(x, training=True)
+    audit.refuse()
+    return Recording(outputs, records, audit.writes)
+
+
+def tapped_layers(model: keras.Model) -> list[tuple[keras.layers.Layer, Rule]]:
+    """The layers whose calls are recorded, each with its rule: outermost layers that own trainable variables.
+
+    Raises:
+        UnsupportedLayerError: Naming all layers that cannot be trained privately.
+    """
+    found: dict[int, tuple[keras.layers.Layer, Rule]] = {}
+    problems: list[str] = []
+    _collect(model, found, problems)
+    if problems:
+        raise UnsupportedLayerError("Cannot train privately:\n" + "\n".join(f"- {p}" for p in problems))
+    return list(found.values())
+
+
+def embedding_tables(model: keras.Model) -> list[keras.Variable]:
+    """The trainable variables that are used through lookups alone, in the order of the model's variables."""
+    layers = (layer for layer, _ in tapped_layers(model) if type(layer) is keras.layers.Embedding)
+    tables = {id(layer.embeddings): layer.embeddings for layer in layers}
+    return [variable for variable in model.trainable_variables if id(variable) in tables]
+
+
+def _collect(
+    layer: keras.layers.Layer, found: dict[int, tuple[keras.layers.Layer, Rule]], problems: list[str]
+) -> None:
+    problem = _problem(layer)
+    if problem is not None:
+        problems.append(f"{layer.path} ({type(layer).__name__}): {problem}")
+    if not layer.trainable_variables:
+        return
+    rule = rule_for(layer)
+    if rule is None and (_owns_variables(layer) or isinstance(layer, keras.layers.RNN)):
+        rule = fallback_for(layer)
+    if rule is not None:
+        found.setdefault(id(layer), (layer, rule))
+        return
+    for inner in layer._flatten_layers(include_self=False, recursive=False):
+        _collect(inner, found, problems)
+
+
+def _owns_variables(layer: keras.layers.Layer) -> bool:
+    inner = {id(v) for i in layer._flatten_layers(include_self=False, recursive=False) for v in i.variables}
+    return any(id(variable) not in inner for variable in layer.trainable_variables)
+
+
+def _problem(layer: keras.layers.Layer) -> str | None:
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return "mixes the examples of a batch. Use keras.layers.GroupNormalization instead."
+    if layer.activity_regularizer is not None:
+        return "activity regularizers add a loss over the whole batch. Remove activity_regularizer."
+    if getattr(layer, "lora_enabled", False) or layer.quantization_mode is not None:
+        return "LoRA and quantised layers have no clipping rule. Train the plain layer, or freeze it with trainable=False."
+    return None
+
+
+@contextlib.contextmanager
+def _tapped(layer: keras.layers.Layer, rule: Rule, tap: Tap, audit: "_Audit") -> Iterator[None]:
+    original = layer.call
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with audit.inside(layer):
+            return rule(layer, original, tap, *args, **kwargs)
+
+    layer.call = call
+    try:
+        yield
+    finally:
+        del layer.call
+
+
+class _Audit(keras.StatelessScope):
+    """Sees every read and write of a variable during a forward pass, and lets no write through."""
+
+    def __init__(self, trainable: list[keras.Variable]) -> None:
+        super().__init__(collect_losses=True)
+        self.writes: list[tuple[keras.Variable, tf.Tensor]] = []
+        self._trainable = {id(variable) for variable in trainable}
+        self._covered: set[int] = set()
+        self._outside: list[str] = []
+
+    @contextlib.contextmanager
+    def inside(self, layer: keras.layers.Layer) -> Iterator[None]:
+        """While a tapped layer's call runs, its own variables may be read."""
+        before = self._covered
+        self._covered = before | {id(variable) for variable in layer.variables}
+        try:
+            yield
+        finally:
+            self._covered = before
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Keras asks here for every variable it reads."""
+        if id(variable) in self._trainable and id(variable) not in self._covered:
+            self._outside.append(variable.path)
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Keras reports every assignment here."""
+        super().add_update(update)
+        self.writes = [u for u in self.writes if u[0] is not update[0]] + [update]
+
+    def refuse(self) -> None:
+        """Raises if the pass did what cannot be clipped."""
+        written = [v.path for v, _ in self.writes if not v.path.endswith("seed_generator_state")]
+        problems = [
+            (self._outside, "read outside the layer that owns it; call the layer instead of using its variable"),
+            (written, "written in the forward pass; running statistics are not private. Remove the layer's statistics"),
+            (["add_loss"] if self.losses else [], "a loss over the whole batch; put it into loss= of compile"),
+        ]
+        lines = [f"- {path}: {mend}." for paths, mend in problems for path in dict.fromkeys(paths)]
+        if lines:
+            raise UnsupportedLayerError("Cannot train privately:\n" + "\n".join(lines))
+
+
+def _as_float(cotangent: tf.Tensor | None, path: str) -> tf.Tensor:
+    if cotangent is None:
+        raise UnsupportedLayerError(
+            f"{path}: its output does not reach the loss, or its gradient is hidden (rematerialisation). Freeze it with "
+            "trainable=False, or remove keras.RematScope."
+        )
+    return tf.cast(tf.convert_to_tensor(cotangent), tf.float32)
+
+
+def _joined(variable: keras.Variable, uses: list[Use]) -> Use:
+    try:
+        return joined(uses)
+    except ValueError as error:
+        raise UnsupportedLayerError(f"{variable.path}: {error}. Give each use a variable of its own.") from None

@@ -1,0 +1,33 @@
+"""One file per layer family; a rule covers exactly the layer class it names, never a subclass that may differ.
+
+A rule runs the layer's own `call` and tells the tap which tensors' cotangents determine the gradients of the layer's
+variables: `rule(layer, call, tap, *args, **kwargs) -> outputs`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from dp_sparse.clipping.rules import dense, embedding, fallback, normalization
+
+Rule = Callable[..., Any]
+
+_RULES: dict[type[keras.layers.Layer], Rule] = {
+    keras.layers.Dense: dense.call_dense,
+    keras.layers.Embedding: embedding.call_embedding,
+    keras.layers.LayerNormalization: normalization.call_layer_normalization,
+}
+
+
+def rule_for(layer: keras.layers.Layer) -> Rule | None:
+    """The rule of this exact layer class, or None."""
+    return _RULES.get(type(layer))
+
+
+def fallback_for(layer: keras.layers.Layer) -> Rule:
+    """The rule for any layer that works on each example alone."""
+    return fallback.call_any_layer
+
+
+__all__ = ["Rule", "fallback_for", "rule_for"]

@@ -1,0 +1,54 @@
+"""Dense: `z = x·W + b`. The pre-activation is learnt by swapping `layer.activation` while the layer's own call runs."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.clipping.tap import Tap
+from dp_sparse.clipping.uses import Direct, Product, Use
+
+
+def call_dense(
+    layer: keras.layers.Dense, call: Callable[..., Any], tap: Tap, inputs: tf.Tensor, **kwargs: Any
+) -> tf.Tensor:
+    """Runs a Dense call and records its product and its bias; positions are all axes but the first and last."""
+    activation = layer.activation
+
+    def recorded(preactivation: tf.Tensor) -> tf.Tensor:
+        def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
+            uses: list[tuple[keras.Variable, Use]] = []
+            dz = _by_position(cotangents[0])
+            if tap.trains(layer.kernel):
+                x = _by_position(tf.cast(inputs, tf.float32))
+                uses.append((layer.kernel, Product(x, dz)))
+            if tap.trains(layer.bias):
+                uses.append((layer.bias, Direct(tf.reduce_sum(dz, axis=1))))
+            return uses
+
+        tap.watch([preactivation], uses_of)
+        return preactivation if activation is None else activation(preactivation)
+
+    with _swapped_activation(layer, recorded):
+        return call(inputs, **kwargs)
+
+
+@contextlib.contextmanager
+def _swapped_activation(layer: keras.layers.Layer, activation: Any) -> Iterator[None]:
+    original = layer.activation
+    layer.activation = activation
+    try:
+        yield
+    finally:
+        layer.activation = original
+
+
+def _by_position(values: tf.Tensor) -> tf.Tensor:
+    """`[batch, ..., width]` as `[batch, positions, width]`."""
+    if values.shape.rank == 2:
+        return values[:, tf.newaxis, :]
+    inner = values.shape[1:-1]
+    positions = inner.num_elements() if inner.is_fully_defined() else -1
+    return tf.reshape(values, [tf.shape(values)[0], positions, values.shape[-1]])

@@ -1,0 +1,145 @@
+"""How a layer call used a variable, and what follows: squared norms of per-example gradients, and their clipped sum.
+
+A use holds activations and cotangents of a whole batch, from which both quantities come without any per-example gradient
+of a matrix or a table ("book-keeping", seed F): a product costs what an ordinary weight gradient costs. Uses of one variable
+are joined before norms are taken, since norms of several uses do not add.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+
+class Use(Protocol):
+    """One variable's use in a batch, with cotangents of the sum of per-example losses."""
+
+    def squared_norms(self) -> tf.Tensor:
+        """‖g_i‖² of each example's gradient of this variable, float32 `[batch]`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """`z = x·W`, summed over positions.
+
+    Attributes:
+        inputs: x, float32 `[batch, positions, in]`.
+        cotangents: ∂L/∂z, float32 `[batch, positions, out]`.
+    """
+
+    inputs: tf.Tensor
+    cotangents: tf.Tensor
+
+    def squared_norms(self) -> tf.Tensor:
+        """⟨x xᵀ, dz dzᵀ⟩ or ‖xᵀ dz‖², whichever is cheaper by shape."""
+        positions = self.inputs.shape[1]
+        if positions == 1:
+            return _squares(self.inputs) * _squares(self.cotangents)
+        width_in, width_out = self.inputs.shape[2], self.cotangents.shape[2]
+        if positions is not None and positions * (width_in + width_out) <= width_in * width_out:
+            inner = tf.einsum("bsd,btd->bst", self.inputs, self.inputs)
+            outer = tf.einsum("bsn,btn->bst", self.cotangents, self.cotangents)
+            return tf.reduce_sum(inner * outer, axis=[1, 2])
+        return self._squared_norms_by_chunk(width_in, width_out)
+
+    def _squared_norms_by_chunk(self, width_in: int, width_out: int) -> tf.Tensor:
+        """‖xᵀ dz‖² over chunks of columns, so that `[batch, in, chunk]` stays near the size of x."""
+        columns = max(1, min(width_out, 65_536 // width_in))
+        norms = tf.zeros(tf.shape(self.inputs)[:1])
+        for start in range(0, width_out, columns):
+            part = tf.einsum("bsd,bsn->bdn", self.inputs, self.cotangents[:, :, start : start + columns])
+            norms += _squares(part)
+        return norms
+
+    def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
+        """Σ_i f_i x_iᵀ dz_i, float32 `[in, out]`."""
+        scaled = self.cotangents * factors[:, tf.newaxis, tf.newaxis]
+        return tf.matmul(_flat(self.inputs), _flat(scaled), transpose_a=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Direct:
+    """A variable small enough for its per-example gradients themselves.
+
+    Attributes:
+        gradients: float32 `[batch, *shape of the variable]`.
+    """
+
+    gradients: tf.Tensor
+
+    def squared_norms(self) -> tf.Tensor:
+        """‖g_i‖²."""
+        return _squares(self.gradients)
+
+    def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
+        """Σ_i f_i g_i, of the variable's shape."""
+        flat = tf.reshape(self.gradients, [tf.shape(self.gradients)[0], -1])
+        return tf.reshape(tf.linalg.matvec(flat, factors, transpose_a=True), self.gradients.shape[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Lookups in a table.
+
+    Attributes:
+        row_ids: int64 `[batch, lookups]`.
+        valid: bool `[batch, lookups]`: false for masked lookups, which do not train their row.
+        cotangents: ∂L/∂(looked-up rows), float32 `[batch, lookups, width]`.
+        slots: int32 `[batch, lookups]`: which of the step's rows a lookup belongs to, -1 for none; set by `restricted`.
+    """
+
+    row_ids: tf.Tensor
+    valid: tf.Tensor
+    cotangents: tf.Tensor
+    slots: tf.Tensor | None = None
+
+    def restricted(self, slots: tf.Tensor) -> "Rows":
+        """These lookups with the rows outside the step's choice (slot -1) and masked ones zeroed, before clipping."""
+        slots = tf.where(self.valid, slots, -1)
+        kept = tf.cast(slots >= 0, tf.float32)
+        return dataclasses.replace(self, cotangents=self.cotangents * kept[..., tf.newaxis], slots=slots)
+
+    def squared_norms(self) -> tf.Tensor:
+        """Σ over the distinct rows of an example of ‖Σ of its cotangents for that row‖²; O(lookups · width)."""
+        if self.row_ids.shape[1] == 1:
+            return _squares(self.cotangents)
+        batch = tf.shape(self.row_ids, tf.int64)[0]
+        example = tf.repeat(tf.range(batch), tf.shape(self.row_ids)[1])
+        num_rows = tf.reduce_max(tf.concat([[0], tf.reshape(self.row_ids, [-1])], 0)) + 1
+        pairs, position = tf.unique(example * num_rows + tf.reshape(self.row_ids, [-1]))
+        sums = tf.math.unsorted_segment_sum(_flat(self.cotangents), position, tf.size(pairs))
+        squares = tf.reduce_sum(tf.square(sums), axis=1)
+        return tf.math.unsorted_segment_sum(squares, pairs // num_rows, batch)
+
+    def clipped_sum(self, factors: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
+        """Σ_i f_i g_i on the step's rows, float32 `[num_slots, width]`."""
+        scaled = self.cotangents * factors[:, tf.newaxis, tf.newaxis]
+        return tf.math.unsorted_segment_sum(_flat(scaled), tf.reshape(self.slots, [-1]), num_slots)
+
+
+def joined(uses: Sequence[Use]) -> Use:
+    """One use for all the uses of a variable, so that its gradient is whole before its norm is taken.
+
+    Raises:
+        ValueError: The uses are of different kinds (a table that is also a matrix).
+    """
+    kinds = {type(use) for use in uses}
+    if len(kinds) > 1:
+        raise ValueError(f"used in different ways: {sorted(kind.__name__ for kind in kinds)}")
+    if len(uses) == 1:
+        return uses[0]
+    first = uses[0]
+    if isinstance(first, Direct):
+        return Direct(tf.add_n([use.gradients for use in uses]))  # type: ignore[attr-defined]
+    fields = [f.name for f in dataclasses.fields(first) if f.name != "slots"]  # type: ignore[arg-type]
+    return type(first)(*(tf.concat([getattr(use, name) for use in uses], axis=1) for name in fields))
+
+
+def _squares(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.square(values), axis=list(range(1, values.shape.rank)))
+
+
+def _flat(values: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(values, [-1, values.shape[-1]])

@@ -1,0 +1,108 @@
+"""Per-example losses of a compiled model: one number an example, from Keras' own loss objects.
+
+Keras reduces over the batch, and its masked reduction divides by a count over the batch, which couples the examples. Here each
+example's loss is the mean over its own (unmasked) positions, times its sample weight. Labels outside the range of their loss
+are refused by value before anything is computed from them.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.errors import BadExampleError, require
+
+_PROBABILITY_LOSSES = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
+_REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def per_example_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+    """Each example's weighted loss over all outputs, float32 `[batch]`.
+
+    Raises:
+        ValueError: A loss that does not give a value for each example, or that is not a mean.
+        BadExampleError: At run time, a label outside the range of its loss.
+    """
+    compiled = model._compile_loss
+    if compiled is None:
+        raise ValueError("Expected a model compiled with a loss, got loss=None: pass loss= to compile.")
+    if not compiled.built:
+        compiled.build(y, y_pred)
+    with _per_example(compiled):
+        return compiled(y, y_pred, sample_weight)
+
+
+@contextlib.contextmanager
+def _per_example(compiled: Any) -> Iterator[None]:
+    """Makes the compiled loss sum over outputs but not over examples, and leaves its metrics alone."""
+    losses, metrics = compiled._flat_losses, compiled._metrics
+    compiled._flat_losses = [entry._replace(loss=_PerExample(entry.loss)) for entry in losses]
+    compiled._metrics = []
+    try:
+        yield
+    finally:
+        compiled._flat_losses, compiled._metrics = losses, metrics
+
+
+class _PerExample:
+    """Calls a Keras loss without its reduction over the batch."""
+
+    def __init__(self, loss: keras.losses.Loss) -> None:
+        if loss.reduction not in _REDUCTIONS:
+            raise ValueError(
+                f"Expected a loss with reduction='sum_over_batch_size', got reduction={loss.reduction!r} in {loss.name}: "
+                "the private step takes the mean over an example and divides by the expected batch size."
+            )
+        self._loss = loss
+
+    def __call__(self, y_true: Any, y_pred: tf.Tensor, sample_weight: Any = None) -> tf.Tensor:
+        mask = getattr(y_pred, "_keras_mask", None)
+        y_pred = tf.cast(y_pred, self._loss.dtype)
+        y_true = _checked_labels(self._loss, tf.cast(y_true, self._loss.dtype), y_pred)
+        values = self._loss.call(y_true, y_pred)
+        if values.shape.rank == 0:
+            raise ValueError(
+                f"Expected loss {self._loss.name} to give one value for each example, got a scalar, which mixes the "
+                "examples of a batch. Return the values without reducing over the batch."
+            )
+        return _own_mean(tf.cast(values, tf.float32), mask, sample_weight)
+
+
+def _own_mean(values: tf.Tensor, mask: Any, sample_weight: Any) -> tf.Tensor:
+    """Mean over an example's own positions, float32 `[batch]`, of `values` `[batch, ...]`."""
+    weights = tf.ones_like(values)
+    if mask is not None:
+        weights *= _like(tf.cast(mask, tf.float32), values)
+    positions = list(range(1, values.shape.rank))
+    count = tf.reduce_sum(weights, axis=positions)
+    if sample_weight is not None:
+        weights *= _like(tf.cast(sample_weight, tf.float32), values)
+    values = tf.where(weights > 0, values, 0.0)  # a padded example's loss may be anything
+    return tf.math.divide_no_nan(tf.reduce_sum(values * weights, axis=positions), count)
+
+
+def _like(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    if weights.shape.rank > values.shape.rank:
+        return tf.reshape(weights, tf.shape(values))
+    missing = values.shape.rank - weights.shape.rank
+    return tf.reshape(weights, tf.concat([tf.shape(weights), [1] * missing], 0))
+
+
+def _checked_labels(loss: keras.losses.Loss, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    if isinstance(loss, _PROBABILITY_LOSSES) or _function_name(loss) == "binary_crossentropy":
+        bad, accepted = (y_true < 0) | (y_true > 1), "[0, 1]"
+    elif _function_name(loss) == "sparse_categorical_crossentropy":
+        classes = y_pred.shape[-1]
+        bad, accepted = (y_true < 0) | (y_true >= classes), f"[0, {classes})"
+    else:
+        return y_true
+    worst = tf.concat([tf.boolean_mask(y_true, bad), [0.0]], 0)[0]
+    message = f"Expected labels in {accepted} for loss {loss.name}, got {{}}. Clean the labels, or choose another loss."
+    with tf.control_dependencies([require(~tf.reduce_any(bad), BadExampleError, message, worst)]):
+        return tf.identity(y_true)
+
+
+def _function_name(loss: keras.losses.Loss) -> str:
+    return getattr(getattr(loss, "fn", None), "__name__", "")

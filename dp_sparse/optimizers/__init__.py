@@ -1,0 +1,7 @@
+"""Private optimizers: what `model.compile` takes, each around an ordinary Keras optimizer."""
+
+from dp_sparse.optimizers.adafest import DPAdaFESTOptimizer
+from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums, RowChoice
+from dp_sparse.optimizers.dpsgd import DPSGDOptimizer
+
+__all__ = ["DPAdaFESTOptimizer", "DPSGDOptimizer", "PrivateOptimizer", "PrivateSums", "RowChoice"]

@@ -1,0 +1,192 @@
+"""DP-AdaFEST: noise only on the embedding rows whose noisy contribution reaches a threshold (seed S, Algorithm 1).
+
+A step releases the contribution map with noise σ1·C1 (then thresholded) and the clipped sum with noise σ2·C2 on the survivors
+and on every dense parameter. With r = σ1/σ2: σ1 = σ√(1 + r²), σ2 = σ√(1 + 1/r²). Its cost is flat in the size of the tables.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import _validate, noise
+from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums, RowChoice
+from dp_sparse.optimizers.row_wise import RowWise
+from dp_sparse.plan import PrivacyPlan
+from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
+from dp_sparse.selection.threshold import default_threshold, select_rows
+
+
+@keras.saving.register_keras_serializable(package="dp_sparse")
+class DPAdaFESTOptimizer(PrivateOptimizer):
+    """Sparse private training of embedding models, around Keras' SGD, Adagrad or Adam.
+
+    Args:
+        optimizer: Updates the dense variables, and the tables through its row-wise twin.
+        plan: A calibrated plan; its noise multiplier σ is split here.
+        clip_norm: C2 > 0, for each example's whole gradient, dense and sparse together.
+        contribution_clip_norm: C1 > 0. Above √(lookups of an example) it only adds noise, and a warning says so.
+        noise_ratio: r = σ1/σ2 > 0.
+        threshold: τ, in units of the contribution map: an example with p lookups adds min(1, C1/√p) to each of its rows.
+            By default such that `expected_false_rows` rows survive on noise alone.
+        expected_false_rows: λ > 0, for the default threshold.
+        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning rate.
+        name: As in Keras.
+
+    Raises:
+        ValueError: A number out of its range, a threshold together with another `expected_false_rows`, or an optimizer that
+            would touch every row of a table.
+
+    ### Formal Guarantees
+    One step is a post-processing of two Gaussian releases on one batch, of noise multipliers σ1 (map, sensitivity C1) and σ2
+    (clipped sum given the survivors, sensitivity C2), together exactly one Gaussian mechanism of σ = (σ1⁻² + σ2⁻²)^(−1/2).
+    The rows that were updated are public; which of them the batch looked up is not released.
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        plan: PrivacyPlan,
+        clip_norm: float,
+        contribution_clip_norm: float = 1.0,
+        noise_ratio: float = 5.0,
+        threshold: float | None = None,
+        expected_false_rows: float = 32,
+        table_optimizer: keras.optimizers.Optimizer | None = None,
+        *,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(optimizer, plan, clip_norm, name=name)
+        self.contribution_clip_norm = _validate.positive("contribution_clip_norm", contribution_clip_norm)
+        self.noise_ratio = _validate.positive("noise_ratio", noise_ratio)
+        self.threshold = None if threshold is None else _validate.finite("threshold", threshold)
+        self.expected_false_rows = _validate.positive("expected_false_rows", expected_false_rows)
+        self.table_optimizer = table_optimizer
+        self._row_wise = RowWise(table_optimizer or self.optimizer)
+
+    @property
+    def contribution_noise_multiplier(self) -> float:
+        """σ1 = σ√(1 + r²)."""
+        assert self.plan.noise_multiplier is not None
+        return self.plan.noise_multiplier * math.sqrt(1 + self.noise_ratio**2)
+
+    @property
+    def gradient_noise_multiplier(self) -> float:
+        """σ2 = σ√(1 + 1/r²)."""
+        assert self.plan.noise_multiplier is not None
+        return self.plan.noise_multiplier * math.sqrt(1 + self.noise_ratio**-2)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Its own slots and count, then those of the optimizers it wraps."""
+        tables = self.table_optimizer.variables if self.table_optimizer is not None else []
+        return [*super().variables, *tables]
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Builds the wrapped optimizer over the dense variables and row-wise slots for the tables."""
+        if self.built:
+            return
+        self._tables = self._found_tables()
+        self.diagnostics.start(len(self._tables))
+        for table in self._tables:
+            _refuse_whole_table(table)
+        tables = {id(table) for table in self._tables}
+        self.optimizer.build([v for v in variables if id(v) not in tables])
+        self._row_wise.build(self._tables, self._add_slot)
+        super().build(variables)
+
+    def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
+        """The survivors of the noisy, thresholded contribution map, over all tables at once."""
+        if not lookups:
+            return []
+        self._warn_if_loose(lookups)
+        contributions = contribution_map(lookups, self.contribution_clip_norm)
+        deviation = self.contribution_noise_multiplier * self.contribution_clip_norm
+        threshold = self.threshold
+        if threshold is None:
+            threshold = default_threshold(self.expected_false_rows, contributions.num_rows, deviation)
+        survivors = select_rows(contributions, threshold, deviation, draw)
+        return _by_table(contributions, survivors.row_ids, survivors.slots, survivors.starts)
+
+    def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
+        """Noise on the chosen rows and on every dense parameter, and on nothing else."""
+        deviation = self.clip_norm * self.gradient_noise_multiplier
+        gradients = self._noisy_dense(sums, deviation, draw)
+        slices = self._noisy_rows([rows for _, rows in sums.tables], deviation, draw)
+        step = self.iterations + 1
+        for (table, _), gradient in zip(sums.tables, slices, strict=True):
+            self._row_wise.apply(table, gradient, step)
+        if self.table_optimizer is not None:
+            self.table_optimizer.iterations.assign_add(1)
+        if gradients:
+            self.optimizer.apply(gradients, [variable for variable, _ in sums.dense])
+        else:
+            self.iterations.assign_add(1)
+
+    def _noisy_rows(
+        self, tables: list[tf.IndexedSlices], deviation: float, draw: noise.Draw
+    ) -> list[tf.IndexedSlices]:
+        """Each table's noisy mean on its chosen rows, from one stream for all tables."""
+        if not tables:
+            return []
+        batch = self.plan.sampling.expected_batch_size
+        sizes = tf.stack([tf.size(rows.values) for rows in tables])
+        values = tf.split(noise.normal(draw, noise.Purpose.ROWS, tf.reduce_sum(sizes)), sizes)
+        noisy = []
+        for rows, value in zip(tables, values, strict=True):
+            total = rows.values + deviation * tf.reshape(value, tf.shape(rows.values))
+            noisy.append(tf.IndexedSlices(total / batch, rows.indices))
+        return noisy
+
+    def _add_slot(self, table: keras.Variable, name: str, value: float) -> keras.Variable:
+        initializer = keras.initializers.Constant(value)
+        return self.add_variable_from_reference(table, name=name, initializer=initializer)
+
+    def _warn_if_loose(self, lookups: Sequence[TableLookups]) -> None:
+        widths = [table.row_ids.shape[1] for table in lookups]
+        if None in widths or self.contribution_clip_norm <= math.sqrt(sum(widths)):
+            return
+        warnings.warn(
+            f"contribution_clip_norm={self.contribution_clip_norm:g} can never bind: an example has {sum(widths)} lookups, "
+            f"so its map's norm is at most {math.sqrt(sum(widths)):.4g}. A larger value only adds noise.",
+            stacklevel=2,
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description; never a key."""
+        table_optimizer = self.table_optimizer
+        if table_optimizer is not None:
+            table_optimizer = keras.saving.serialize_keras_object(table_optimizer)
+        return {
+            **super().get_config(),
+            "contribution_clip_norm": self.contribution_clip_norm,
+            "noise_ratio": self.noise_ratio,
+            "threshold": self.threshold,
+            "expected_false_rows": self.expected_false_rows,
+            "table_optimizer": table_optimizer,
+        }
+
+
+def _by_table(
+    contributions: ContributionMap, row_ids: tf.Tensor, slots: tf.Tensor, starts: tf.Tensor
+) -> list[RowChoice]:
+    """The survivors of each table under its own row numbers."""
+    choices = []
+    for index, positions in enumerate(contributions.positions):
+        start, end = starts[index], starts[index + 1]
+        slot = tf.gather(slots, positions)
+        slot = tf.where(slot >= 0, slot - tf.cast(start, tf.int32), -1)
+        choices.append(RowChoice(row_ids[start:end] - int(contributions.offsets[index]), slot))
+    return choices
+
+
+def _refuse_whole_table(table: keras.Variable) -> None:
+    for name in ("regularizer", "constraint"):
+        if getattr(table, name) is not None:
+            raise ValueError(
+                f"Expected embedding table {table.path} without a {name}, got {getattr(table, name)}: it would touch "
+                "every row at every step. Remove it."
+            )

@@ -1,0 +1,270 @@
+"""What all private optimizers share: they wrap a Keras optimizer and apply only what the private step hands them.
+
+A subclass chooses the rows of a step and says which noise each part of the sums gets. Division by the expected batch size
+happens here, once, after the noise.
+"""
+
+import abc
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import _validate, noise
+from dp_sparse.errors import PrivacyError
+from dp_sparse.optimizers.ledger import StepLedger
+from dp_sparse.plan import GaussianMechanism, PrivacyPlan
+from dp_sparse.selection.contribution import TableLookups
+
+_COUPLED = ("gradient_accumulation_steps", "loss_scale_factor")
+
+
+@dataclasses.dataclass(frozen=True)
+class RowChoice:
+    """The rows of one table that a step may touch.
+
+    Attributes:
+        row_ids: int64 `[rows]`, unique and sorted.
+        slots: int32 `[batch, lookups]`: where in `row_ids` each lookup's row stands, -1 for a row not chosen.
+    """
+
+    row_ids: tf.Tensor
+    slots: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateSums:
+    """Clipped sums of one batch, made by the private step and by nothing else.
+
+    Attributes:
+        dense: Each dense variable with its sum.
+        tables: Each table with its sum on the rows of the step's choice.
+    """
+
+    dense: list[tuple[keras.Variable, tf.Tensor]]
+    tables: list[tuple[keras.Variable, tf.IndexedSlices]]
+
+
+class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
+    """A Keras optimizer that trains privately under `model.compile`.
+
+    Args:
+        optimizer: The Keras optimizer to apply to the noisy gradients.
+        plan: A calibrated plan, whose sampler must make the batches.
+        clip_norm: C > 0, the L2 norm to which each example's whole gradient is clipped.
+        name: As in Keras.
+
+    Raises:
+        ValueError: `clip_norm <= 0`, an uncalibrated plan, or a wrapped optimizer that couples steps.
+
+    ### Formal Guarantees
+    Under the plan's neighbouring relation the updates of a run are what `plan.statement()` says, provided every update came
+    from `fit`. Gradients handed over by any other road are refused, not applied.
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        plan: PrivacyPlan,
+        clip_norm: float,
+        *,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(learning_rate=0.0, name=name)
+        self.optimizer = _checked_optimizer(optimizer)
+        self.plan = _checked_plan(plan)
+        self.clip_norm = _validate.positive("clip_norm", clip_norm)
+        self.steps_spent = self.add_variable((), "zeros", "int64", "only_first_replica", name="steps_spent")
+        self.diagnostics = StepDiagnostics()
+        self._noise_key = noise.NoiseKey()
+        self._ledger = StepLedger(plan)
+        self._model: weakref.ref[keras.Model] | None = None
+        self._find_tables: Callable[[], list[keras.Variable]] | None = None
+        self._tables: list[keras.Variable] = []
+
+    def bind(self, model: keras.Model, find_tables: Callable[[], list[keras.Variable]]) -> None:
+        """Ties this optimizer to the one model whose private step may use it; called by `compile`.
+
+        Raises:
+            PrivacyError: It is tied to another model already.
+        """
+        bound = self._model() if self._model is not None else None
+        if bound is not None and bound is not model:
+            raise PrivacyError(
+                f"This {type(self).__name__} already trains another model ({bound.name}): make an optimizer and a plan "
+                "for each model."
+            )
+        self._model, self._find_tables = weakref.ref(model), find_tables
+
+    @property
+    def tables(self) -> list[keras.Variable]:
+        """The embedding tables, in the order of the model's variables; known once built."""
+        return self._tables
+
+    def begin_step(self, marker: tf.Tensor) -> tuple[noise.Draw, list[tf.Operation]]:
+        """Spends one step of the plan on the batch with this marker; the update must wait for the operations."""
+        return self._noise_key.next_draw(), self._ledger.spend(marker, self.steps_spent)
+
+    def steps_in_process(self) -> tf.Tensor:
+        """Steps begun since this optimizer was made or loaded, int64 scalar."""
+        return self._noise_key.draws()
+
+    @abc.abstractmethod
+    def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
+        """The rows of each table that this step may touch."""
+
+    @abc.abstractmethod
+    def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
+        """Adds noise, divides by the expected batch size, updates."""
+
+    def _noisy_dense(self, sums: PrivateSums, deviation: float, draw: noise.Draw) -> list[tf.Tensor]:
+        """The noisy mean gradient of each dense variable, plus the gradient of its regulariser."""
+        batch = self.plan.sampling.expected_batch_size
+        gradients = []
+        for index, (variable, total) in enumerate(sums.dense):
+            purpose = noise.Purpose.DENSE + index
+            mean = noise.noisy_mean(total, deviation, batch, draw, purpose)
+            gradients.append(_regularised(mean, variable))
+        return gradients
+
+    # What Keras expects of an optimizer.
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Its own slots and count, then the wrapped optimizer's."""
+        return [*self._variables, *self.optimizer.variables]
+
+    @property
+    def learning_rate(self) -> Any:
+        """The wrapped optimizer's."""
+        return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.optimizer.learning_rate = value
+
+    @property
+    def iterations(self) -> keras.Variable:
+        """The wrapped optimizer's."""
+        return self.optimizer.iterations
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Overwrites dense variables by their moving average, if the wrapped optimizer keeps one."""
+        known = self.optimizer._trainable_variables
+        self.optimizer.finalize_variable_values([v for v in var_list if any(v is k for k in known)])
+
+    def load_own_variables(self, store: Any) -> None:
+        """Restores slots and spent steps, and draws a new noise key.
+
+        Raises:
+            PrivacyError: The store does not fit, so the spent steps would be lost.
+        """
+        if len(store.keys()) != len(self.variables):
+            raise PrivacyError(
+                f"Expected {len(self.variables)} saved variables of {self.name}, got {len(store.keys())}: the spent steps "
+                "would be lost. Load into a model compiled as the saved one was."
+            )
+        spent = self.steps_spent.numpy()
+        super().load_own_variables(store)
+        self.steps_spent.assign(max(spent, self.steps_spent.numpy()))
+        self._noise_key.refresh()
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
+        """Refused: gradients that were not clipped and noised must not reach the weights."""
+        raise PrivacyError(
+            f"{type(self).__name__} got gradients that its private step did not make. Train with model.fit after "
+            "model.compile(optimizer=...), without a custom train_step, a hand-written loop, or an optimizer around it."
+        )
+
+    def apply_gradients(self, grads_and_vars: Any) -> NoReturn:
+        """Refused, as `apply`."""
+        self.apply(grads_and_vars)
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> NoReturn:
+        """Refused, as `apply`."""
+        self.apply(grads)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> NoReturn:
+        """Refused, as `apply`."""
+        self.apply(gradient)
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description; never a key."""
+        return {
+            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
+            "plan": self.plan.get_config(),
+            "clip_norm": self.clip_norm,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "PrivateOptimizer":
+        """The optimizer that `get_config` described, with a fresh noise key."""
+        config = dict(config, plan=PrivacyPlan.from_config(config["plan"]))
+        for name in ("optimizer", "table_optimizer"):
+            if config.get(name) is not None:
+                config[name] = keras.saving.deserialize_keras_object(config[name], custom_objects)
+        return cls(**config)
+
+    def _found_tables(self) -> list[keras.Variable]:
+        if self._find_tables is None:
+            raise PrivacyError(
+                f"{type(self).__name__} was built without a model: pass it to model.compile(optimizer=...)."
+            )
+        return self._find_tables()
+
+
+class StepDiagnostics:
+    """Running totals of what no ε covers, and of the survivors. Untracked: never saved with a model."""
+
+    def __init__(self) -> None:
+        with tf.init_scope():
+            self.examples = _total()
+            self.clipped = _total()
+            self.not_finite = _total()
+            self.rows = tf.Variable([], shape=[None], dtype=tf.int64, trainable=False)
+
+    def start(self, num_tables: int) -> None:
+        """One total of rows for each table."""
+        with tf.init_scope():
+            self.rows.assign(tf.zeros([num_tables], tf.int64))
+
+
+def _total() -> tf.Variable:
+    return tf.Variable(0, dtype=tf.int64, trainable=False)
+
+
+def _regularised(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
+    if variable.regularizer is None:
+        return gradient
+    value = tf.convert_to_tensor(variable.value)
+    with tf.GradientTape() as tape:
+        tape.watch(value)
+        penalty = variable.regularizer(value)
+    return gradient + tape.gradient(penalty, value)
+
+
+def _checked_plan(plan: PrivacyPlan) -> PrivacyPlan:
+    if not isinstance(plan, PrivacyPlan) or plan.noise_multiplier is None:
+        raise ValueError(f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate().")
+    if not isinstance(plan.mechanism, GaussianMechanism):
+        raise ValueError(f"Expected a plan with GaussianMechanism(), got mechanism={plan.mechanism!r}.")
+    return plan
+
+
+def _checked_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    if isinstance(optimizer, str):
+        optimizer = keras.optimizers.get(optimizer)
+    refused = (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)
+    if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, refused):
+        raise ValueError(f"Expected a plain Keras optimizer to wrap, got optimizer={optimizer!r}.")
+    for name in _COUPLED:
+        if getattr(optimizer, name, None):
+            raise ValueError(
+                f"Expected an optimizer without {name}, got {name}={getattr(optimizer, name)}: the plan pays for one "
+                "update a batch."
+            )
+    return optimizer

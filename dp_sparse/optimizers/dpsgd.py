@@ -1,0 +1,55 @@
+"""DP-SGD: noise on every parameter, tables included. The baseline; its step costs what its tables weigh.
+
+One step: clip each example's gradient to C, sum, add N(0, (C·σ)²) to every entry, divide by the expected batch size (seed S,
+equation 1, with the expected instead of the realised batch size).
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import noise
+from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums, RowChoice
+from dp_sparse.selection.contribution import TableLookups
+
+
+@keras.saving.register_keras_serializable(package="dp_sparse")
+class DPSGDOptimizer(PrivateOptimizer):
+    """DP-SGD around any Keras optimizer.
+
+    Args: as `PrivateOptimizer`.
+
+    ### Formal Guarantees
+    One step is the Gaussian mechanism of noise multiplier `plan.noise_multiplier` on the clipped sum, of sensitivity
+    `clip_norm`, on one batch of the plan's sampler.
+    """
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Builds the wrapped optimizer over all variables: tables are dense here."""
+        if self.built:
+            return
+        self._tables = self._found_tables()
+        self.diagnostics.start(len(self._tables))
+        self.optimizer.build(variables)
+        super().build(variables)
+
+    def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
+        """The rows that the batch looked up; every row of the table is noised later."""
+        del draw
+        choices = []
+        for table in lookups:
+            row_ids, position = tf.unique(tf.reshape(table.row_ids, [-1]))
+            order = tf.argsort(row_ids)
+            slots = tf.gather(tf.math.invert_permutation(order), position)
+            slots = tf.reshape(slots, tf.shape(table.row_ids))
+            choices.append(RowChoice(tf.gather(row_ids, order), slots))
+        return choices
+
+    def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
+        """Noise on every entry of every variable."""
+        tables = [(table, tf.convert_to_tensor(rows)) for table, rows in sums.tables]
+        sums = PrivateSums(dense=[*sums.dense, *tables], tables=[])
+        assert self.plan.noise_multiplier is not None
+        gradients = self._noisy_dense(sums, self.clip_norm * self.plan.noise_multiplier, draw)
+        self.optimizer.apply(gradients, [variable for variable, _ in sums.dense])

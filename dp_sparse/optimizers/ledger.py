@@ -1,0 +1,87 @@
+"""Which step a batch may be, and whether the plan still has one: the counter behind the budget.
+
+The count belongs to the plan, not to an optimizer: all optimizers of one plan in a process share it, so neither a clone nor a
+second model gets steps of its own. A saved optimizer carries its count; whichever is larger holds.
+"""
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.errors import PrivacyError, require
+from dp_sparse.plan import PrivacyPlan
+from dp_sparse.sampling.marker import SEEDED, Marker
+
+_SPENT: dict[str, tf.Variable] = {}  # by plan_id; untracked, so no checkpoint can set it back
+
+
+class StepLedger:
+    """Counts the steps of one plan and refuses those it did not pay for."""
+
+    def __init__(self, plan: PrivacyPlan) -> None:
+        assert plan.plan_id is not None
+        self._plan = plan
+        with tf.init_scope():
+            if plan.plan_id not in _SPENT:
+                _SPENT[plan.plan_id] = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._last = tf.Variable([0, -1], dtype=tf.int64, trainable=False)  # nonce, index
+        self._spent = _SPENT[plan.plan_id]
+
+    def spend(self, marker: tf.Tensor, saved: keras.Variable) -> list[tf.Operation]:
+        """Checks one batch and counts its step; the update must wait for the returned operations.
+
+        Args:
+            marker: The batch's marker, int64 `[3]`.
+            saved: The optimizer's own count, brought up to date.
+        """
+        fields = Marker(*tf.unstack(marker, 3))
+        spent = tf.maximum(self._spent.read_value(), tf.cast(saved.value, tf.int64))
+        with tf.control_dependencies(self._checks(fields, spent)):
+            operations = [
+                self._spent.assign(spent + 1),
+                self._last.assign(tf.stack([fields.nonce, fields.index])),
+                saved.value.assign(tf.cast(spent + 1, saved.dtype)),
+            ]
+        return [getattr(operation, "op", operation) for operation in operations if operation is not None]
+
+    def _checks(self, marker: Marker, spent: tf.Tensor) -> list[tf.Operation]:
+        sampling = self._plan.sampling
+        last = Marker(0, *tf.unstack(self._last.read_value(), 2))
+        fresh = tf.not_equal(marker.nonce, last.nonce) | (marker.index > last.index)
+        checks = [
+            require(
+                tf.equal(marker.fingerprint, sampling.fingerprint),
+                PrivacyError,
+                "Expected a batch of this plan's sampler, got one of another sampler: "
+                "use fit(plan.sampling.batches(dataset)).",
+            ),
+            require(
+                tf.not_equal(marker.nonce, SEEDED),
+                PrivacyError,
+                "Expected batches under a secret key, got batches made with a seed: use batches() without seed.",
+            ),
+            require(
+                fresh,
+                PrivacyError,
+                "Expected each batch once, got batch {} again: do not cache, repeat or reorder the sampler's batches.",
+                marker.index,
+            ),
+            require(
+                spent < sampling.steps,
+                PrivacyError,
+                f"The plan has no steps left: {{}} of {sampling.steps} are spent. "
+                "Calibrate a plan with more steps before training.",
+                spent,
+            ),
+        ]
+        if sampling.ordered:
+            checks.append(
+                require(
+                    tf.equal(marker.index, spent),
+                    PrivacyError,
+                    "Expected batch {} of the stream, got batch {}: go on with batches(dataset, first_step={}).",
+                    spent,
+                    marker.index,
+                    spent,
+                )
+            )
+        return [check for check in checks if check is not None]

@@ -1,0 +1,71 @@
+"""The row-wise twin of a Keras optimizer, for embedding tables: SGD, Adagrad and (lazy) Adam."""
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.rows import adagrad_rows, adam_rows, sgd_rows
+
+AddSlot = Callable[[keras.Variable, str, float], keras.Variable]
+
+_WHOLE_TABLE = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema")
+
+
+class RowWise:
+    """Updates tables at the rows of a gradient, as `optimizer` would.
+
+    Args:
+        optimizer: Exactly a Keras SGD without momentum, Adagrad, or Adam without amsgrad. Its learning rate and its
+            constants are used; its own `apply` is not.
+
+    Raises:
+        ValueError: Any other optimizer, or one with an option that touches a table's every row.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+        _refuse(optimizer)
+        self._optimizer = optimizer
+        self._slots: dict[int, list[keras.Variable]] = {}
+
+    def build(self, tables: list[keras.Variable], add_slot: AddSlot) -> None:
+        """Creates the slots of each table; nothing of a table's size is allocated later."""
+        for table in tables:
+            self._slots[id(table)] = [add_slot(table, n, value) for n, value in self._slot_names()]
+
+    def apply(self, table: keras.Variable, gradient: tf.IndexedSlices, step: tf.Tensor) -> None:
+        """One update; `step` counts from 1 on."""
+        optimizer, weights = self._optimizer, table.value
+        slots = [slot.value for slot in self._slots[id(table)]]
+        rate = tf.convert_to_tensor(optimizer.learning_rate, tf.float32)
+        if isinstance(optimizer, keras.optimizers.SGD):
+            sgd_rows(weights, gradient, rate)
+        elif isinstance(optimizer, keras.optimizers.Adagrad):
+            adagrad_rows(weights, slots[0], gradient, rate, optimizer.epsilon)
+        else:
+            betas = optimizer.beta_1, optimizer.beta_2
+            adam_rows(weights, slots[0], slots[1], gradient, rate, step, *betas, optimizer.epsilon)
+
+    def _slot_names(self) -> list[tuple[str, float]]:
+        if isinstance(self._optimizer, keras.optimizers.SGD):
+            return []
+        if isinstance(self._optimizer, keras.optimizers.Adagrad):
+            return [("accumulator", self._optimizer.initial_accumulator_value)]
+        return [("momentum", 0.0), ("velocity", 0.0)]
+
+
+def _refuse(optimizer: keras.optimizers.Optimizer) -> None:
+    mend = "Give tables one of their own: table_optimizer=keras.optimizers.Adagrad(...)."
+    if type(optimizer) not in (keras.optimizers.SGD, keras.optimizers.Adagrad, keras.optimizers.Adam):
+        raise ValueError(
+            f"Expected SGD, Adagrad or Adam for embedding tables, got {type(optimizer).__name__}, whose update would "
+            f"touch every row. {mend}"
+        )
+    if getattr(optimizer, "momentum", 0) or getattr(optimizer, "amsgrad", False):
+        raise ValueError(f"Expected no momentum and no amsgrad on embedding tables, got {optimizer.get_config()}. {mend}")
+    used = [name for name in _WHOLE_TABLE if getattr(optimizer, name)]
+    if used:
+        raise ValueError(
+            f"Expected an optimizer for embedding tables without {used[0]}, got {used[0]}="
+            f"{getattr(optimizer, used[0])}: it would touch every row. {mend}"
+        )

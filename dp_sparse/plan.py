@@ -1,0 +1,211 @@
+"""The privacy plan: budget, sampling and mechanism in one frozen object, and every ε through dp-accounting.
+
+A plan couples what must agree for the guarantee to hold: how batches are sampled, which mechanism one step runs, and
+which other releases touch the same data. `calibrate` finds the smallest noise multiplier that meets the budget; `spent`
+and `statement` say what a run of a given length cost. Privacy loss distributions (interval 1e-4) account for all of it;
+one evaluation takes 0.3 to 1 s whatever the number of steps.
+"""
+
+import dataclasses
+import functools
+import math
+import secrets
+from typing import Any
+
+import dp_accounting
+from dp_accounting.pld import PLDAccountant
+
+from dp_sparse import _validate
+from dp_sparse.sampling import Sampling
+
+_DISCRETIZATION = 1e-4  # of the privacy loss; the accountant rounds pessimistically
+_SIGMA_TOLERANCE = 1e-4
+_SIGMA_LIMITS = (1e-2, 1e4)
+_OVERFLOW_ROUNDS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyBudget:
+    """The (ε, δ) that a training run may spend in all.
+
+    Attributes:
+        epsilon: ε > 0.
+        delta: 0 < δ < 1; at most 1 / number of examples for a meaningful guarantee.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        _validate.positive("epsilon", self.epsilon)
+        _validate.probability("delta", self.delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianMechanism:
+    """One step releases Gaussian noise on sums of clipped contributions of one batch.
+
+    ### Formal Guarantees
+    Several Gaussian releases from one batch, of sensitivity Δ_m and standard deviation s_m, are one Gaussian mechanism of
+    noise multiplier σ with σ⁻² = Σ_m (Δ_m / s_m)². Only σ enters the accounting; an optimizer splits it.
+    """
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The event of one step on one batch."""
+        return dp_accounting.GaussianDpEvent(noise_multiplier)
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """Something else computed from the same data, composed jointly with training.
+
+    Attributes:
+        name: What is released, as the statement prints it.
+        event: Its cost as a dp-accounting event, under the sampler's neighbouring relation.
+    """
+
+    name: str
+    event: dp_accounting.DpEvent
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+    """What one training run guarantees, and the noise that makes it so.
+
+    Attributes:
+        budget: The (ε, δ) of the whole run.
+        sampling: How batches are drawn; carries the amplification and the neighbouring relation.
+        mechanism: What one step releases.
+        releases: Everything else released from the same data; set before `calibrate`.
+        noise_multiplier: The combined σ of a step, set by `calibrate`.
+        plan_id: Names this calibration; one plan pays for one training run.
+
+    ### Formal Guarantees
+    The outputs of at most `sampling.steps` steps on batches of `sampling.batches(...)`, together with `releases`, are
+    (ε, δ)-differentially private under `sampling.neighbouring`. The number of examples and every field here are public.
+    The probability that a batch overflows its capacity is inside δ.
+    """
+
+    budget: PrivacyBudget
+    sampling: Sampling
+    mechanism: GaussianMechanism = GaussianMechanism()
+    releases: tuple[Release, ...] = ()
+    noise_multiplier: float | None = None
+    plan_id: str | None = None
+
+    def calibrate(self) -> "PrivacyPlan":
+        """Returns a new plan whose noise multiplier is the smallest (to 1e-4, feasible side) that meets the budget.
+
+        Raises:
+            ValueError: When no noise multiplier meets the budget, because the overflow of the batch capacity or the
+                releases alone exceed it.
+        """
+        low, high = _SIGMA_LIMITS
+        if self._epsilon_at(high, self.sampling.steps) > self.budget.epsilon:
+            raise ValueError(
+                f"No noise meets the budget: even noise_multiplier={high:g} spends more than "
+                f"epsilon={self.budget.epsilon:g} at delta={self.budget.delta:g}. Raise the budget or "
+                f"sampling.capacity, or lower the cost of {[r.name for r in self.releases]}."
+            )
+        sigma = self._bisect(low, high)
+        return dataclasses.replace(self, noise_multiplier=sigma, plan_id=secrets.token_hex(16))
+
+    def _bisect(self, low: float, high: float) -> float:
+        def feasible(sigma: float) -> bool:
+            return self._epsilon_at(sigma, self.sampling.steps) <= self.budget.epsilon
+
+        guess = 1.0  # doubling from here keeps the expensive, tiny sigmas out of the search
+        if feasible(guess):
+            high = guess
+            while high > low and feasible(high / 2):
+                high /= 2
+            low = max(low, high / 2)
+        else:
+            low = guess
+            while not feasible(low * 2):
+                low *= 2
+            high = low * 2
+        while high - low > _SIGMA_TOLERANCE:
+            middle = (low + high) / 2
+            low, high = (low, middle) if feasible(middle) else (middle, high)
+        return high
+
+    def spent(self, steps: int) -> PrivacyBudget:
+        """The (ε, δ) after `steps` steps, at the budget's δ. Every release counts from the start."""
+        if self.noise_multiplier is None:
+            raise ValueError("Expected a calibrated plan, got one without noise: use plan.calibrate().")
+        if not 0 <= steps <= self.sampling.steps:
+            raise ValueError(f"Expected 0 <= steps <= {self.sampling.steps}, got steps={steps}.")
+        epsilon = self._epsilon_at(self.noise_multiplier, steps) if steps or self.releases else 0.0
+        return PrivacyBudget(max(epsilon, 1e-12), self.budget.delta)
+
+    def statement(self, steps: int | None = None) -> str:
+        """What is guaranteed, to whom, under which assumptions, for a run of `steps` steps (default: all)."""
+        steps = self.sampling.steps if steps is None else steps
+        spent = self.spent(steps)
+        lines = [
+            f"({spent.epsilon:.4g}, {spent.delta:.3g})-differential privacy after {steps} of "
+            f"{self.sampling.steps} steps; the plan's budget is epsilon={self.budget.epsilon:g}.",
+            f"Protected: one example. Neighbouring datasets: {self.sampling.neighbouring}.",
+            f"Sampling: {self.sampling.description}.",
+            f"Noise multiplier of one step: {self.noise_multiplier:.6g} (Gaussian mechanism); accountant: privacy loss "
+            f"distributions, interval {_DISCRETIZATION:g}, dp-accounting.",
+            f"Also covered: {', '.join(r.name for r in self.releases) or 'no other release'}.",
+            f"Public: the number of examples ({self.sampling.num_examples}), the model's architecture and initial "
+            "weights, every hyper-parameter, and which rows each step updated.",
+            "Covers: the weights, optimizer state and survivor counts of one training run, at every step.",
+            "Not covered by any epsilon: training loss and metrics, clip fraction, realised batch sizes, quarantine "
+            "counts, which survivors were false, and choices made by looking at this data (hyper-parameters included).",
+            "Randomness: Philox keyed by the operating system; Philox is not a cryptographic generator.",
+        ]
+        return "\n".join(lines)
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description from which `from_config` makes an equal plan."""
+        if self.releases:
+            raise ValueError("A plan with releases cannot be saved; got releases=" f"{self.releases!r}.")
+        return {
+            "budget": dataclasses.asdict(self.budget),
+            "sampling": self.sampling.get_config(),
+            "noise_multiplier": self.noise_multiplier,
+            "plan_id": self.plan_id,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "PrivacyPlan":
+        """The plan that `get_config` described."""
+        return cls(
+            budget=PrivacyBudget(**config["budget"]),
+            sampling=Sampling.from_config(config["sampling"]),
+            noise_multiplier=config["noise_multiplier"],
+            plan_id=config["plan_id"],
+        )
+
+    def _epsilon_at(self, noise_multiplier: float, steps: int) -> float:
+        """ε at the budget's δ less the overflow's share, which grows with ε: rounds upwards until the two agree."""
+        event = self._event(noise_multiplier, steps)
+        overflow, epsilon = 0.0, self.budget.epsilon
+        for attempt in range(_OVERFLOW_ROUNDS):
+            needed = self.sampling.overflow_delta(epsilon, steps)
+            if needed >= self.budget.delta:
+                return math.inf
+            if needed <= overflow and attempt > 0:
+                return epsilon
+            overflow = needed
+            epsilon = _pld_epsilon(event, self.budget.delta - overflow)
+            if epsilon <= self.budget.epsilon:
+                return epsilon
+        return math.inf
+
+    def _event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
+        events = [release.event for release in self.releases]
+        if steps:
+            events.append(self.sampling.event(self.mechanism.event(noise_multiplier), steps))
+        return dp_accounting.ComposedDpEvent(tuple(events))
+
+
+@functools.lru_cache(maxsize=1024)
+def _pld_epsilon(event: dp_accounting.DpEvent, delta: float) -> float:
+    accountant = PLDAccountant(value_discretization_interval=_DISCRETIZATION)
+    accountant.compose(event)
+    return float(accountant.get_epsilon(delta))

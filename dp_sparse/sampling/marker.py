@@ -1,0 +1,58 @@
+"""The shape of a private batch, and the marker that proves which sampler made it.
+
+A batch is `(x, y, {"sample_weight", "present", "marker"})`. `present` is 1 for real examples and 0 for padding; `marker` is
+the int64 vector [fingerprint of the sampler, nonce of the pass over the sampler, index of the batch]. The training step
+refuses a batch without a marker, of another sampler, or seen before: each would void the accounting. A nonce of 0 says
+that a seed made the batch, so its sampling is not secret.
+"""
+
+import hashlib
+import json
+import secrets
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+
+SEEDED = 0
+_KEYS = {"sample_weight", "present", "marker"}
+
+
+class Marker(NamedTuple):
+    """Where a batch came from: fields of the int64 vector that travels with it."""
+
+    fingerprint: int
+    nonce: int
+    index: int
+
+
+def fingerprint(config: dict[str, Any]) -> int:
+    """A 63-bit digest of a sampler's public configuration."""
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def new_nonce(seed: int | None) -> int:
+    """A fresh name for one pass over a sampler, or `SEEDED` when a seed makes it predictable."""
+    return SEEDED if seed is not None else 1 + secrets.randbelow(2**62)
+
+
+def is_sampled(data: Any) -> TypeGuard[tuple[Any, Any, dict[str, Any]]]:
+    """Whether `data` has the shape that the samplers give a batch."""
+    return (
+        isinstance(data, tuple)
+        and len(data) == 3
+        and isinstance(data[2], dict)
+        and set(data[2]) == _KEYS
+    )
+
+
+def sampled_batch(
+    x: Any, y: Any, sample_weight: Any, present: np.ndarray, marker: Marker
+) -> tuple[Any, Any, dict[str, Any]]:
+    """The batch as the training step expects it."""
+    weights = {
+        "sample_weight": sample_weight,
+        "present": present,
+        "marker": np.array(marker, np.int64),
+    }
+    return x, y, weights

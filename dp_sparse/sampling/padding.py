@@ -1,0 +1,55 @@
+"""Batches of fixed shape: real examples first, then zeros that weigh nothing. O(batch)."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def padded(values: Any, capacity: int) -> Any:
+    """Every leaf `[n, ...]` of `values` with zeros after it up to `[capacity, ...]`."""
+
+    def pad(leaf: np.ndarray) -> np.ndarray:
+        leaf = np.asarray(leaf)
+        out = np.zeros((capacity, *leaf.shape[1:]), leaf.dtype)
+        out[: len(leaf)] = leaf
+        return out
+
+    return tf.nest.map_structure(pad, values)
+
+
+def presence(count: int, capacity: int) -> np.ndarray:
+    """float32 `[capacity]`: 1 for the first `count` examples, 0 for padding."""
+    return (np.arange(capacity) < count).astype(np.float32)
+
+
+def checked_weights(weights: Any, count: int, class_weight: dict[int, float] | None, y: Any) -> Any:
+    """Sample weights float32 `[count]` (or a nest of them), times the class weight of each label.
+
+    Raises:
+        ValueError: A weight is negative or not finite, or a label has no class weight.
+    """
+    if weights is None:
+        weights = np.ones(count, np.float32)
+    for leaf in tf.nest.flatten(weights):
+        bad = np.flatnonzero(~(np.isfinite(leaf) & (np.asarray(leaf) >= 0)))
+        if bad.size:
+            raise ValueError(
+                f"Expected sample weights >= 0 and finite, got {np.ravel(leaf)[bad[0]]!r} in a batch."
+            )
+    if class_weight is None:
+        return tf.nest.map_structure(lambda leaf: np.asarray(leaf, np.float32), weights)
+    factors = _class_factors(y, class_weight)
+    return tf.nest.map_structure(lambda leaf: np.asarray(leaf, np.float32) * factors, weights)
+
+
+def _class_factors(y: Any, class_weight: dict[int, float]) -> np.ndarray:
+    if tf.nest.is_nested(y):
+        raise ValueError("Expected one output with class_weight, got several: use sample weights.")
+    labels = np.asarray(y)
+    if labels.ndim == 2:
+        labels = labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]
+    missing = set(np.unique(labels).astype(int)) - set(class_weight)
+    if missing:
+        raise ValueError(f"Expected a class_weight for every label, got none for {sorted(missing)}.")
+    return np.array([class_weight[int(label)] for label in labels], np.float32)

@@ -1,0 +1,186 @@
+"""True Poisson sampling: every example joins every batch independently with probability q = B / N.
+
+Drawn by geometric skips over the N examples, O(B) a batch; batches are padded to a fixed capacity, and the chance that one
+overflows it is part of δ (MATH: T·(1 + e^ε)·P[Bin(N, q) > capacity]).
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import scipy.stats
+import tensorflow as tf
+
+from dp_sparse import _validate
+from dp_sparse.errors import PrivacyError
+from dp_sparse.sampling import marker, padding, records
+from dp_sparse.sampling.base import Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class PoissonSampling(Sampling):
+    """Independent sampling of every example at every step, with the amplification this earns.
+
+    Attributes:
+        num_examples: N, public.
+        expected_batch_size: B; gradients are divided by it.
+        steps: T, batches in the whole run.
+        capacity: Leading dimension of a batch; by default the smallest for which an overflow adds at most
+            1e-3 / N to δ at ε = 8.
+
+    ### Formal Guarantees
+    Neighbouring datasets differ by adding or removing one example. Amplification rests on the sampling key, drawn from
+    `os.urandom` for each pass, staying secret; a seeded pass is refused by private training.
+    """
+
+    num_examples: int
+    expected_batch_size: float
+    steps: int
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        _validate.positive_integer("num_examples", self.num_examples)
+        _validate.positive("expected_batch_size", self.expected_batch_size)
+        _validate.positive_integer("steps", self.steps)
+        if self.expected_batch_size > self.num_examples:
+            raise ValueError(
+                f"Expected expected_batch_size <= num_examples={self.num_examples}, got "
+                f"expected_batch_size={self.expected_batch_size}."
+            )
+        if self.capacity is None:
+            object.__setattr__(self, "capacity", self._default_capacity())
+        _validate.positive_integer("capacity", self.capacity)
+
+    @property
+    def sampling_probability(self) -> float:
+        """q = B / N."""
+        return self.expected_batch_size / self.num_examples
+
+    @property
+    def batch_capacity(self) -> int:
+        """The leading dimension of every batch."""
+        assert self.capacity is not None
+        return self.capacity
+
+    @property
+    def neighbouring(self) -> str:
+        """The relation the amplification is proved for."""
+        return "one has an example that the other lacks (add or remove)"
+
+    @property
+    def description(self) -> str:
+        """One line for the statement."""
+        return (
+            f"Poisson, each of {self.num_examples} examples in each batch with probability "
+            f"{self.sampling_probability:.6g}, under a key that nobody else holds; batches beyond "
+            f"{self.batch_capacity} stop the run, and their probability is inside delta"
+        )
+
+    def event(self, mechanism: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
+        """`steps` Poisson-subsampled runs of `mechanism`."""
+        if self.sampling_probability == 1:
+            return dp_accounting.SelfComposedDpEvent(mechanism, steps)
+        sampled = dp_accounting.PoissonSampledDpEvent(self.sampling_probability, mechanism)
+        return dp_accounting.SelfComposedDpEvent(sampled, steps)
+
+    def overflow_delta(self, epsilon: float, steps: int) -> float:
+        """T·(1 + e^ε)·P[Bin(N, q) > capacity]."""
+        return steps * (1 + math.exp(min(epsilon, 700.0))) * self._overflow_probability(self.batch_capacity)
+
+    def batches(
+        self,
+        source: Any,
+        *,
+        class_weight: dict[int, float] | None = None,
+        seed: int | None = None,
+    ) -> tf.data.Dataset:
+        """The run's `steps` batches, each `[capacity, ...]` with zeros for padding.
+
+        Args:
+            source: `(x, y)` or `(x, y, sample_weight)` arrays, a `RecordFile`, or a `tf.data.Dataset` of single
+                examples with random access (about 20 µs an example).
+            class_weight: Factor of each label's sample weight; given here because `fit` refuses it beside weights.
+            seed: For tests of the sampler only: what it makes is refused by private training.
+
+        Raises:
+            ValueError: The source does not hold exactly `num_examples` examples.
+            PrivacyError: While iterating, when a batch is larger than the capacity.
+        """
+        source = records.as_source(source)
+        if len(source) != self.num_examples:
+            raise ValueError(
+                f"Expected a source of num_examples={self.num_examples} examples, got {len(source)}: the sampling "
+                "probability, and so the guarantee, depends on it."
+            )
+
+        def generate() -> Iterator[Any]:
+            rng = _generator(seed)
+            nonce = marker.new_nonce(seed)
+            for index in range(self.steps):
+                indices = self.draw(rng)
+                yield self._batch(source, indices, class_weight, marker.Marker(self.fingerprint, nonce, index))
+
+        example = self._batch(source, np.zeros(0, np.int64), class_weight, marker.Marker(0, 0, 0))
+        signature = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
+        return dataset.apply(tf.data.experimental.assert_cardinality(self.steps)).prefetch(2)
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """One Poisson sample of example indices, int64 sorted `[n]`, by geometric skips."""
+        if self.sampling_probability == 1:
+            return np.arange(self.num_examples)
+        expected = self.expected_batch_size
+        chunk = int(expected + 8 * math.sqrt(expected) + 24)
+        positions = [np.zeros(0, np.int64)]
+        last = -1
+        while last < self.num_examples:
+            found = last + np.cumsum(_geometric(rng, self.sampling_probability, chunk, self.num_examples))
+            positions.append(found)
+            last = int(found[-1])
+        indices = np.concatenate(positions)
+        return indices[indices < self.num_examples]
+
+    def _batch(
+        self,
+        source: records.Source,
+        indices: np.ndarray,
+        class_weight: dict[int, float] | None,
+        mark: marker.Marker,
+    ) -> Any:
+        if len(indices) > self.batch_capacity:
+            raise PrivacyError(
+                f"Expected at most capacity={self.batch_capacity} examples in a batch, got {len(indices)}: the run "
+                "stops here, as its delta assumes. Start again with a larger capacity."
+            )
+        x, y, weights = records.unpacked(source.gather(indices))
+        weights = padding.checked_weights(weights, len(indices), class_weight, y)
+        x, y, weights = padding.padded((x, y, weights), self.batch_capacity)
+        present = padding.presence(len(indices), self.batch_capacity)
+        return marker.sampled_batch(x, y, weights, present, mark)
+
+    def _overflow_probability(self, capacity: int) -> float:
+        return float(scipy.stats.binom.sf(capacity, self.num_examples, self.sampling_probability))
+
+    def _default_capacity(self) -> int:
+        target = 1e-3 / self.num_examples / (self.steps * (1 + math.exp(8)))
+        low, high = math.floor(self.expected_batch_size), self.num_examples
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._overflow_probability(middle) <= target else (middle + 1, high)
+        return low
+
+
+def _generator(seed: int | None) -> np.random.Generator:
+    key = int.from_bytes(os.urandom(16), "little") if seed is None else seed
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def _geometric(rng: np.random.Generator, probability: float, count: int, limit: int) -> np.ndarray:
+    """Gaps between successes, int64 `[count]` in [1, limit + 1], by inversion of float64 uniforms (k + ½)·2⁻⁵³."""
+    uniform = (rng.integers(0, 2**53, count, dtype=np.int64) + 0.5) * 2.0**-53
+    gaps = np.floor(np.log(uniform) / math.log1p(-probability))
+    return 1 + np.minimum(gaps, limit).astype(np.int64)

@@ -1,0 +1,131 @@
+"""Random access to examples: fixed-width records in a memory-mapped file, arrays, or a `tf.data.Dataset`.
+
+A source answers `len(source)` and `source.gather(indices)`; gathering B examples costs O(B) whatever the number of
+examples, and a memory-mapped file keeps nothing in memory but the pages that were touched.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+Example = tuple[Any, ...]  # (x, y) or (x, y, sample_weight), each a nest of arrays [n, ...]
+
+
+class Source(Protocol):
+    """Examples that can be had by their index."""
+
+    def __len__(self) -> int: ...
+
+    def gather(self, indices: np.ndarray) -> Example:
+        """The examples at `indices` (int64 `[n]`), stacked along a leading dimension of n."""
+        ...
+
+
+class RecordFile:
+    """Fixed-width records in a memory-mapped file.
+
+    Args:
+        path: The file; its size must be a multiple of the record's width.
+        dtype: NumPy structured dtype of one record, without padding.
+        unpack: Turns an array of n records into `(x, y)` or `(x, y, sample_weight)`, nests of arrays `[n, ...]`.
+
+    Raises:
+        ValueError: When the file is empty or does not hold whole records.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        dtype: np.dtype,
+        unpack: Callable[[np.ndarray], Example],
+    ) -> None:
+        size = os.path.getsize(path)
+        if size == 0 or size % dtype.itemsize:
+            raise ValueError(
+                f"Expected {path} to hold whole records of {dtype.itemsize} bytes, got {size} bytes: "
+                "prepare the file again."
+            )
+        self._records = np.memmap(path, dtype=dtype, mode="r")
+        self._unpack = unpack
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def gather(self, indices: np.ndarray) -> Example:
+        """The examples at `indices` (int64 `[n]`)."""
+        return self._unpack(np.asarray(self._records[indices]))
+
+
+class _Arrays:
+    def __init__(self, arrays: Example) -> None:
+        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays)]
+        lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
+        if len(lengths) != 1 or None in lengths:
+            raise ValueError(
+                f"Expected arrays of one common length, got shapes {[leaf.shape for leaf in leaves]}."
+            )
+        self._arrays = tf.nest.pack_sequence_as(arrays, leaves)
+        self._length = len(leaves[0])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def gather(self, indices: np.ndarray) -> Example:
+        return tf.nest.map_structure(lambda leaf: leaf[indices], self._arrays)
+
+
+class _IndexedDataset:
+    """Elements of a dataset one by one, through TensorFlow's random access: about 20 µs an element."""
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        self._length = int(dataset.cardinality())
+        if self._length < 0:
+            raise ValueError(
+                f"Expected a dataset with random access and a known size, got cardinality {self._length} "
+                f"from {dataset}. Use arrays, dp_sparse.RecordFile, or StreamSampling."
+            )
+        spec = dataset.element_spec
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def gather(indices: tf.Tensor) -> Any:
+            return tf.map_fn(
+                lambda index: tf.data.experimental.at(dataset, index),
+                indices,
+                fn_output_signature=spec,
+            )
+
+        self._gather = gather
+
+    def __len__(self) -> int:
+        return self._length
+
+    def gather(self, indices: np.ndarray) -> Example:
+        return tf.nest.map_structure(lambda leaf: leaf.numpy(), self._gather(indices))
+
+
+def as_source(source: Any) -> Source:
+    """Arrays `(x, y[, sample_weight])`, a dataset of single examples with random access, or a source itself."""
+    if isinstance(source, tf.data.Dataset):
+        return _IndexedDataset(source)
+    if isinstance(source, tuple):
+        return _Arrays(source)
+    if hasattr(source, "gather") and hasattr(source, "__len__"):
+        return source
+    raise ValueError(
+        "Expected (x, y) or (x, y, sample_weight) arrays, a dp_sparse.RecordFile, or a tf.data.Dataset with random "
+        f"access, got {type(source).__name__}."
+    )
+
+
+def unpacked(example: Example) -> tuple[Any, Any, Any]:
+    """`(x, y, sample_weight)`, the last None when the source has none."""
+    if not isinstance(example, tuple) or len(example) not in (2, 3):
+        raise ValueError(
+            "Expected examples (x, y) or (x, y, sample_weight), got "
+            f"{len(example) if isinstance(example, tuple) else type(example).__name__}."
+        )
+    x, y, *rest = example
+    return x, y, rest[0] if rest else None

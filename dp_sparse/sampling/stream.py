@@ -1,0 +1,137 @@
+"""Streams: each example once a pass, in the order the dataset gives, with no amplification by sampling.
+
+What a pipeline reads once (an online log, files too large to index) is trained on as it comes. One example takes part in
+one batch a pass, so a run of k passes composes k Gaussian mechanisms. O(batch) memory.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import dp_accounting
+import tensorflow as tf
+
+from dp_sparse import _validate
+from dp_sparse.errors import PrivacyError, require
+from dp_sparse.sampling import marker
+from dp_sparse.sampling.base import Sampling
+from dp_sparse.sampling.records import unpacked
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamSampling(Sampling):
+    """Fixed batches, each example in exactly one of them a pass.
+
+    Attributes:
+        num_examples: N, the examples of one pass, public.
+        batch_size: Examples in a batch; the last one of a pass may be smaller and is padded.
+        passes: How often the whole stream is read.
+
+    ### Formal Guarantees
+    Neighbouring datasets differ by zeroing out one example (it is replaced by padding of weight 0); removing one would move
+    all that follow it. The order must not depend on the examples' values. No secrecy of the batches is assumed.
+    """
+
+    num_examples: int
+    batch_size: int
+    passes: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.positive_integer("num_examples", self.num_examples)
+        _validate.positive_integer("batch_size", self.batch_size)
+        _validate.positive_integer("passes", self.passes)
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        """passes · ⌈N / batch_size⌉."""
+        return self.passes * self._steps_per_pass
+
+    @property
+    def _steps_per_pass(self) -> int:
+        return math.ceil(self.num_examples / self.batch_size)
+
+    @property
+    def expected_batch_size(self) -> float:  # type: ignore[override]
+        """The batch size, also for a smaller last batch."""
+        return float(self.batch_size)
+
+    @property
+    def batch_capacity(self) -> int:
+        """The batch size."""
+        return self.batch_size
+
+    @property
+    def ordered(self) -> bool:
+        """A resumed run must go on where it stopped, or an example would be used twice."""
+        return True
+
+    @property
+    def neighbouring(self) -> str:
+        """Zero-out, since removal would shift the stream."""
+        return "one has an example where the other has padding in the same place (zero-out)"
+
+    @property
+    def description(self) -> str:
+        """One line for the statement."""
+        return (
+            f"stream of {self.num_examples} examples in batches of {self.batch_size}, each example once in each of "
+            f"{self.passes} passes, no amplification"
+        )
+
+    def event(self, mechanism: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
+        """One run of `mechanism` for each pass that has begun: no example is in two batches of a pass."""
+        return dp_accounting.SelfComposedDpEvent(mechanism, math.ceil(steps / self._steps_per_pass))
+
+    def batches(self, source: tf.data.Dataset, *, first_step: int = 0) -> tf.data.Dataset:
+        """The run's batches from `first_step` on, each `[batch_size, ...]`.
+
+        Args:
+            source: Dataset of single examples `(x, y)` or `(x, y, sample_weight)`; its first `num_examples` are one pass,
+                so it must give each example once, and the same ones every time.
+            first_step: Where a resumed run goes on: `model.optimizer.steps_spent`.
+
+        Raises:
+            ValueError: `source` is not a dataset, or `first_step` is outside the run.
+            PrivacyError: While iterating, when a pass holds fewer examples than `num_examples`.
+        """
+        if not isinstance(source, tf.data.Dataset):
+            raise ValueError(f"Expected a tf.data.Dataset of single examples, got {type(source).__name__}.")
+        if not 0 <= first_step < self.steps:
+            raise ValueError(f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}.")
+        one_pass = source.take(self.num_examples).map(_weighted).batch(self.batch_size)
+        nothing = tf.data.Dataset.from_tensors(_empty_like(one_pass.element_spec)).repeat()
+        one_pass = one_pass.concatenate(nothing).take(self._steps_per_pass).enumerate().map(self._full)
+        run = one_pass.repeat(self.passes).enumerate().skip(first_step)
+        nonce = marker.new_nonce(None)
+        run = run.map(lambda index, batch: self._marked(index, batch, nonce))
+        return run.apply(tf.data.experimental.assert_cardinality(self.steps - first_step)).prefetch(2)
+
+    def _full(self, index: tf.Tensor, batch: Any) -> Any:
+        """Fails on a pass that ends early: repeating it would use its examples more often than was paid for."""
+        count = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+        expected = tf.minimum(self.batch_size, self.num_examples - index * self.batch_size)
+        message = f"Expected num_examples={self.num_examples} examples in each pass of the stream, but batch {{}} holds {{}}."
+        with tf.control_dependencies([require(tf.equal(count, expected), PrivacyError, message, index, count)]):
+            return tf.nest.map_structure(tf.identity, batch)
+
+    def _marked(self, index: tf.Tensor, batch: Any, nonce: int) -> Any:
+        x, y, weights = batch
+        count = tf.shape(tf.nest.flatten(x)[0])[0]
+
+        def pad(leaf: tf.Tensor) -> tf.Tensor:
+            widths = [[0, self.batch_size - count]] + [[0, 0]] * (leaf.shape.rank - 1)
+            return tf.ensure_shape(tf.pad(leaf, widths), [self.batch_size, *leaf.shape[1:]])
+
+        x, y, weights = tf.nest.map_structure(pad, (x, y, weights))
+        present = tf.cast(tf.range(self.batch_size) < count, tf.float32)
+        mark = tf.stack([tf.constant(self.fingerprint, tf.int64), tf.constant(nonce, tf.int64), index])
+        return x, y, {"sample_weight": weights, "present": present, "marker": mark}
+
+
+def _weighted(*example: Any) -> tuple[Any, Any, Any]:
+    x, y, weight = unpacked(example)
+    return x, y, tf.constant(1.0) if weight is None else weight
+
+
+def _empty_like(spec: Any) -> Any:
+    return tf.nest.map_structure(lambda s: tf.zeros([0, *s.shape[1:]], s.dtype), spec)

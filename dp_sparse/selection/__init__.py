@@ -1,0 +1,1 @@
+"""Which embedding rows a step may touch. Nothing here imports Keras."""

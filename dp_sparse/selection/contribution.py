@@ -1,0 +1,90 @@
+"""The clipped contribution map of a batch, as unique (row, value) pairs (DP-AdaFEST, Algorithm 1, lines 6-8).
+
+Example i contributes `v_i ∈ {0,1}^c`, the presence (not the count) of each embedding row over all tables at once, clipped to
+`C1` in L2. With n_i distinct rows it adds min(1, C1/√n_i) to each of them. Time and memory O(lookups), whatever c is.
+
+### Formal Guarantees
+Adding, removing or zeroing out one example moves the map by at most `C1` in L2. Padding examples (weight 0) and masked
+lookups contribute nothing.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class TableLookups:
+    """What a batch looked up in one table.
+
+    Attributes:
+        num_rows: Rows of the table.
+        row_ids: int64 `[batch, lookups]`, each in [0, num_rows).
+        valid: bool `[batch, lookups]`: false for padding examples and masked lookups.
+    """
+
+    num_rows: int
+    row_ids: tf.Tensor
+    valid: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class ContributionMap:
+    """The batch's map over the rows of all tables, numbered through: table t starts at `offsets[t]`.
+
+    Attributes:
+        offsets: First number of each table, and the total at the end.
+        row_ids: int64 `[unique]`: every row looked up at all, valid or not, in no particular order.
+        values: float32 `[unique]`: the clipped sum; 0 for rows looked up only by padding.
+        positions: For each table int32 `[batch, lookups]`: where in `row_ids` a lookup's row stands.
+    """
+
+    offsets: np.ndarray
+    row_ids: tf.Tensor
+    values: tf.Tensor
+    positions: list[tf.Tensor]
+
+    @property
+    def num_rows(self) -> int:
+        """c, the rows of all tables together."""
+        return int(self.offsets[-1])
+
+
+def contribution_map(tables: Sequence[TableLookups], clip_norm: float) -> ContributionMap:
+    """The map of one batch.
+
+    Args:
+        tables: The batch's lookups, the same batch for all tables.
+        clip_norm: C1.
+    """
+    offsets = np.concatenate([[0], np.cumsum([table.num_rows for table in tables], dtype=np.int64)])
+    rows = tf.concat([t.row_ids + int(o) for t, o in zip(tables, offsets, strict=False)], axis=1)
+    valid = tf.concat([t.valid for t in tables], axis=1)  # [batch, lookups of all tables]
+    unique, position = tf.unique(tf.reshape(rows, [-1]))
+    present = tf.reshape(tf.cast(valid, tf.float32), [-1])
+    if any(table.row_ids.shape[1] != 1 for table in tables):
+        present *= _first_occurrence(tf.reshape(rows, [-1]), tf.reshape(valid, [-1]), valid, int(offsets[-1]))
+    present = tf.reshape(present, tf.shape(rows))
+    distinct = tf.reduce_sum(present, axis=1, keepdims=True)  # n_i
+    share = tf.minimum(1.0, clip_norm * tf.math.rsqrt(tf.maximum(distinct, 1.0)))
+    values = tf.math.unsorted_segment_sum(
+        tf.reshape(present * share, [-1]), position, tf.size(unique)
+    )
+    widths = [table.row_ids.shape[1] for table in tables]
+    positions = tf.split(tf.reshape(position, tf.shape(rows)), widths, axis=1)
+    return ContributionMap(offsets, unique, values, positions)
+
+
+def _first_occurrence(
+    rows: tf.Tensor, valid_flat: tf.Tensor, valid: tf.Tensor, num_rows: int
+) -> tf.Tensor:
+    """1 for one valid lookup of each (example, row) pair, float32 `[lookups]`; the others are repetitions."""
+    example = tf.repeat(tf.range(tf.shape(valid, tf.int64)[0]), tf.shape(valid)[1])
+    nowhere = tf.constant(-1, tf.int64)  # all invalid lookups share one pair, and none of them counts
+    pairs = tf.where(valid_flat, example * num_rows + rows, nowhere)
+    unique, position = tf.unique(pairs, out_idx=tf.int64)
+    lookup = tf.range(tf.size(pairs, tf.int64))
+    first = tf.math.unsorted_segment_min(lookup, position, tf.size(unique, tf.int64))
+    return tf.cast(tf.equal(tf.gather(first, position), lookup), tf.float32)

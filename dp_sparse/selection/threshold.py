@@ -1,0 +1,86 @@
+"""DP-AdaFEST's selection: rows whose noisy contribution reaches a threshold (Algorithm 1, line 8, and B.2 corrected).
+
+A row that the batch looked up gets its own Gaussian draw; each of the others survives independently with
+`p0 = Ψ(τ / (σ1·C1))`, found by geometric skips over all c rows (the paper prints σ1²·C1², which breaks privacy when
+σ1·C1 < 1). A skip that lands on a looked-up row is discarded: exact, since that row had its own draw. No tensor of size c
+exists; the cost is O(lookups + false rows).
+"""
+
+import dataclasses
+
+import scipy.stats
+import tensorflow as tf
+
+from dp_sparse import noise
+from dp_sparse.selection.contribution import ContributionMap
+from dp_sparse.selection.skips import geometric_skips
+
+
+@dataclasses.dataclass(frozen=True)
+class Survivors:
+    """The rows a step updates, over all tables.
+
+    Attributes:
+        row_ids: int64 `[rows]`, unique and sorted, numbered through over the tables.
+        slots: int32 `[unique]`: where in `row_ids` each row of the contribution map stands, -1 for one that fell.
+        starts: int64 `[tables + 1]`: the rows of table t are `row_ids[starts[t]:starts[t + 1]]`.
+    """
+
+    row_ids: tf.Tensor
+    slots: tf.Tensor
+    starts: tf.Tensor
+
+
+def survival_probability(threshold: float, deviation: float) -> float:
+    """p0 = Ψ(τ / s), the chance that a row nobody looked up survives noise of standard deviation s = σ1·C1."""
+    return float(scipy.stats.norm.sf(threshold / deviation))
+
+
+def default_threshold(expected_false_rows: float, num_rows: int, deviation: float) -> float:
+    """τ for which `expected_false_rows` of c rows are expected to survive on noise alone, at most half of them."""
+    return float(deviation * scipy.stats.norm.isf(min(expected_false_rows / num_rows, 0.5)))
+
+
+def select_rows(
+    contributions: ContributionMap, threshold: float, deviation: float, draw: noise.Draw
+) -> Survivors:
+    """Rows `{j : V[j] ≥ τ}` with `V = map + N(0, s²)`, sampled without a vector of size c.
+
+    Args:
+        contributions: The batch's clipped map, of sensitivity C1.
+        threshold: τ, in units of the map.
+        deviation: s = σ1·C1.
+        draw: The step's random streams.
+
+    ### Formal Guarantees
+    The survivors are a post-processing of the Gaussian mechanism of noise multiplier σ1 on the map, all rows included.
+    """
+    noisy = contributions.values + deviation * noise.normal(
+        draw, noise.Purpose.CONTRIBUTION, tf.size(contributions.values)
+    )
+    survived = noisy >= threshold
+    false_rows = geometric_skips(draw, contributions.num_rows, survival_probability(threshold, deviation))
+    false_rows = _outside(false_rows, contributions.row_ids)
+    return _ordered(contributions, survived, false_rows)
+
+
+def _outside(hits: tf.Tensor, row_ids: tf.Tensor) -> tf.Tensor:
+    """The increasing `hits` that are none of `row_ids`. O(rows · log hits)."""
+    slot = tf.searchsorted(hits, row_ids)
+    padded = tf.concat([hits, tf.constant([-1], tf.int64)], 0)
+    found = tf.equal(tf.gather(padded, slot), row_ids)
+    looked_up = tf.math.unsorted_segment_sum(tf.cast(found, tf.int32), slot, tf.size(hits) + 1)[:-1]
+    return tf.boolean_mask(hits, tf.equal(looked_up, 0))
+
+
+def _ordered(contributions: ContributionMap, survived: tf.Tensor, false_rows: tf.Tensor) -> Survivors:
+    """Survivors of both kinds in one sorted list, and where each looked-up row stands in it."""
+    true_rows = tf.boolean_mask(contributions.row_ids, survived)
+    rows = tf.concat([true_rows, false_rows], 0)
+    order = tf.argsort(rows)
+    slot_of = tf.math.invert_permutation(order)  # [rows], of the unsorted list
+    rank = tf.cumsum(tf.cast(survived, tf.int32), exclusive=True)  # among true survivors
+    slots = tf.where(survived, tf.gather(tf.concat([slot_of, [-1]], 0), rank), -1)
+    row_ids = tf.gather(rows, order)
+    starts = tf.searchsorted(row_ids, tf.constant(contributions.offsets, tf.int64), out_type=tf.int64)
+    return Survivors(row_ids, slots, starts)

@@ -1,0 +1,1 @@
+"""Click prediction on Criteo display advertising rows: generate, parse, prepare, train, report."""

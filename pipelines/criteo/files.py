@@ -1,0 +1,85 @@
+"""Reads lines from plain or gzip files in bounded memory, and writes files whole or not at all.
+
+Lines come in blocks of about 1 MiB with a progress bar; memory depends neither on the length of
+the file nor on that of its longest line.
+"""
+
+import contextlib
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from tqdm import tqdm
+
+DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
+"""What a truncated (EOFError) or damaged gzip file raises."""
+
+_BLOCK_BYTES = 1 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+@contextlib.contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """Gives a name in the directory of `path`, made if need be, to write under and then rename.
+
+    What still has that name at the end, because of an error or an interrupt, is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield unfinished
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def line_blocks(source: Path, max_line_bytes: int, progress: bool) -> Iterator[bytes]:
+    """Yields the bytes of `source`, decompressed, in blocks of whole lines.
+
+    The last line need not have a line end. A line of more than `max_line_bytes` may lose its
+    middle or its tail, but stays longer than that.
+
+    Raises:
+        EOFError, zlib.error, gzip.BadGzipFile: If a gzip source is truncated or damaged, after
+            the lines before that place; the line cut there is not among them.
+    """
+    rest = b""
+    with source.open("rb") as raw:
+        for block in _watched(raw, source.name, progress):
+            lines, line_end, unfinished = block.rpartition(b"\n")
+            if line_end:
+                yield rest + lines + line_end
+                rest = b""
+            # A byte beyond the limit and a carriage return are enough to see it exceeded.
+            rest = (rest + unfinished)[: max_line_bytes + 2]
+    if rest:
+        yield rest
+
+
+def _watched(raw: IO[bytes], name: str, progress: bool) -> Iterator[bytes]:
+    """The blocks of an open file, with a bar that moves by the bytes of the file itself."""
+    size = os.fstat(raw.fileno()).st_size
+    with tqdm(total=size, unit="B", unit_scale=True, desc=name, disable=not progress) as bar:
+        for block in _blocks(raw):
+            yield block
+            bar.update(raw.tell() - bar.n)
+
+
+def _blocks(raw: IO[bytes]) -> Iterator[bytes]:
+    """The bytes of a file, decompressed; those before a damaged place come before its error."""
+    compressed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    raw.seek(0)
+    stream: Any = gzip.GzipFile(fileobj=raw) if compressed else raw
+    pieces: list[bytes] = []
+    try:
+        while piece := stream.read1(_BLOCK_BYTES):
+            pieces.append(piece)
+            if sum(map(len, pieces)) >= _BLOCK_BYTES:
+                yield b"".join(pieces)
+                pieces.clear()
+    except DAMAGE:
+        yield b"".join(pieces)
+        raise
+    yield b"".join(pieces)

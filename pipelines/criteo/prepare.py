@@ -1,0 +1,272 @@
+"""Prepares Criteo rows for training: TSV or gzip in, a file of fixed-width records out.
+
+`X.records` holds one record of `schema.RECORD_DTYPE` per well-formed row, in the order of the
+source; the sidecar `X.records.json` says how many there are, how categories were hashed, and how
+many rows were set aside for which reason. Both are written beside and renamed, so that a reader
+finds a whole pair or none. One pass over the source, a few microseconds per row, in memory that
+does not depend on its length.
+
+`python -m pipelines.criteo.prepare SOURCE DESTINATION`
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.criteo.files import DAMAGE, beside, line_blocks
+from pipelines.criteo.parse import MAX_LINE_BYTES, REASONS, WELL_FORMED, Malformed, parse_lines
+from pipelines.criteo.schema import RECORD_DTYPE, TABLE3_VOCABULARIES, validate_vocabularies
+
+_FORMAT = "criteo-records-1"
+
+
+class PrepareError(ValueError):
+    """A source that cannot be prepared, or prepared data that cannot be used."""
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A records file and what its sidecar says of it.
+
+    Attributes:
+        path: The records file.
+        num_records: The number of records, one per well-formed row.
+        vocabularies: The number of hash buckets of each categorical feature.
+        quarantined: The number of malformed rows by reason; a reason that never held is absent.
+    """
+
+    path: Path
+    num_records: int
+    vocabularies: tuple[int, ...]
+    quarantined: dict[str, int]
+
+    def records(self) -> "np.memmap[Any, np.dtype[np.void]]":
+        """Maps the records into memory, read-only: [num_records] of `RECORD_DTYPE`."""
+        return np.memmap(self.path, RECORD_DTYPE, mode="r", shape=(self.num_records,))
+
+
+@dataclass
+class _Tally:
+    """What has been read so far."""
+
+    lines: int = 0
+    records: int = 0
+    quarantined: dict[Malformed, int] = field(default_factory=dict)
+    first_lines: dict[Malformed, int] = field(default_factory=dict)
+
+    def add(self, reasons: npt.NDArray[np.int8]) -> None:
+        """Counts the outcome of the next lines."""
+        for index in np.unique(reasons[reasons != WELL_FORMED]):
+            held = np.flatnonzero(reasons == index)
+            reason = REASONS[index]
+            self.quarantined[reason] = self.quarantined.get(reason, 0) + len(held)
+            self.first_lines.setdefault(reason, self.lines + int(held[0]) + 1)
+        self.lines += len(reasons)
+        self.records += int(np.count_nonzero(reasons == WELL_FORMED))
+
+    def report(self) -> dict[str, dict[str, int | str]]:
+        """The quarantine, without anything of the rows but the first line number."""
+        return {
+            reason: {
+                "rows": self.quarantined[reason],
+                "first_line": self.first_lines[reason],
+                "meaning": reason.meaning,
+            }
+            for reason in REASONS
+            if reason in self.quarantined
+        }
+
+
+def prepare(
+    source: Path,
+    destination: Path,
+    vocabularies: Sequence[int] = TABLE3_VOCABULARIES,
+    progress: bool = True,
+) -> PreparedData:
+    """Writes `destination` and its sidecar from the rows of `source`, replacing what was there.
+
+    Malformed rows are counted by reason and left out. A failure leaves `destination` as it was.
+
+    Args:
+        source: Tab-separated rows, plain or gzip-compressed, whatever the name says.
+        destination: The records file to write; the sidecar is named `destination` + ".json".
+        vocabularies: The number of hash buckets of each of the 26 categorical features.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        PrepareError: If the source is missing, empty, damaged or without a well-formed row, or a
+            vocabulary is out of range.
+    """
+    source, destination = Path(source), Path(destination)
+    sizes = _checked_vocabularies(vocabularies)
+    _check_paths(source, destination)
+    fingerprint = _fingerprint(source)
+    sidecar = _sidecar(destination)
+    with beside(destination) as new_records, beside(sidecar) as new_sidecar:
+        tally = _write_records(source, new_records, sizes, progress)
+        description = {
+            "format": _FORMAT,
+            "num_records": tally.records,
+            "record": RECORD_DTYPE.descr,
+            "vocabularies": sizes,
+            "quarantined": tally.report(),
+            "source": fingerprint,
+        }
+        new_sidecar.write_text(json.dumps(description, indent=1) + "\n")
+        # Without a sidecar there is no prepared data: at no moment do old and new make a pair.
+        sidecar.unlink(missing_ok=True)
+        new_records.replace(destination)
+        new_sidecar.replace(sidecar)
+    return load(destination)
+
+
+def load(destination: Path) -> PreparedData:
+    """Opens prepared data.
+
+    Raises:
+        PrepareError: If a file is missing, or the records do not match the sidecar.
+    """
+    destination = Path(destination)
+    description = _read_sidecar(destination)
+    expected = description["num_records"] * RECORD_DTYPE.itemsize
+    found = destination.stat().st_size if destination.is_file() else 0
+    if found != expected:
+        raise PrepareError(
+            f"Expected {expected} bytes in {destination}, as its sidecar says, found {found}: "
+            "prepare it again."
+        )
+    return PreparedData(
+        path=destination,
+        num_records=description["num_records"],
+        vocabularies=tuple(description["vocabularies"]),
+        quarantined={name: of["rows"] for name, of in description["quarantined"].items()},
+    )
+
+
+def is_current(
+    source: Path, destination: Path, vocabularies: Sequence[int] = TABLE3_VOCABULARIES
+) -> bool:
+    """Whether `destination` holds what `prepare` would write, by the size and time of `source`."""
+    try:
+        prepared = load(destination)
+        fingerprint = _read_sidecar(Path(destination)).get("source")
+        return prepared.vocabularies == tuple(vocabularies) and fingerprint == _fingerprint(source)
+    except (PrepareError, FileNotFoundError):
+        return False
+
+
+def load_or_prepare(
+    source: Path,
+    destination: Path,
+    vocabularies: Sequence[int] = TABLE3_VOCABULARIES,
+    progress: bool = True,
+) -> PreparedData:
+    """Prepares `source` unless `destination` is current already."""
+    if is_current(source, destination, vocabularies):
+        return load(destination)
+    return prepare(source, destination, vocabularies, progress)
+
+
+def _checked_vocabularies(vocabularies: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return validate_vocabularies(vocabularies)
+    except ValueError as error:
+        raise PrepareError(str(error)) from None
+
+
+def _check_paths(source: Path, destination: Path) -> None:
+    if not source.exists():
+        raise PrepareError(f"No such file: {source}. Name a Criteo TSV file, plain or gzip.")
+    if not source.is_file():
+        raise PrepareError(f"Expected a file, got source={source}, which is not one.")
+    if source.stat().st_size == 0:
+        raise PrepareError(f"{source} is empty: it has no rows to prepare.")
+    if destination.is_dir():
+        raise PrepareError(f"Expected a file name, got destination={destination}, a directory.")
+    for written in (destination, _sidecar(destination)):
+        if written.exists() and written.samefile(source):
+            raise PrepareError(f"destination={destination} would overwrite the source {source}.")
+
+
+def _sidecar(destination: Path) -> Path:
+    return destination.with_name(destination.name + ".json")
+
+
+def _read_sidecar(destination: Path) -> dict[str, Any]:
+    path = _sidecar(destination)
+    try:
+        description = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise PrepareError(f"No prepared data at {destination}: {path} is missing.") from None
+    except ValueError:
+        description = None
+    if not isinstance(description, dict) or description.get("format") != _FORMAT:
+        raise PrepareError(f"{path} is not a sidecar of format {_FORMAT}: prepare it again.")
+    return description
+
+
+def _fingerprint(source: Path) -> dict[str, int]:
+    status = Path(source).stat()
+    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def _write_records(
+    source: Path, path: Path, vocabularies: tuple[int, ...], progress: bool
+) -> _Tally:
+    tally = _Tally()
+    try:
+        with path.open("wb") as output:
+            for block in line_blocks(source, MAX_LINE_BYTES, progress):
+                parsed = parse_lines(block, vocabularies)
+                tally.add(parsed.reasons)
+                output.write(parsed.records.tobytes())
+    except DAMAGE as error:
+        raise PrepareError(_damage(source, tally.lines, error)) from error
+    if not tally.records:
+        raise PrepareError(f"No row of {source} is well-formed: {_reasons(tally)}.")
+    return tally
+
+
+def _damage(source: Path, lines: int, error: BaseException) -> str:
+    truncated = isinstance(error, EOFError)
+    how, why = ("ends early", "truncated .gz") if truncated else ("is damaged", str(error))
+    return f"{source} {how} after {lines} rows ({why}). Nothing was written; get the file again."
+
+
+def _reasons(tally: _Tally) -> str:
+    return (
+        "; ".join(
+            f"{tally.quarantined[reason]} × {reason}, first in line {tally.first_lines[reason]}, "
+            f"which {reason.meaning}"
+            for reason in tally.quarantined
+        )
+        or "it has no rows"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description="Prepare Criteo rows as fixed-width records.")
+    parser.add_argument("source", type=Path, help="a Criteo TSV file, plain or gzip")
+    parser.add_argument("destination", type=Path, help="the records file to write")
+    options = parser.parse_args(arguments)
+    try:
+        prepared = load_or_prepare(options.source, options.destination)
+    except PrepareError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{prepared.path}: {prepared.num_records} records")
+    for reason, count in prepared.quarantined.items():
+        print(f"quarantined: {count} × {reason}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Packaging of `dp_sparse`; the tools are configured in `pyproject.toml`."""
+
+from pathlib import Path
+from runpy import run_path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+# The library touches Keras internals, each under a contract test: the minor version is pinned.
+REQUIRED = [
+    "tensorflow>=2.20,<2.22",
+    "keras>=3.15,<3.16",
+    "dp-accounting>=0.6,<0.7",
+    "numpy>=2.1,<3",
+    "scipy>=1.14,<2",
+    "tqdm>=4.66,<5",
+]
+
+PIPELINES = ["ml_collections>=1.1,<2", "absl-py>=2.3,<3", "matplotlib>=3.10,<4"]
+
+EXTRAS = {
+    "nlp": ["keras-hub>=0.32,<0.33"],
+    "recommenders": [
+        "keras-rs>=0.4,<0.5",
+        "tensorflow-recommenders>=0.7.7,<0.8",
+        "tf-keras>=2.20,<2.22",
+    ],
+    "data": [
+        "tensorflow-datasets>=4.9.10,<5",
+        "pyarrow>=23,<26",  # apache-beam's upper bound
+        "apache-beam>=2.77,<3",
+    ],
+    # tensorflow-privacy 0.9 pins an older dp-accounting, numpy and dm-tree, and runs without
+    # them: `pip install -e '.[parity]' && pip install --no-deps 'tensorflow-privacy>=0.9,<0.10'`.
+    # A looser requirement would resolve to 0.7.3, whose optimizers fail on this TensorFlow.
+    "parity": ["tf-keras>=2.20,<2.22"],
+    "pipelines": PIPELINES,
+    "test": ["pytest>=9,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.150,<7", *PIPELINES],
+    "lint": ["ruff>=0.17,<0.18", "mypy>=2.4,<2.5"],
+}
+
+setup(
+    name="dp-sparse",
+    version=run_path(str(ROOT / "dp_sparse" / "version.py"))["__version__"],
+    description="Differentially private Keras training whose embedding gradients stay sparse",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=find_packages(include=["dp_sparse", "dp_sparse.*"]),
+    package_data={"dp_sparse": ["py.typed"]},
+    install_requires=REQUIRED,
+    extras_require=EXTRAS,
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)
