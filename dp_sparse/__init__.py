@@ -7,6 +7,7 @@ if keras.backend.backend() != "tensorflow":
         f"dp_sparse needs Keras on the TensorFlow backend, got {keras.backend.backend()!r}: set KERAS_BACKEND=tensorflow."
     )
 
+from dp_sparse.callbacks import PrivacyReport, install_callback_guard
 from dp_sparse.errors import BadExampleError, PrivacyError, UnsupportedLayerError
 from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer
 from dp_sparse.plan import GaussianMechanism, PrivacyBudget, PrivacyPlan, Release
@@ -15,6 +16,7 @@ from dp_sparse.training import install_compile_hook
 from dp_sparse.version import __version__
 
 install_compile_hook()
+install_callback_guard()
 
 __all__ = [
     "BadExampleError",
@@ -25,6 +27,7 @@ __all__ = [
     "PrivacyBudget",
     "PrivacyError",
     "PrivacyPlan",
+    "PrivacyReport",
     "RecordFile",
     "Release",
     "StreamSampling",

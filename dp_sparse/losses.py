@@ -15,6 +15,7 @@ import tensorflow as tf
 from dp_sparse.errors import BadExampleError, require
 
 _PROBABILITY_LOSSES = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
+_PROBABILITY_FUNCTIONS = ("binary_crossentropy", "binary_focal_crossentropy")
 _REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
@@ -39,7 +40,7 @@ def _per_example(compiled: Any) -> Iterator[None]:
     """Makes the compiled loss sum over outputs but not over examples, and leaves its metrics alone."""
     losses, metrics = compiled._flat_losses, compiled._metrics
     compiled._flat_losses = [entry._replace(loss=_PerExample(entry.loss)) for entry in losses]
-    compiled._metrics = []
+    compiled._metrics = [None] * len(losses)
     try:
         yield
     finally:
@@ -65,7 +66,7 @@ class _PerExample:
         if values.shape.rank == 0:
             raise ValueError(
                 f"Expected loss {self._loss.name} to give one value for each example, got a scalar, which mixes the "
-                "examples of a batch. Return the values without reducing over the batch."
+                "examples of a batch. Return the values without reducing over the batch, from outputs `[batch, ...]` of rank 2 or more."
             )
         return _own_mean(tf.cast(values, tf.float32), mask, sample_weight)
 
@@ -91,11 +92,11 @@ def _like(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 
 def _checked_labels(loss: keras.losses.Loss, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
-    if isinstance(loss, _PROBABILITY_LOSSES) or _function_name(loss) == "binary_crossentropy":
-        bad, accepted = (y_true < 0) | (y_true > 1), "[0, 1]"
+    if isinstance(loss, _PROBABILITY_LOSSES) or _function_name(loss) in _PROBABILITY_FUNCTIONS:
+        bad, accepted = ~((y_true >= 0) & (y_true <= 1)), "[0, 1]"
     elif _function_name(loss) == "sparse_categorical_crossentropy":
         classes = y_pred.shape[-1]
-        bad, accepted = (y_true < 0) | (y_true >= classes), f"[0, {classes})"
+        bad, accepted = ~((y_true >= 0) & (y_true < classes)), f"[0, {classes})"
     else:
         return y_true
     worst = tf.concat([tf.boolean_mask(y_true, bad), [0.0]], 0)[0]

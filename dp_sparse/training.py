@@ -21,7 +21,8 @@ from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
 from dp_sparse.sampling.marker import is_sampled
 from dp_sparse.selection.contribution import TableLookups
 
-_REPLACED = ("train_step", "make_train_function", "_symbolic_build")
+_REPLACED = ("train_step", "make_train_function")
+_ISOLATION_TOLERANCE = 1e-4  # relative: rounding may differ with the other rows of a product
 _Used = list[tuple[keras.Variable, Use]]
 
 
@@ -63,10 +64,10 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
                 f"{type(model).__name__} has a {name} of its own, which the private step would not run: remove it and pass "
                 "loss= and metrics= to compile."
             )
-    if model.distribute_strategy.num_replicas_in_sync > 1:
+    if model._distribute_strategy is not None:
         raise PrivacyError(
-            f"Expected one replica, got {model.distribute_strategy.num_replicas_in_sync}: each would draw noise and spend "
-            "steps of its own. Train on one device."
+            f"Expected a model without tf.distribute, got {type(model._distribute_strategy).__name__}: each replica would "
+            "draw noise and spend steps of its own. Build the model outside strategy.scope()."
         )
     if arguments.get("jit_compile", "auto") not in ("auto", False, None):
         raise ValueError("Expected jit_compile=False with a private optimizer, got jit_compile=True: rows change by step.")
@@ -76,40 +77,32 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
 
 
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
-    stock_make, stock_build = model.make_train_function, model._symbolic_build
+    stock_make = model.make_train_function
 
     def make_train_function(force: bool = False) -> Any:
+        if model.built and not optimizer.built:
+            optimizer.build(model.trainable_variables)  # before callbacks restore its state
         stock_make(force)
         if not hasattr(model.train_function, "_dp_sparse_translated"):
-            model.train_function = _translating(model.train_function)
+            model.train_function = _translating(model, model.train_function)
         return model.train_function
-
-    def symbolic_build(iterator: Any = None, data_batch: Any = None) -> None:
-        if data_batch is None and iterator is not None:
-            data_batch = _first_batch(iterator)
-        if is_sampled(data_batch):
-            data_batch = (*data_batch[:2], data_batch[2]["sample_weight"])
-        stock_build(iterator, data_batch)
 
     model.train_step = functools.partial(private_train_step, model, optimizer)
     model.make_train_function = make_train_function
-    model._symbolic_build = symbolic_build
 
 
-def _translating(function: Any) -> Any:
+def _translating(model: keras.Model, function: Any) -> Any:
     @functools.wraps(function)
     def run(iterator: Any) -> Any:
-        with translated():
-            return function(iterator)
+        try:
+            with translated():
+                return function(iterator)
+        except Exception:
+            model.train_function = None  # a half-made graph must not serve the next fit
+            raise
 
     run._dp_sparse_translated = True  # type: ignore[attr-defined]
     return run
-
-
-def _first_batch(iterator: Any) -> Any:
-    for _, _, data in iterator:
-        return data[0] if isinstance(data, list | tuple) else next(data)
-    return None
 
 
 def private_train_step(model: keras.Model, optimizer: PrivateOptimizer, data: Any) -> dict[str, Any]:
@@ -133,15 +126,16 @@ def private_train_step(model: keras.Model, optimizer: PrivateOptimizer, data: An
             "Expected a batch made by this plan's sampler, got one without its marker: train with "
             "model.fit(plan.sampling.batches(dataset)). Batches made any other way void the plan's accounting."
         )
-    x, y, weights = data
+    capacity = optimizer.plan.sampling.batch_capacity
+    x, y, weights = data = _trimmed(data)
     if not optimizer.built:
-        optimizer.build(model.trainable_variables)
+        _build(model, optimizer, (x, y, weights["sample_weight"]))
     draw, spent = optimizer.begin_step(weights["marker"])
-    checks = [*spent, *_isolation_checks(model, optimizer, data)]
+    checks = [*spent, *_isolation_checks(model, optimizer, data, capacity)]
     with tf.control_dependencies(checks):
         x = tf.nest.map_structure(tf.identity, x)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        recording = clipping.record(model, x, tape)
+        recording = clipping.record(model, x, tape, capacity)
         losses = _losses(model, y, recording.outputs, weights)
         total = tf.reduce_sum(losses)
     uses = recording.uses(tape.gradient(total, recording.targets))
@@ -153,6 +147,31 @@ def private_train_step(model: keras.Model, optimizer: PrivateOptimizer, data: An
     optimizer.apply_private(_private_sums(model, sums, choices), draw)
     _count(optimizer, sums, real, [choices[id(table)] for table in optimizer.tables if id(table) in choices])
     return _metrics(model, x, y, recording.outputs, weights)
+
+
+def _build(model: keras.Model, optimizer: PrivateOptimizer, batch: Any) -> None:
+    """Creates the variables of the model and the optimizer before anything is recorded."""
+    with tf.init_scope():
+        if not all(layer.built for layer in model._flatten_layers()):
+            model._symbolic_build(data_batch=batch)
+        if not model.trainable_variables:
+            raise ValueError(f"Expected a model with something to train, got {model.name} without trainable variables.")
+        optimizer.build(model.trainable_variables)
+
+
+def _trimmed(data: Any) -> Any:
+    """The batch without the padding after its last real example, but of two examples at least.
+
+    Padding is there for a fixed shape between the sampler and the step; nothing in the graph needs it.
+    """
+    x, y, weights = data
+    present = weights["present"]
+    capacity = tf.shape(present)[0]
+    last = tf.reduce_max(tf.where(present > 0, tf.range(1, capacity + 1), 0))
+    size = tf.minimum(tf.maximum(last, 2), capacity)
+    marker = weights["marker"]
+    x, y, weights = tf.nest.map_structure(lambda leaf: leaf[:size], (x, y, dict(weights, marker=present)))
+    return x, y, dict(weights, marker=marker)
 
 
 def _losses(model: keras.Model, y: Any, y_pred: Any, weights: dict[str, Any]) -> tf.Tensor:
@@ -210,21 +229,38 @@ def _private_sums(
     return PrivateSums(dense, tables)
 
 
-def _isolation_checks(model: keras.Model, optimizer: PrivateOptimizer, data: Any) -> list[Any]:
-    """On the first step, fails unless ∂loss[0]/∂z[1:] is exactly 0 for every recorded z."""
+def _isolation_checks(
+    model: keras.Model, optimizer: PrivateOptimizer, data: Any, capacity: int
+) -> list[Any]:
+    """On the first batch of two examples or more, fails unless the first example's loss is its own.
+
+    ∂loss[0]/∂z[1:] must be exactly 0 for every recorded z, and loss[0] must stay when copies of the first example take the
+    place of all others: this also sees what mixes examples before the first layer, inside one, or by way of the labels.
+    """
+
+    def first_loss(x: Any, y: Any, tape: tf.GradientTape) -> tuple[tf.Tensor, clipping.Recording]:
+        recording = clipping.record(model, x, tape, capacity)
+        weights = tf.nest.map_structure(tf.ones_like, dict(data[2]))
+        return _losses(model, y, recording.outputs, weights)[0], recording
 
     def coupled() -> tf.Tensor:
-        x, y, weights = data
+        x, y, _ = _finite(data)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            recording = clipping.record(model, x, tape)
-            present = dict(weights, present=tf.ones_like(weights["present"]))
-            first = _losses(model, y, recording.outputs, dict(present, sample_weight=_ones(weights)))[0]
+            first, recording = first_loss(x, y, tape)
+        copies = tf.nest.map_structure(lambda leaf: tf.repeat(leaf[:1], tf.shape(leaf)[0], axis=0), (x, y))
+        with tf.GradientTape(watch_accessed_variables=False) as unused:
+            alone, _ = first_loss(*copies, unused)
+        moved = tf.abs(first - alone) > _ISOLATION_TOLERANCE * (1 + tf.abs(first))
         cotangents = tape.gradient(first, recording.targets, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        leaks = [tf.reduce_any(tf.not_equal(tf.convert_to_tensor(c)[1:], 0)) for c in cotangents]
-        return tf.reduce_any(tf.stack(leaks))
+        others = [tf.convert_to_tensor(cotangent)[1:] for cotangent in cotangents]
+        # 0 · NaN is no dependence: an example that is not finite itself has NaN derivatives everywhere.
+        leaks = [tf.reduce_any(tf.not_equal(other, 0) & ~tf.math.is_nan(other)) for other in others]
+        return tf.reduce_any(tf.stack([moved, *leaks]))
 
-    first_step = tf.equal(optimizer.steps_in_process(), 1)
-    leaked = tf.cond(first_step, coupled, lambda: tf.constant(False))
+    checked = optimizer.diagnostics.isolation_checked
+    due = ~checked.read_value() & (tf.math.count_nonzero(data[2]["present"]) > 1)
+    leaked = tf.cond(due, coupled, lambda: tf.constant(False))
+    checked.assign(checked.read_value() | due)
     message = (
         "The loss of one example depends on another example of its batch, so clipping each example would not bound its "
         "influence. Remove what mixes examples (batch statistics, contrastive or in-batch losses)."
@@ -232,8 +268,13 @@ def _isolation_checks(model: keras.Model, optimizer: PrivateOptimizer, data: Any
     return [check for check in [require(~leaked, PrivacyError, message)] if check is not None]
 
 
-def _ones(weights: dict[str, Any]) -> Any:
-    return tf.nest.map_structure(tf.ones_like, weights["sample_weight"])
+def _finite(data: Any) -> Any:
+    """The batch with zeros for what is not finite."""
+
+    def clean(value: tf.Tensor) -> tf.Tensor:
+        return tf.where(tf.math.is_finite(value), value, 0) if value.dtype.is_floating else value
+
+    return tf.nest.map_structure(clean, data)
 
 
 def _count(
@@ -246,7 +287,7 @@ def _count(
     counts.examples.assign_add(tf.math.count_nonzero(examples))
     counts.clipped.assign_add(tf.math.count_nonzero(clipped))
     counts.not_finite.assign_add(tf.math.count_nonzero(examples & ~sums.finite))
-    if choices:
+    if choices and optimizer.selects_rows:  # else which rows a batch looked up would be counted
         rows = tf.stack([tf.size(choice.row_ids, tf.int64) for choice in choices])
         counts.rows.assign_add(rows)
 

@@ -59,8 +59,14 @@ class Recording:
         return [(variable, _joined(variable, uses)) for variable, uses in by_variable.values()]
 
 
-def record(model: keras.Model, x: Any, tape: tf.GradientTape) -> Recording:
+def record(model: keras.Model, x: Any, tape: tf.GradientTape, batch_capacity: int) -> Recording:
     """Runs `model(x, training=True)` on `tape`, every layer call recorded.
+
+    Args:
+        model: The model, built or not.
+        x: Its inputs, each `[batch, ...]`.
+        tape: A tape that watches nothing by itself.
+        batch_capacity: The largest batch there can be, for what must be refused by its memory.
 
     Raises:
         UnsupportedLayerError: With every layer whose per-example gradients cannot be had, its path and the mend.
@@ -70,7 +76,8 @@ def record(model: keras.Model, x: Any, tape: tf.GradientTape) -> Recording:
     records: list[Record] = []
     with contextlib.ExitStack() as stack:
         for layer, rule in taps:
-            stack.enter_context(_tapped(layer, rule, Tap(layer, tape, records), audit))
+            tap = Tap(layer, tape, records, batch_capacity, audit.states_written)
+            stack.enter_context(_tapped(layer, rule, tap, audit))
         with audit:
             outputs = model(x, training=True)
     audit.refuse()
@@ -122,11 +129,12 @@ def _owns_variables(layer: keras.layers.Layer) -> bool:
 
 
 def _problem(layer: keras.layers.Layer) -> str | None:
-    if isinstance(layer, keras.layers.BatchNormalization):
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:  # frozen, it runs in inference mode
         return "mixes the examples of a batch. Use keras.layers.GroupNormalization instead."
     if layer.activity_regularizer is not None:
         return "activity regularizers add a loss over the whole batch. Remove activity_regularizer."
-    if getattr(layer, "lora_enabled", False) or layer.quantization_mode is not None:
+    special = getattr(layer, "lora_enabled", False) or layer.quantization_mode is not None
+    if special and layer.trainable_variables:
         return "LoRA and quantised layers have no clipping rule. Train the plain layer, or freeze it with trainable=False."
     return None
 
@@ -155,6 +163,7 @@ class _Audit(keras.StatelessScope):
         self.writes: list[tuple[keras.Variable, tf.Tensor]] = []
         self._trainable = {id(variable) for variable in trainable}
         self._covered: set[int] = set()
+        self._num_writes = 0
         self._outside: list[str] = []
 
     @contextlib.contextmanager
@@ -176,7 +185,12 @@ class _Audit(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Keras reports every assignment here."""
         super().add_update(update)
+        self._num_writes += 1
         self.writes = [u for u in self.writes if u[0] is not update[0]] + [update]
+
+    def states_written(self) -> int:
+        """How many assignments the pass has made so far."""
+        return self._num_writes
 
     def refuse(self) -> None:
         """Raises if the pass did what cannot be clipped."""

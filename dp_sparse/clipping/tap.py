@@ -31,8 +31,17 @@ class Record:
 class Tap:
     """Records the calls of one layer on a tape."""
 
-    def __init__(self, layer: keras.layers.Layer, tape: tf.GradientTape, records: list[Record]) -> None:
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        tape: tf.GradientTape,
+        records: list[Record],
+        batch_capacity: int,
+        states_written: Callable[[], int],
+    ) -> None:
         self.path = layer.path
+        self.batch_capacity = batch_capacity
+        self.states_written = states_written  # by the pass so far: dropout, for one, writes a seed state
         self._tape = tape
         self._records = records
         self._graph = _current_graph()

@@ -89,13 +89,12 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         """Builds the wrapped optimizer over the dense variables and row-wise slots for the tables."""
         if self.built:
             return
-        self._tables = self._found_tables()
-        self.diagnostics.start(len(self._tables))
-        for table in self._tables:
+        self._split_variables()
+        for table in self.tables:
             _refuse_whole_table(table)
-        tables = {id(table) for table in self._tables}
+        tables = {id(table) for table in self.tables}
         self.optimizer.build([v for v in variables if id(v) not in tables])
-        self._row_wise.build(self._tables, self._add_slot)
+        self._row_wise.build(self.tables, self._add_slot)
         super().build(variables)
 
     def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:

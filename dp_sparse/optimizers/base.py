@@ -65,6 +65,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     from `fit`. Gradients handed over by any other road are refused, not applied.
     """
 
+    selects_rows = True  # whether a step noises chosen rows only; which ones is then released
+
     def __init__(
         self,
         optimizer: keras.optimizers.Optimizer,
@@ -83,7 +85,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self._ledger = StepLedger(plan)
         self._model: weakref.ref[keras.Model] | None = None
         self._find_tables: Callable[[], list[keras.Variable]] | None = None
-        self._tables: list[keras.Variable] = []
+        self._split = VariableSplit([])
 
     def bind(self, model: keras.Model, find_tables: Callable[[], list[keras.Variable]]) -> None:
         """Ties this optimizer to the one model whose private step may use it; called by `compile`.
@@ -102,7 +104,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     @property
     def tables(self) -> list[keras.Variable]:
         """The embedding tables, in the order of the model's variables; known once built."""
-        return self._tables
+        return self._split.tables
 
     def begin_step(self, marker: tf.Tensor) -> tuple[noise.Draw, list[tf.Operation]]:
         """Spends one step of the plan on the batch with this marker; the update must wait for the operations."""
@@ -209,12 +211,21 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 config[name] = keras.saving.deserialize_keras_object(config[name], custom_objects)
         return cls(**config)
 
-    def _found_tables(self) -> list[keras.Variable]:
+    def _split_variables(self) -> None:
+        """Learns which of the model's variables are tables."""
         if self._find_tables is None:
             raise PrivacyError(
                 f"{type(self).__name__} was built without a model: pass it to model.compile(optimizer=...)."
             )
-        return self._find_tables()
+        self._split = VariableSplit(self._find_tables())
+        self.diagnostics.start(len(self._split.tables))
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableSplit:
+    """Holds the model's tables where Keras does not take them for variables of the optimizer."""
+
+    tables: list[keras.Variable]
 
 
 class StepDiagnostics:
@@ -225,6 +236,7 @@ class StepDiagnostics:
             self.examples = _total()
             self.clipped = _total()
             self.not_finite = _total()
+            self.isolation_checked = tf.Variable(False, trainable=False)
             self.rows = tf.Variable([], shape=[None], dtype=tf.int64, trainable=False)
 
     def start(self, num_tables: int) -> None:

@@ -25,12 +25,13 @@ class DPSGDOptimizer(PrivateOptimizer):
     `clip_norm`, on one batch of the plan's sampler.
     """
 
+    selects_rows = False
+
     def build(self, variables: list[keras.Variable]) -> None:
         """Builds the wrapped optimizer over all variables: tables are dense here."""
         if self.built:
             return
-        self._tables = self._found_tables()
-        self.diagnostics.start(len(self._tables))
+        self._split_variables()
         self.optimizer.build(variables)
         super().build(variables)
 

@@ -11,7 +11,8 @@ from dp_sparse.errors import PrivacyError, require
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.sampling.marker import SEEDED, Marker
 
-_SPENT: dict[str, tf.Variable] = {}  # by plan_id; untracked, so no checkpoint can set it back
+_SPENT: dict[str, tf.Variable] = {}  # by plan_id; untracked, so no checkpoint can set them back
+_LAST: dict[str, tf.Variable] = {}  # nonce and index of the last batch, by plan_id
 
 
 class StepLedger:
@@ -23,8 +24,8 @@ class StepLedger:
         with tf.init_scope():
             if plan.plan_id not in _SPENT:
                 _SPENT[plan.plan_id] = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self._last = tf.Variable([0, -1], dtype=tf.int64, trainable=False)  # nonce, index
-        self._spent = _SPENT[plan.plan_id]
+                _LAST[plan.plan_id] = tf.Variable([0, -1], dtype=tf.int64, trainable=False)
+        self._spent, self._last = _SPENT[plan.plan_id], _LAST[plan.plan_id]
 
     def spend(self, marker: tf.Tensor, saved: keras.Variable) -> list[tf.Operation]:
         """Checks one batch and counts its step; the update must wait for the returned operations.
@@ -46,7 +47,8 @@ class StepLedger:
     def _checks(self, marker: Marker, spent: tf.Tensor) -> list[tf.Operation]:
         sampling = self._plan.sampling
         last = Marker(0, *tf.unstack(self._last.read_value(), 2))
-        fresh = tf.not_equal(marker.nonce, last.nonce) | (marker.index > last.index)
+        same_pass = tf.equal(marker.nonce, last.nonce)
+        fresh = (marker.nonce > last.nonce) | (same_pass & (marker.index > last.index))
         checks = [
             require(
                 tf.equal(marker.fingerprint, sampling.fingerprint),

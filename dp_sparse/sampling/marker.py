@@ -8,7 +8,8 @@ that a seed made the batch, so its sampling is not secret.
 
 import hashlib
 import json
-import secrets
+import threading
+import time
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -32,8 +33,24 @@ def fingerprint(config: dict[str, Any]) -> int:
 
 
 def new_nonce(seed: int | None) -> int:
-    """A fresh name for one pass over a sampler, or `SEEDED` when a seed makes it predictable."""
-    return SEEDED if seed is not None else 1 + secrets.randbelow(2**62)
+    """A name for one pass over a sampler, larger than all before, or `SEEDED` when a seed makes the pass predictable."""
+    return SEEDED if seed is not None else _NONCES.next()
+
+
+class _Nonces:
+    """Increasing numbers, over processes too as far as their clocks agree: a later pass has the larger one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def next(self) -> int:
+        with self._lock:
+            self._last = max(self._last + 1, time.time_ns())
+            return self._last
+
+
+_NONCES = _Nonces()
 
 
 def is_sampled(data: Any) -> TypeGuard[tuple[Any, Any, dict[str, Any]]]:

@@ -31,6 +31,8 @@ class RecordFile:
         path: The file; its size must be a multiple of the record's width.
         dtype: NumPy structured dtype of one record, without padding.
         unpack: Turns an array of n records into `(x, y)` or `(x, y, sample_weight)`, nests of arrays `[n, ...]`.
+        start: First record to use.
+        stop: First record no longer used; by default all to the end.
 
     Raises:
         ValueError: When the file is empty or does not hold whole records.
@@ -41,6 +43,8 @@ class RecordFile:
         path: str | os.PathLike[str],
         dtype: np.dtype,
         unpack: Callable[[np.ndarray], Example],
+        start: int = 0,
+        stop: int | None = None,
     ) -> None:
         size = os.path.getsize(path)
         if size == 0 or size % dtype.itemsize:
@@ -48,7 +52,7 @@ class RecordFile:
                 f"Expected {path} to hold whole records of {dtype.itemsize} bytes, got {size} bytes: "
                 "prepare the file again."
             )
-        self._records = np.memmap(path, dtype=dtype, mode="r")
+        self._records = np.memmap(path, dtype=dtype, mode="r")[start:stop]
         self._unpack = unpack
 
     def __len__(self) -> int:

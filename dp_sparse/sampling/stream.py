@@ -109,7 +109,7 @@ class StreamSampling(Sampling):
     def _full(self, index: tf.Tensor, batch: Any) -> Any:
         """Fails on a pass that ends early: repeating it would use its examples more often than was paid for."""
         count = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-        expected = tf.minimum(self.batch_size, self.num_examples - index * self.batch_size)
+        expected = tf.minimum(tf.constant(self.batch_size, tf.int64), self.num_examples - index * self.batch_size)
         message = f"Expected num_examples={self.num_examples} examples in each pass of the stream, but batch {{}} holds {{}}."
         with tf.control_dependencies([require(tf.equal(count, expected), PrivacyError, message, index, count)]):
             return tf.nest.map_structure(tf.identity, batch)

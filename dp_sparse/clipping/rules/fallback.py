@@ -1,8 +1,8 @@
 """Any layer that works on each example alone: a vectorised per-example vector-Jacobian product of that layer by itself.
 
 The layer is called once more on each example, as a batch of one, so it costs a second pass of this layer and memory
-batch × (its trainable parameters); above a budget it is refused. A layer that draws random numbers cannot be called twice
-with one result, and is refused too.
+batch × (its trainable parameters); above a budget it is refused. A layer that drew random numbers cannot be called again with
+the same result, and is refused too.
 """
 
 import math
@@ -24,10 +24,16 @@ def call_any_layer(
 ) -> Any:
     """Runs the layer's own call and records its inputs and outputs."""
     variables = [v for v in layer.trainable_variables if tap.trains(v)]
+    written = tap.states_written()
     outputs = call(*args, **kwargs)
+    if tap.states_written() != written:
+        raise UnsupportedLayerError(
+            f"{_name(layer)}: has trainable variables, no rule of its own, and draws random numbers, so it cannot be called "
+            "again for its per-example gradients. Set its dropout to 0, or move it into a keras.layers.Dropout."
+        )
     flat_outputs = tf.nest.flatten(outputs)
     inputs = [value for value in tf.nest.flatten((args, kwargs)) if tf.is_tensor(value)]
-    _refuse(layer, variables, inputs, flat_outputs)
+    _refuse(layer, variables, [*inputs, *flat_outputs], tap.batch_capacity)
 
     def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
         values = [tf.convert_to_tensor(variable.value) for variable in variables]
@@ -69,18 +75,12 @@ def _one_example(
 def _refuse(
     layer: keras.layers.Layer,
     variables: list[keras.Variable],
-    inputs: list[tf.Tensor],
-    outputs: list[tf.Tensor],
+    tensors: list[tf.Tensor],
+    batch: int,
 ) -> None:
-    name = f"{layer.path} ({type(layer).__name__})"
-    if any(value.shape.rank == 0 for value in [*inputs, *outputs]):
+    name = _name(layer)
+    if any(value.shape.rank == 0 for value in tensors):
         raise UnsupportedLayerError(f"{name}: takes or gives a tensor without a batch axis; pass constants as attributes.")
-    if _draws_random_numbers(layer):
-        raise UnsupportedLayerError(
-            f"{name}: has trainable variables, no rule of its own, and random numbers, so it cannot be called again for "
-            "its per-example gradients. Move the randomness (dropout) into a layer of its own."
-        )
-    batch = outputs[0].shape[0] or 1
     needed = 4 * batch * sum(math.prod(variable.shape) for variable in variables)
     if needed > MEMORY_BUDGET:
         raise UnsupportedLayerError(
@@ -90,9 +90,5 @@ def _refuse(
         )
 
 
-def _draws_random_numbers(layer: keras.layers.Layer) -> bool:
-    return any(
-        isinstance(value, keras.random.SeedGenerator)
-        for inner in layer._flatten_layers()
-        for value in vars(inner).values()
-    )
+def _name(layer: keras.layers.Layer) -> str:
+    return f"{layer.path} ({type(layer).__name__})"

@@ -1,0 +1,84 @@
+"""A private step of the pCTR model against stock Keras: 26 tables, batch 2,048, Adagrad, 1e5 to 1e7 rows in all.
+
+Both train on the same batches, without padding (a stream); the input pipeline is outside the clock.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import dp_sparse
+from benchmarks import harness
+from models.pctr import pctr
+from pipelines.criteo.schema import TABLE3_VOCABULARIES
+
+BATCH = 2048
+SIZES = {"1e5": 10**5, "1e6": 10**6, "1e7": 10**7}
+
+
+def vocabularies(total: int) -> list[int]:
+    """Table 3's vocabularies scaled to `total` rows, each at least 3."""
+    scale = total / sum(TABLE3_VOCABULARIES)
+    return [max(3, round(size * scale)) for size in TABLE3_VOCABULARIES]
+
+
+def private_step(sizes: list[int], batches: int) -> Callable[[], object]:
+    """One call is one DP-AdaFEST step."""
+    sampling = dp_sparse.StreamSampling(num_examples=BATCH * batches, batch_size=BATCH)
+    budget = dp_sparse.PrivacyBudget(epsilon=8.0, delta=1e-6)
+    plan = dp_sparse.PrivacyPlan(budget=budget, sampling=sampling).calibrate()
+    optimizer = dp_sparse.DPAdaFESTOptimizer(keras.optimizers.Adagrad(0.01), plan, clip_norm=1.0)
+    dataset = tf.data.Dataset.from_tensor_slices(examples(sizes, BATCH * batches))
+    return _step(sizes, optimizer, iter(list(sampling.batches(dataset))))
+
+
+def stock_step(sizes: list[int], batches: int) -> Callable[[], object]:
+    """One call is one step of stock Keras, without privacy."""
+    x, y = examples(sizes, BATCH * batches)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    return _step(sizes, keras.optimizers.Adagrad(0.01), itertools.cycle(list(dataset)))
+
+
+def _step(
+    sizes: list[int], optimizer: keras.optimizers.Optimizer, batches: Iterator[object]
+) -> Callable[[], object]:
+    model = pctr(sizes)
+    model.compile(optimizer=optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    model.make_train_function()
+    return lambda: model.train_function(iter([next(batches)]))
+
+
+def examples(sizes: list[int], count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Random examples; ids are Zipf-like, as clicks are."""
+    rng = np.random.default_rng(0)
+    ranks = [np.minimum(rng.zipf(1.2, count) - 1, size - 1) for size in sizes]
+    x = {
+        "integers": rng.normal(size=(count, 13)).astype(np.float32),
+        "categories": np.stack(ranks, axis=1).astype(np.int32),
+    }
+    return x, (rng.random(count) < 0.25).astype(np.float32)
+
+
+def main() -> None:
+    """Prints ms per step and the ratios."""
+    quick = harness.arguments(__doc__ or "").quick
+    rows, metrics = [], {}
+    for name, total in SIZES.items():
+        rounds = {"1e5": 15, "1e6": 10, "1e7": 3}[name] if quick else {"1e5": 60, "1e6": 40, "1e7": 15}[name]
+        sizes = vocabularies(total)
+        candidates = {"private": private_step(sizes, rounds + 3), "stock": stock_step(sizes, 3)}
+        seconds = harness.in_turns(candidates, rounds)
+        ratio = seconds["private"] / seconds["stock"]
+        metrics[f"private_over_stock_{name}"] = ratio
+        rows.append((total, 1000 * seconds["private"], 1000 * seconds["stock"], ratio))
+        del candidates
+        harness.forget()
+    headers = ("table rows", "private ms", "stock ms", "private / stock")
+    harness.report("pctr_step", headers, rows, metrics)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Reports: one self-contained HTML page of tables and line charts, written beside its place and renamed into it.
+
+Charts are inline SVG drawn by matplotlib, so a page needs neither network nor other files.
+"""
+
+import html
+import io
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+Points = tuple[Sequence[float], Sequence[float]]  # x, y
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
+table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .8rem;border-bottom:1px solid #ddd;text-align:right}
+td:first-child,th:first-child{text-align:left}pre{background:#f6f6f6;padding:1rem;white-space:pre-wrap}
+svg{max-width:100%;height:auto}
+"""
+
+
+def page(title: str, sections: Sequence[tuple[str, str]]) -> str:
+    """An HTML page of `(heading, body)` sections; bodies come from `table`, `chart` and `text`."""
+    body = "\n".join(f"<h2>{html.escape(heading)}</h2>\n{part}" for heading, part in sections)
+    return (
+        f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}</title>"
+        f"<style>{_STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>\n{body}\n</body></html>\n"
+    )
+
+
+def text(content: str) -> str:
+    """Preformatted text."""
+    return f"<pre>{html.escape(content)}</pre>"
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table; numbers are shown with four significant digits."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in headers)
+    lines = ["".join(f"<td>{html.escape(shown(cell))}</td>" for cell in row) for row in rows]
+    return f"<table><tr>{head}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def shown(value: object) -> str:
+    """A cell's text."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return str(value)
+
+
+def chart(x_label: str, y_label: str, series: Mapping[str, Points], *, log_y: bool = False) -> str:
+    """A line chart as inline SVG.
+
+    Raises:
+        ImportError: Without matplotlib, naming the extra that brings it.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("A report needs matplotlib: pip install 'dp-sparse[pipelines]'.") from error
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dp_sparse"}):
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for label, (x, y) in series.items():
+            axes.plot(x, y, marker=".", linewidth=1.2, label=label)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.grid(alpha=0.3)
+        if log_y:
+            axes.set_yscale("symlog")
+        if len(series) > 1:
+            axes.legend(fontsize="x-small", ncols=1 + len(series) // 10, loc="center left", bbox_to_anchor=(1, 0.5))
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    return drawn.getvalue()[drawn.getvalue().index("<svg") :]
+
+
+def write(path: str | os.PathLike[str], content: str) -> None:
+    """Writes a text file whole or not at all."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(content)
+        os.chmod(beside, 0o644)
+        os.replace(beside, target)
+    except BaseException:
+        os.unlink(beside)
+        raise

@@ -1,0 +1,1 @@
+"""Models of the published experiments, ready for private training."""

@@ -1,0 +1,39 @@
+"""The pCTR model of seed S, D.1.1: embedded categories and log-transformed integers, four layers of 598 ReLU, one logit."""
+
+from collections.abc import Sequence
+
+import keras
+
+
+def embedding_width(vocabulary: int) -> int:
+    """int(2·V^0.25), the paper's rule for V buckets."""
+    return int(2 * vocabulary**0.25)
+
+
+def pctr(
+    vocabularies: Sequence[int], num_integers: int = 13, hidden: Sequence[int] = (598, 598, 598, 598)
+) -> keras.Model:
+    """The click model.
+
+    Args:
+        vocabularies: Buckets of each categorical feature; the paper's are in its Table 3.
+        num_integers: Integer features, already log-transformed.
+        hidden: Widths of the ReLU layers.
+
+    Returns:
+        A model from {"integers": float `[batch, num_integers]`, "categories": int `[batch, features]`} to one logit,
+        `[batch, 1]`.
+    """
+    integers = keras.Input((num_integers,), name="integers")
+    categories = keras.Input((len(vocabularies),), dtype="int32", name="categories")
+    embedded = [
+        keras.layers.Embedding(size, embedding_width(size), name=f"category_{index + num_integers + 1}")(
+            categories[:, index]
+        )
+        for index, size in enumerate(vocabularies)
+    ]
+    values = keras.layers.Concatenate(name="features")([integers, *embedded])
+    for index, width in enumerate(hidden):
+        values = keras.layers.Dense(width, activation="relu", name=f"hidden_{index + 1}")(values)
+    logit = keras.layers.Dense(1, name="logit")(values)
+    return keras.Model({"integers": integers, "categories": categories}, logit, name="pctr")

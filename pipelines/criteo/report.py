@@ -1,0 +1,68 @@
+"""The page and the console table of one or several Criteo runs."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from dp_sparse import reporting
+from pipelines.criteo.prepare import PreparedData
+from pipelines.criteo.train import RunResult
+
+_HEADERS = ("method", "AUC", "epsilon", "delta", "gradient size reduction", "ms/step", "steps")
+
+
+def rows(results: Sequence[RunResult]) -> list[tuple[object, ...]]:
+    """One row of the comparison for each run."""
+    return [
+        (
+            result.method,
+            f"{result.auc:.4f}",
+            "none" if math.isinf(result.epsilon) else f"{result.epsilon:.3f}",
+            "none" if math.isinf(result.epsilon) else f"{result.delta:.2g}",
+            f"{result.reduction:,.1f}x",
+            f"{result.ms_per_step:.1f}",
+            result.steps,
+        )
+        for result in results
+    ]
+
+
+def console_table(results: Sequence[RunResult]) -> str:
+    """The comparison as aligned text."""
+    lines = [_HEADERS, *rows(results)]
+    widths = [max(len(str(line[i])) for line in lines) for i in range(len(_HEADERS))]
+    return "\n".join(
+        "  ".join(str(cell).rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+    )
+
+
+def write_report(path: Path, results: Sequence[RunResult], data: PreparedData, source: str) -> None:
+    """One self-contained page: the comparison, what is guaranteed, AUC and ε over steps, survivors per table."""
+    sections = [("Comparison", reporting.table(_HEADERS, rows(results)))]
+    curves = {r.method: ([s for s, _ in r.curve], [v for _, v in r.curve]) for r in results}
+    sections.append(("AUC on held-out rows", reporting.chart("step", "AUC", curves)))
+    private = [r for r in results if r.report is not None]
+    for result in private:
+        sections.extend(_private_sections(result))
+    quarantine = [(reason, count) for reason, count in data.quarantined.items()] or [("none", 0)]
+    if all(r.report.diagnostics == "non_private" for r in private if r.report is not None):
+        sections.append(("Malformed rows set aside", reporting.table(("reason", "rows"), quarantine)))
+    sections.append(("Data", reporting.text(source)))
+    reporting.write(path, reporting.page("Criteo pCTR", sections))
+
+
+def _private_sections(result: RunResult) -> list[tuple[str, str]]:
+    assert result.report is not None
+    history = result.report.history
+    spent = {"epsilon": (history.steps, history.epsilon)}
+    sections = [
+        (f"{result.method}: what is guaranteed", reporting.text(result.statement)),
+        (f"{result.method}: epsilon over steps", reporting.chart("step", "epsilon", spent)),
+    ]
+    if history.rows:
+        sections.append((f"{result.method}: rows noised per step, by table", result.report.rows_chart()))
+    if history.diagnostics:
+        pairs = [(name, points[-1][1]) for name, points in history.diagnostics.items()]
+        heading = f"{result.method}: covered by no epsilon, shown because the data is made up"
+        sections.append((heading, reporting.table(("quantity", "last value"), pairs)))
+    return sections

@@ -1,0 +1,223 @@
+"""Trains one model on prepared Criteo records, privately or not, and evaluates it on the last rows in time.
+
+The first rows train, the last `test_fraction` are held out: neither selection nor training sees them. All methods share the
+model, the batches' expected size and the wrapped optimizer, so their AUC and step times compare.
+"""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import ml_collections
+import numpy as np
+import scipy.stats
+import tensorflow as tf
+
+import dp_sparse
+from models.pctr import pctr
+from pipelines.criteo.prepare import PreparedData
+from pipelines.criteo.schema import RECORD_DTYPE, examples_from_records
+
+METHODS = ("non_private", "dp_sgd", "dp_adafest")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """What one run gave.
+
+    Attributes:
+        method: One of `METHODS`.
+        auc: Exact AUC on the held-out rows.
+        steps: Steps taken.
+        ms_per_step: Median time of a step, after the first.
+        reduction: Table parameters ÷ mean table entries noised a step; 1 without selection.
+        statement: The plan's statement, or that there is no guarantee.
+        epsilon: ε spent; infinite without privacy.
+        delta: Its δ; 1 without privacy.
+        curve: (step, AUC on held-out rows) during training.
+        report: The privacy report's callback, for its history; None without privacy.
+    """
+
+    method: str
+    auc: float
+    steps: int
+    ms_per_step: float
+    reduction: float
+    statement: str
+    epsilon: float
+    delta: float
+    curve: list[tuple[int, float]]
+    report: dp_sparse.PrivacyReport | None
+
+
+def train(config: ml_collections.ConfigDict, data: PreparedData) -> RunResult:
+    """Trains `config.method` on `data` and evaluates it.
+
+    Raises:
+        ValueError: An unknown method, or too few rows for one batch.
+    """
+    if config.method not in METHODS:
+        raise ValueError(f"Expected method to be one of {METHODS}, got method={config.method!r}.")
+    keras.utils.set_random_seed(config.seed)  # initial weights; noise and sampling have keys of their own
+    training, held_out = _split(data, config.data.test_fraction)
+    epochs, steps = _schedule(config, len(training))
+    model = pctr(data.vocabularies)
+    timer, curve = _StepTimer(), _HeldOutAUC(held_out)
+    if config.method == "non_private":
+        batches, report = _stock_batches(training, config.training.batch_size, steps), None
+        _compile(model, _optimizer(config))
+    else:
+        plan = _plan(config, len(training), steps)
+        batches = plan.sampling.batches(training)
+        report = dp_sparse.PrivacyReport(diagnostics=config.report.diagnostics)
+        _compile(model, _private_optimizer(config, plan))
+    callbacks = [timer, *([report] if report is not None else []), curve]
+    model.fit(
+        batches, epochs=epochs, steps_per_epoch=steps // epochs, callbacks=callbacks, verbose=config.report.verbose
+    )
+    return _result(config.method, model, timer, curve, report)
+
+
+def exact_auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    """The area under the ROC curve, ties counted half: the Mann-Whitney statistic over ranks.
+
+    Raises:
+        ValueError: When all labels are the same.
+    """
+    positive = int(labels.sum())
+    negative = len(labels) - positive
+    if not positive or not negative:
+        raise ValueError(f"Expected clicks and non-clicks among the rows, got {positive} and {negative}.")
+    ranks = scipy.stats.rankdata(scores)
+    return float((ranks[labels > 0].sum() - positive * (positive + 1) / 2) / (positive * negative))
+
+
+def _split(data: PreparedData, fraction: float) -> tuple[dp_sparse.RecordFile, dp_sparse.RecordFile]:
+    if not 0 < fraction < 1:
+        raise ValueError(f"Expected 0 < data.test_fraction < 1, got {fraction}.")
+    boundary = round(data.num_records * (1 - fraction))
+    if not 0 < boundary < data.num_records:
+        raise ValueError(f"Expected rows to train on and rows to hold out, got {data.num_records} rows in all.")
+    parts = [(0, boundary), (boundary, data.num_records)]
+    training, held_out = (
+        dp_sparse.RecordFile(data.path, RECORD_DTYPE, examples_from_records, *part) for part in parts
+    )
+    return training, held_out
+
+
+def _schedule(config: ml_collections.ConfigDict, num_examples: int) -> tuple[int, int]:
+    """Keras epochs (one an evaluation) and steps in all, a multiple of the epochs."""
+    wanted = max(1, round(config.training.epochs * num_examples / config.training.batch_size))
+    epochs = max(1, min(config.training.evaluations, wanted))
+    return epochs, wanted // epochs * epochs
+
+
+def _plan(config: ml_collections.ConfigDict, num_examples: int, steps: int) -> dp_sparse.PrivacyPlan:
+    return dp_sparse.PrivacyPlan(
+        budget=dp_sparse.PrivacyBudget(
+            epsilon=config.privacy.epsilon, delta=config.privacy.delta or 1 / num_examples
+        ),
+        sampling=dp_sparse.PoissonSampling(
+            num_examples=num_examples,
+            expected_batch_size=min(config.training.batch_size, num_examples),
+            steps=steps,
+        ),
+    ).calibrate()
+
+
+def _compile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    model.compile(optimizer=optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
+
+
+def _optimizer(config: ml_collections.ConfigDict) -> keras.optimizers.Optimizer:
+    return keras.optimizers.get({"class_name": config.optimizer.name, "config": dict(config.optimizer.options)})
+
+
+def _private_optimizer(
+    config: ml_collections.ConfigDict, plan: dp_sparse.PrivacyPlan
+) -> keras.optimizers.Optimizer:
+    wrapped = _optimizer(config)
+    if config.method == "dp_sgd":
+        return dp_sparse.DPSGDOptimizer(wrapped, plan, clip_norm=config.privacy.clip_norm)
+    return dp_sparse.DPAdaFESTOptimizer(wrapped, plan, clip_norm=config.privacy.clip_norm, **config.adafest)
+
+
+def _stock_batches(training: dp_sparse.RecordFile, batch_size: int, steps: int) -> tf.data.Dataset:
+    """Shuffled batches of fixed size for the non-private run."""
+
+    def generate() -> Iterator[Any]:
+        rng = np.random.default_rng()
+        while True:
+            order = rng.permutation(len(training))
+            for start in range(0, len(order) - batch_size + 1, batch_size):
+                yield training.gather(np.sort(order[start : start + batch_size]))
+
+    if len(training) < batch_size:
+        raise ValueError(f"Expected at least one batch of {batch_size} rows, got {len(training)}.")
+    example = training.gather(np.arange(batch_size))
+    signature = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
+    return tf.data.Dataset.from_generator(generate, output_signature=signature).take(steps).prefetch(2)
+
+
+class _StepTimer(keras.callbacks.Callback):
+    """Times each step, batch in hand to weights updated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._begun = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seconds.append(time.perf_counter() - self._begun)
+
+
+class _HeldOutAUC(keras.callbacks.Callback):
+    """The exact AUC on held-out rows after each epoch, in the logs as `val_auc`."""
+
+    def __init__(self, held_out: dp_sparse.RecordFile) -> None:
+        super().__init__()
+        self._x, self._labels = held_out.gather(np.arange(len(held_out)))
+        self.points: list[tuple[int, float]] = []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        scores = self.model.predict(self._x, batch_size=8192, verbose=0)[:, 0]
+        auc = exact_auc(self._labels, scores)
+        self.points.append((int(self.model.optimizer.iterations.numpy()), auc))
+        if logs is not None:
+            logs["val_auc"] = auc
+
+
+def _result(
+    method: str,
+    model: keras.Model,
+    timer: _StepTimer,
+    curve: _HeldOutAUC,
+    report: dp_sparse.PrivacyReport | None,
+) -> RunResult:
+    milliseconds = 1000 * statistics.median(timer.seconds[1:] or timer.seconds)
+    common = {
+        "method": method,
+        "auc": curve.points[-1][1],
+        "steps": len(timer.seconds),
+        "ms_per_step": milliseconds,
+        "curve": curve.points,
+        "report": report,
+    }
+    if report is None:
+        statement = "No guarantee: gradients were neither clipped nor noised."
+        return RunResult(**common, reduction=1.0, statement=statement, epsilon=math.inf, delta=1.0)
+    plan, steps = model.optimizer.plan, int(model.optimizer.steps_spent.numpy())
+    spent = plan.spent(steps)
+    return RunResult(
+        **common,
+        reduction=report.reduction(),
+        statement=plan.statement(steps),
+        epsilon=spent.epsilon,
+        delta=spent.delta,
+    )

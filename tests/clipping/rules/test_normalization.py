@@ -1,0 +1,55 @@
+"""LayerNormalization over several axes, with and without scale and centre."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.clipping_cases import assert_as_brute_force
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    axes=st.sampled_from([-1, 1, 2, 3, [1, 2], [2, 3], [1, 3], [-1, -2], [1, 2, 3]]),
+    center=st.booleans(),
+    scale=st.booleans(),
+    rms=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_random_axes(axes: int | list[int], center: bool, scale: bool, rms: bool, seed: int) -> None:
+    keras.utils.set_random_seed(seed)
+    layer = keras.layers.LayerNormalization(
+        axis=axes,
+        center=center,
+        scale=scale,
+        rms_scaling=rms,
+        epsilon=0.01,
+        gamma_initializer="random_normal",
+        beta_initializer="random_normal",
+    )
+    model = keras.Sequential([keras.Input((2, 3, 4)), layer, keras.layers.Dense(2)])
+    x = np.random.default_rng(seed).normal(size=(4, 2, 3, 4)).astype(np.float32)
+    assert_as_brute_force(model, x, seed=seed, padding=1)
+
+
+@pytest.mark.parametrize("frozen", ["gamma", "beta"])
+def test_one_of_two_frozen(frozen: str) -> None:
+    layer = keras.layers.LayerNormalization()
+    model = keras.Sequential([keras.Input((5, 3)), layer])
+    getattr(layer, frozen).trainable = False
+    x = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
+    assert len(model.trainable_variables) == 1
+    assert_as_brute_force(model, x)
+
+
+def test_between_layers_and_called_twice() -> None:
+    inputs = keras.Input((5, 3))
+    norm, dense = keras.layers.LayerNormalization(), keras.layers.Dense(3, "gelu")
+    model = keras.Model(inputs, norm(dense(norm(inputs))))
+    x = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
+    assert_as_brute_force(model, x, weighted=True)

@@ -1,0 +1,100 @@
+"""Products, lookups and direct gradients: norms and clipped sums from the records."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dp_sparse.clipping.uses import Direct, Product, Rows, joined
+
+SIZES = st.integers(1, 6)
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@settings(max_examples=50, deadline=None)
+@given(SIZES, st.integers(1, 12), SIZES, SIZES)
+def test_product_is_the_outer_product_of_each_example(b: int, s: int, d: int, n: int) -> None:
+    x, dz, factors = values(b, s, d), values(b, s, n, seed=1), values(b, seed=2)
+    gradients = np.einsum("bsd,bsn->bdn", x, dz)
+    use = Product(tf.constant(x), tf.constant(dz))
+    np.testing.assert_allclose(use.squared_norms(), np.sum(gradients**2, axis=(1, 2)), rtol=1e-4)
+    expected = np.einsum("b,bdn->dn", factors, gradients)
+    np.testing.assert_allclose(use.clipped_sum(tf.constant(factors)), expected, atol=1e-4)
+
+
+def test_both_formulas_for_a_product_agree() -> None:
+    x, dz = values(3, 4, 50), values(3, 4, 70, seed=1)
+    use = Product(tf.constant(x), tf.constant(dz))
+    np.testing.assert_allclose(use.squared_norms(), use._squared_norms_by_chunk(50, 70), rtol=1e-5)
+
+
+def test_chunks_cover_every_column() -> None:
+    x, dz = values(2, 3, 40_000), values(2, 3, 5, seed=1)  # one column a chunk
+    norms = Product(tf.constant(x), tf.constant(dz))._squared_norms_by_chunk(40_000, 5)
+    expected = np.sum(np.einsum("bsd,bsn->bdn", x, dz).astype(np.float64) ** 2, axis=(1, 2))
+    np.testing.assert_allclose(norms, expected, rtol=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(SIZES, st.integers(1, 12), st.integers(1, 4), SIZES, st.integers(0, 99))
+def test_repeated_rows_add_before_squaring(b: int, lookups: int, rows: int, width: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    row_ids, dz = rng.integers(0, rows, (b, lookups)), values(b, lookups, width, seed=seed)
+    valid, slots = rng.random((b, lookups)) < 0.7, rng.integers(-1, rows, rows)
+    factors = values(b, seed=seed + 1)
+    use = Rows(tf.constant(row_ids), tf.constant(valid), tf.constant(dz))
+    use = use.restricted(tf.constant(slots[row_ids].astype(np.int32)))
+    gradients = np.zeros((b, rows, width))
+    for i in range(b):
+        for m in range(lookups):
+            if valid[i, m] and slots[row_ids[i, m]] >= 0:
+                gradients[i, row_ids[i, m]] += dz[i, m]
+    np.testing.assert_allclose(use.squared_norms(), np.sum(gradients**2, axis=(1, 2)), rtol=1e-4, atol=1e-6)
+    expected = np.zeros((rows, width))
+    for row in range(rows):
+        if slots[row] >= 0:
+            expected[slots[row]] += np.einsum("b,bw->w", factors, gradients[:, row])
+    total = use.clipped_sum(tf.constant(factors), tf.constant(rows))
+    np.testing.assert_allclose(total, expected, atol=1e-4)
+
+
+def test_row_ids_of_a_billion_rows_do_not_collide() -> None:
+    """(example, row) pairs are numbered in int64."""
+    row_ids = tf.constant([[10**9 - 1, 0], [10**9 - 1, 10**9 - 1]], tf.int64)
+    dz = tf.ones([2, 2, 1])
+    use = Rows(row_ids, tf.ones([2, 2], tf.bool), dz)
+    np.testing.assert_allclose(use.squared_norms(), [2, 4])
+
+
+def test_direct_gradients_of_any_rank() -> None:
+    for shape in ((), (3,), (2, 3)):
+        gradients, factors = values(4, *shape), values(4, seed=1)
+        use = Direct(tf.constant(gradients))
+        norms = np.sum(gradients.reshape(4, -1) ** 2, axis=1)
+        np.testing.assert_allclose(use.squared_norms(), norms, rtol=1e-5)
+        expected = np.tensordot(factors, gradients, axes=1)
+        np.testing.assert_allclose(use.clipped_sum(tf.constant(factors)), expected, atol=1e-5)
+
+
+def test_joined_uses_have_the_norm_of_the_whole_gradient() -> None:
+    one, two = (Product(values(3, s, 2, seed=s), values(3, s, 4, seed=9 + s)) for s in (1, 3))
+    whole = sum(np.einsum("bsd,bsn->bdn", use.inputs, use.cotangents) for use in (one, two))
+    use = joined([one, two])
+    np.testing.assert_allclose(use.squared_norms(), np.sum(whole**2, axis=(1, 2)), rtol=1e-5)
+    direct = joined([Direct(values(3, 4)), Direct(values(3, 4, seed=1))])
+    expected = np.sum((values(3, 4) + values(3, 4, seed=1)) ** 2, axis=1)
+    np.testing.assert_allclose(direct.squared_norms(), expected, rtol=1e-5)
+
+
+def test_a_table_that_is_also_a_matrix_is_refused() -> None:
+    rows = Rows(tf.zeros([2, 1], tf.int64), tf.ones([2, 1], tf.bool), tf.ones([2, 1, 3]))
+    with pytest.raises(ValueError, match=r"used in different ways: \['Product', 'Rows'\]"):
+        joined([rows, Product(tf.ones([2, 1, 3]), tf.ones([2, 1, 3]))])

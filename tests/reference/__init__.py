@@ -1,0 +1,1 @@
+"""Plain NumPy references, written from the mathematics and not from the library."""

@@ -1,0 +1,71 @@
+"""The marker of a batch: what it is made of, and that nothing else looks like one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dp_sparse.sampling import PoissonSampling
+from dp_sparse.sampling.marker import (
+    SEEDED,
+    Marker,
+    fingerprint,
+    is_sampled,
+    new_nonce,
+    sampled_batch,
+)
+
+
+def batch() -> tuple[Any, Any, dict[str, Any]]:
+    ones = np.ones(2, np.float32)
+    return sampled_batch(np.zeros(2), np.zeros(2), ones, ones, Marker(7, 8, 9))
+
+
+def test_sampled_batch() -> None:
+    _, _, weights = batch()
+    assert weights["marker"].dtype == np.int64
+    assert Marker(*weights["marker"]) == Marker(fingerprint=7, nonce=8, index=9)
+    assert is_sampled(batch())
+
+
+def test_a_batch_of_the_sampler_is_sampled() -> None:
+    made = next(iter(PoissonSampling(9, 3, 1).batches((np.zeros(9), np.zeros(9)))))
+    assert is_sampled(made)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        np.zeros(2),
+        batch()[:2],
+        list(batch()),
+        (*batch(), 1),
+        (0, 0, np.ones(2)),
+        (0, 0, {}),
+        (0, 0, {"sample_weight": 1, "present": 1}),
+        (0, 0, batch()[2] | {"more": 1}),
+    ],
+)
+def test_nothing_else_is_sampled(data: Any) -> None:
+    assert not is_sampled(data)
+
+
+def test_fingerprints_fit_a_marker_and_differ() -> None:
+    prints = [fingerprint({"steps": steps}) for steps in range(1000)]
+    assert len(set(prints)) == 1000
+    assert all(0 <= each < 2**63 for each in prints)
+    assert max(prints) > 2**62
+    np.array(Marker(max(prints), 2**62, 2**40), np.int64)
+
+
+def test_fingerprints_are_of_the_configuration_alone() -> None:
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    assert fingerprint({"a": 1, "b": 2}) != fingerprint({"a": 2, "b": 1})
+    assert fingerprint({"steps": 3}) == 6792834103802305207  # the same in every process
+
+
+def test_nonces() -> None:
+    nonces = {new_nonce(None) for _ in range(1000)}
+    assert len(nonces) == 1000 and min(nonces) > SEEDED and max(nonces) <= 2**62
+    assert new_nonce(0) == new_nonce(5) == SEEDED

@@ -1,0 +1,39 @@
+"""Runs a piece of Python in a process of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def start_python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    """Starts it; standard output is a pipe, standard error is dropped."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", textwrap.dedent(code), *arguments],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def run_python(code: str, *arguments: str, timeout: float = 240) -> str:
+    """Runs it to its end and returns what it printed; fails with its last words when it failed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout

@@ -1,0 +1,218 @@
+"""One test for each internal of Keras that dp_sparse stands on, so that a new Keras that moves one fails here and says which."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import inspect
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def small() -> keras.Model:
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
+
+
+def test_the_minor_version_is_one_that_was_tested() -> None:
+    assert keras.__version__.split(".")[0] == "3"
+
+
+def test_compile_is_found_on_the_mro_and_binds_by_name() -> None:
+    owner = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
+    assert owner.__module__ == "keras.src.trainers.trainer"
+    names = inspect.signature(owner.compile).parameters
+    assert {"optimizer", "loss", "jit_compile", "auto_scale_loss"} <= set(names)
+
+
+def test_steps_and_losses_are_defined_in_keras_modules() -> None:
+    for name in ("train_step", "compute_loss", "_compute_loss"):
+        owner = next(cls for cls in keras.Model.__mro__ if name in vars(cls))
+        assert owner.__module__.startswith("keras.")
+
+
+def test_flatten_layers_takes_both_flags() -> None:
+    inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model = keras.Sequential([keras.Input((2,)), inner])
+    direct = list(model._flatten_layers(include_self=False, recursive=False))
+    assert inner in direct
+    assert inner.layers[0] not in direct
+    assert inner.layers[0] in list(model._flatten_layers())
+    assert model in list(model._flatten_layers())
+
+
+def test_a_stateless_scope_sees_every_read_and_write() -> None:
+    reads, writes = [], []
+
+    class Scope(keras.StatelessScope):
+        def get_current_value(self, variable: Any) -> Any:
+            reads.append(variable.path)
+            return super().get_current_value(variable)
+
+        def add_update(self, update: Any) -> None:
+            writes.append(update[0].path)
+            super().add_update(update)
+
+    model = small()
+    with Scope(collect_losses=True) as scope:
+        model(np.ones((2, 3), np.float32), training=True)
+    dense, dropout = model.layers
+    assert {dense.kernel.path, dense.bias.path} <= set(reads)
+    assert writes == [dropout.seed_generator.state.path]
+    assert writes[0].endswith("seed_generator_state")
+    assert scope.losses == []
+    table = keras.layers.Embedding(4, 2)
+    table.build(None)
+    reads.clear()
+    with Scope():
+        for read in (lambda: table.embeddings.value, lambda: table.embeddings + 0, lambda: table.embeddings[0]):
+            reads.clear()
+            read()
+            assert table.embeddings.path in reads
+        tf.convert_to_tensor(table.embeddings)
+        table.embeddings.assign(table.embeddings)
+    assert writes[-1] == table.embeddings.path
+
+
+def test_a_stateless_scope_collects_losses() -> None:
+    layer = keras.layers.ActivityRegularization(l2=1.0)
+    with keras.StatelessScope(collect_losses=True) as scope:
+        layer(np.ones((2, 3), np.float32))
+    assert len(scope.losses) == 1
+
+
+def test_call_on_the_instance_is_honoured_and_can_be_taken_away() -> None:
+    layer = keras.layers.Dense(2)
+    x = np.ones((1, 3), np.float32)
+    stock = layer(x)
+    original = layer.call
+    layer.call = lambda *args, **kwargs: 2 * original(*args, **kwargs)
+    np.testing.assert_allclose(layer(x), 2 * stock)
+    del layer.call
+    np.testing.assert_allclose(layer(x), stock)
+
+
+def test_an_activation_swapped_during_the_call_is_used() -> None:
+    layer = keras.layers.Dense(2, activation="relu")
+    x = np.ones((1, 3), np.float32)
+    layer(x)
+    seen = []
+    layer.activation = lambda z: seen.append(z) or 0 * z
+    np.testing.assert_array_equal(layer(x), 0)
+    np.testing.assert_allclose(seen[0], x @ layer.kernel.numpy() + layer.bias.numpy(), rtol=1e-5)
+
+
+def test_a_compiled_loss_is_a_list_of_named_tuples_with_metrics_beside() -> None:
+    inputs = keras.Input((3,))
+    heads = [keras.layers.Dense(1, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)]
+    model = keras.Model(inputs, heads)
+    model.compile(loss=["mse", keras.losses.MeanAbsoluteError()], loss_weights=[1.0, 0.5])
+    compiled = model._compile_loss
+    assert not compiled.built
+    y = [tf.ones((2, 1)), tf.ones((2, 1))]
+    compiled.build(y, model(tf.ones((2, 3))))
+    assert compiled.built
+    entries = compiled._flat_losses
+    assert [entry.loss_weights for entry in entries] == [1.0, 0.5]
+    assert all(isinstance(entry.loss, keras.losses.Loss) for entry in entries)
+    assert entries[0].loss.fn is keras.losses.mean_squared_error
+    assert [metric.name for metric in compiled._metrics] == ["a_loss", "b_loss"]
+    assert entries[0]._replace(loss=None).loss is None
+
+
+def test_a_loss_has_a_reduction_a_dtype_and_values_per_position() -> None:
+    loss = keras.losses.MeanSquaredError()
+    assert (loss.reduction, loss.dtype) == ("sum_over_batch_size", "float32")
+    values = loss.call(tf.ones((2, 4, 3)), tf.zeros((2, 4, 3)))
+    assert values.shape == (2, 4)
+
+
+def test_a_mask_travels_on_the_prediction() -> None:
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(4, 2, mask_zero=True)])
+    assert model(np.array([[1, 0, 2]]))._keras_mask.numpy().tolist() == [[True, False, True]]
+
+
+def test_the_trainer_traces_train_step_through_make_train_function() -> None:
+    model = small()
+    model.compile("sgd", "mse")
+    assert model.train_function is None
+    called = []
+    step = model.train_step
+    model.train_step = lambda data: called.append(data) or step(data)
+    model.make_train_function()
+    function = model.train_function
+    assert callable(function)
+    model.make_train_function()
+    assert model.train_function is function  # made once, until compile or force
+    x, y = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
+    model.fit(x, y, verbose=0)
+    assert called
+    assert set(inspect.signature(model._make_function).parameters) == {"step_function"}
+
+
+def test_symbolic_build_builds_model_and_metrics_from_a_batch() -> None:
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    batch = (tf.ones((4, 3)), tf.ones((4, 2)), tf.ones((4,)))
+    model._symbolic_build(data_batch=batch)
+    assert model.built
+    assert model._compile_loss.built
+    assert model._compile_metrics.built
+    assert model.optimizer.built
+
+
+def test_loss_tracker_and_compute_loss() -> None:
+    model = small()
+    model.compile("sgd", "mse")
+    assert isinstance(model._loss_tracker, keras.metrics.Mean)
+    ones = tf.ones((2, 2))
+    loss = model._compute_loss(x=None, y=ones, y_pred=0 * ones, sample_weight=None, training=True)
+    assert float(loss) == 1.0
+    assert model._distribute_strategy is None
+
+
+def test_an_optimizer_tracks_variables_and_knows_what_it_was_built_with() -> None:
+    optimizer = keras.optimizers.Adagrad(0.1)
+    variable = keras.Variable(np.ones(3, np.float32))
+    optimizer.build([variable])
+    assert optimizer._trainable_variables == [variable]
+    own = [path.split("/")[-1] for path in (v.path for v in optimizer._variables)]
+    assert own[:2] == ["iteration", "learning_rate"]
+    extra = keras.Variable(0.0)
+    optimizer._track_variable(extra)
+    assert any(v is extra for v in optimizer.variables)
+
+
+def test_an_optimizer_is_saved_and_loaded_through_its_variables_property() -> None:
+    optimizer = keras.optimizers.Adagrad(0.1)
+    optimizer.build([keras.Variable(np.ones(3, np.float32))])
+    store: dict[str, Any] = {}
+    optimizer.save_own_variables(store)
+    assert list(store) == ["0", "1", "2"]
+    store["0"] = 7
+    optimizer.load_own_variables(store)
+    assert int(optimizer.iterations) == 7
+
+
+def test_fit_finalizes_through_the_compiled_optimizer() -> None:
+    called = []
+
+    class Optimizer(keras.optimizers.SGD):
+        def finalize_variable_values(self, var_list: Any) -> None:
+            called.append(len(var_list))
+
+    model = small()
+    model.compile(Optimizer(), "mse")
+    model.fit(np.ones((4, 3), np.float32), np.ones((4, 2), np.float32), verbose=0)
+    assert called == [2]
+
+
+def test_a_quantised_or_lora_layer_says_so() -> None:
+    layer = keras.layers.Dense(4)
+    layer.build((None, 4))
+    assert layer.lora_enabled is False
+    assert layer.quantization_mode is None
+    layer.enable_lora(2)
+    assert layer.lora_enabled is True

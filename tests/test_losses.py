@@ -1,0 +1,186 @@
+"""Per-example losses: Keras' own values, one number an example, and nothing of the batch in them."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dp_sparse.losses import per_example_losses
+
+LOSSES = [
+    keras.losses.BinaryCrossentropy(),
+    keras.losses.BinaryCrossentropy(label_smoothing=0.1),
+    keras.losses.BinaryFocalCrossentropy(),
+    keras.losses.MeanSquaredError(),
+    keras.losses.MeanAbsoluteError(),
+    keras.losses.Huber(),
+    keras.losses.Poisson(),
+    keras.losses.LogCosh(),
+    keras.losses.CategoricalCrossentropy(),
+    keras.losses.KLDivergence(),
+    keras.losses.CosineSimilarity(),
+]
+
+
+def compiled(loss: Any, outputs: int = 4, **arguments: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(outputs, activation="softmax")])
+    model.compile(loss=loss, **arguments)
+    return model
+
+
+def each_alone(loss: keras.losses.Loss, y: Any, prediction: Any, weights: Any = None) -> list[float]:
+    """Stock Keras on every example as a batch of one."""
+    size = len(y)
+    return [
+        float(loss(y[i : i + 1], prediction[i : i + 1], None if weights is None else weights[i : i + 1]))
+        for i in range(size)
+    ]
+
+
+def probabilities(*shape: int) -> np.ndarray:
+    values = np.random.default_rng(0).uniform(0.05, 1, shape).astype(np.float32)
+    return values / values.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_stock_losses(loss: keras.losses.Loss, weighted: bool) -> None:
+    y, prediction = probabilities(5, 4), probabilities(5, 4)[::-1].copy()
+    weights = np.linspace(0, 2, 5).astype(np.float32) if weighted else None
+    values = per_example_losses(compiled(loss), y, tf.constant(prediction), weights)
+    assert values.dtype == tf.float32
+    np.testing.assert_allclose(values, each_alone(loss, y, prediction, weights), atol=1e-5)
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_sparse_labels(from_logits: bool) -> None:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+    y, prediction = np.array([0, 3, 1, 2, 2], np.int32), probabilities(5, 4)
+    values = per_example_losses(compiled(loss), y, tf.constant(prediction), None)
+    np.testing.assert_allclose(values, each_alone(loss, y[:, None], prediction), atol=1e-5)
+
+
+def test_flat_labels_against_a_column_of_predictions() -> None:
+    """`[batch]` against `[batch, 1]` must not become `[batch, batch]`."""
+    loss = keras.losses.MeanSquaredError()
+    y, prediction = np.arange(5, dtype=np.float32), probabilities(5, 3)[:, :1]
+    values = per_example_losses(compiled(loss, 1), y, tf.constant(prediction), None)
+    np.testing.assert_allclose(values, (y - prediction[:, 0]) ** 2, rtol=1e-5)
+
+
+def test_positions_are_averaged_within_the_example() -> None:
+    loss = keras.losses.MeanSquaredError()
+    y, prediction = probabilities(3, 5, 4), probabilities(3, 5, 4)[::-1].copy()
+    weights = np.random.default_rng(1).uniform(0, 2, (3, 5)).astype(np.float32)
+    for given in (None, weights, weights[:, 0]):
+        values = per_example_losses(compiled(loss), y, tf.constant(prediction), given)
+        expected = each_alone(loss, y, prediction, given if given is None or given.ndim == 2 else given[:, None])
+        np.testing.assert_allclose(values, expected, atol=1e-5)
+
+
+def test_a_mask_counts_within_the_example_alone() -> None:
+    """Keras divides by the number of unmasked positions of the whole batch; that couples examples."""
+    loss = keras.losses.MeanSquaredError()
+    y, prediction = probabilities(3, 5, 4), tf.constant(probabilities(3, 5, 4)[::-1].copy())
+    mask = np.array([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], bool)
+    prediction._keras_mask = tf.constant(mask)
+    values = per_example_losses(compiled(loss), y, prediction, None)
+    each = np.mean((y - prediction.numpy()) ** 2, axis=-1)
+    expected = [each[0].mean(), each[1, 0], 0.0]
+    np.testing.assert_allclose(values, expected, atol=1e-6)
+
+
+def test_the_loss_of_an_example_does_not_move_with_the_others() -> None:
+    for loss in LOSSES:
+        y, prediction = probabilities(5, 4), probabilities(5, 4)[::-1].copy()
+        alone = per_example_losses(compiled(loss), y[:1], tf.constant(prediction[:1]), None)
+        both = per_example_losses(compiled(loss), y, tf.constant(prediction), None)
+        np.testing.assert_allclose(alone[0], both[0], rtol=1e-5)
+
+
+def test_weight_0_hides_a_loss_that_is_not_finite() -> None:
+    loss = keras.losses.MeanSquaredError()
+    prediction = tf.constant([[1.0], [np.inf], [np.nan]])
+    values = per_example_losses(
+        compiled(loss, 1), np.zeros(3, np.float32), prediction, np.array([1, 0, 0], np.float32)
+    )
+    np.testing.assert_array_equal(values, [1, 0, 0])
+
+
+def test_keras_is_left_as_it_was() -> None:
+    """Also after an error: the compiled loss reduces over the batch again and its metrics are back."""
+    inputs = keras.Input((3,))
+    heads = [keras.layers.Dense(1, name=name)(inputs) for name in "ab"]
+    model = keras.Model(inputs, heads)
+    model.compile(loss="mse")
+    y = [tf.ones((2, 1)), tf.ones((2, 1))]
+    prediction = [tf.zeros((2, 1)), 3 * tf.ones((2, 1))]
+    np.testing.assert_allclose(per_example_losses(model, y, prediction, None), [5, 5])
+    with pytest.raises(Exception, match="."):
+        per_example_losses(model, y, [tf.zeros((2, 1)), tf.zeros((3, 7))], None)
+    assert float(model._compile_loss(y, prediction)) == pytest.approx(5)
+    assert [metric.name for metric in model._compile_loss.metrics] == ["a_loss", "b_loss"]
+
+
+@pytest.mark.parametrize("form", ["list", "dict"])
+def test_several_outputs_with_loss_weights(form: str) -> None:
+    inputs = keras.Input((3,))
+    heads = {name: keras.layers.Dense(1, name=name)(inputs) for name in "ab"}
+    model = keras.Model(inputs, heads if form == "dict" else list(heads.values()))
+    losses, weights = {"a": "mse", "b": "mae"}, {"a": 1.0, "b": 0.25}
+    one, two = tf.constant([[1.0], [2.0]]), tf.constant([[3.0], [5.0]])
+    zero = tf.zeros((2, 1))
+    if form == "dict":
+        model.compile(loss=losses, loss_weights=weights)
+        values = per_example_losses(model, {"a": zero, "b": zero}, {"a": one, "b": two}, None)
+    else:
+        model.compile(loss=list(losses.values()), loss_weights=list(weights.values()))
+        values = per_example_losses(model, [zero, zero], [one, two], None)
+    np.testing.assert_allclose(values, [1 + 0.75, 4 + 1.25])
+
+
+def test_a_custom_loss_function_per_example() -> None:
+    def cubed(y: Any, prediction: Any) -> tf.Tensor:
+        return tf.reduce_sum(tf.abs(prediction - y) ** 3, axis=-1)
+
+    values = per_example_losses(compiled(cubed, 1), tf.zeros((2, 1)), tf.constant([[1.0], [2.0]]), None)
+    np.testing.assert_allclose(values, [1, 8])
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none", None])
+def test_other_reductions_are_refused(reduction: str | None) -> None:
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    with pytest.raises(ValueError, match="Expected a loss with reduction='sum_over_batch_size'"):
+        per_example_losses(compiled(loss), tf.zeros((2, 4)), tf.zeros((2, 4)), None)
+
+
+def test_a_scalar_is_refused() -> None:
+    with pytest.raises(ValueError, match="got a scalar, which mixes the examples of a batch"):
+        per_example_losses(
+            compiled(lambda y, p: tf.reduce_mean(p)), tf.zeros((2, 4)), tf.zeros((2, 4)), None
+        )
+
+
+@pytest.mark.parametrize("bad", [-0.5, 1.5, 2.0])
+@pytest.mark.parametrize("name", ["binary_crossentropy", "binary_focal_crossentropy"])
+def test_probabilities_out_of_range_are_shown(name: str, bad: float) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"\[0, 1\] for loss {name}, got {bad:g}"):
+        per_example_losses(compiled(name, 1), tf.constant([[1.0], [bad]]), tf.constant([[0.5], [0.5]]), None)
+
+
+@pytest.mark.parametrize("bad", [-1, 4])
+def test_classes_out_of_range_are_shown(bad: int) -> None:
+    loss = "sparse_categorical_crossentropy"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Expected labels in \[0, 4\)"):
+        per_example_losses(compiled(loss), tf.constant([0, bad]), tf.constant(probabilities(2, 4)), None)
+
+
+def test_any_label_is_good_for_a_regression() -> None:
+    values = per_example_losses(compiled("mse", 1), tf.constant([[-7.0]]), tf.constant([[1.0]]), None)
+    np.testing.assert_allclose(values, [64])

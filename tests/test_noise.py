@@ -1,0 +1,329 @@
+"""Noise: its distribution, its tails, both execution paths; no value used twice, no key leaked."""
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+from dp_sparse import noise
+from tests.reference.distributions import SIGNIFICANCE, binomial
+
+LARGE = 100_000
+SIGMA = 1.7
+
+
+def row_noise(count: int, sigma: float) -> np.ndarray:
+    """The graph path: rows, of a count that changes from step to step."""
+    return sigma * noise.normal(noise.NoiseKey().next_draw(), noise.Purpose.ROWS, count).numpy()
+
+
+def dense_noise(count: int, sigma: float) -> np.ndarray:
+    """The XLA path: tensors of static shape."""
+    draw = noise.NoiseKey().next_draw()
+    return noise.noisy_mean(tf.zeros([count]), sigma, 1.0, draw, noise.Purpose.DENSE).numpy()
+
+
+def transform(bits: np.ndarray, *, xla: bool) -> np.ndarray:
+    """What the two paths make of 64 random bits."""
+    if xla:
+        return tf.function(noise._fused_normal, jit_compile=True)(tf.constant(bits)).numpy()
+    return tf.function(noise._normal)(tf.constant(bits)).numpy()
+
+
+def bits_of(signed: np.ndarray) -> np.ndarray:
+    """The 64 bits whose upper 53, signed, are `signed`; the lower 11 are not used."""
+    return (signed.astype(np.int64) << 11).view(np.uint64)
+
+
+# ----------------------------------------------------------------------------------- distribution
+
+
+@pytest.mark.parametrize("sample", [row_noise, dense_noise])
+def test_noise_is_normal(sample: Callable[[int, float], np.ndarray]) -> None:
+    values = sample(LARGE, SIGMA)
+    assert stats.kstest(values, stats.norm(scale=SIGMA).cdf).pvalue > SIGNIFICANCE
+    assert stats.kstest(np.abs(values), stats.halfnorm(scale=SIGMA).cdf).pvalue > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("wrong", [2 / 3, 3 / 2])
+@pytest.mark.parametrize("sample", [row_noise, dense_noise])
+def test_the_test_rejects_another_deviation(
+    sample: Callable[[int, float], np.ndarray], wrong: float
+) -> None:
+    values = sample(LARGE, SIGMA * wrong)
+    assert stats.kstest(values, stats.norm(scale=SIGMA).cdf).pvalue < SIGNIFICANCE
+
+
+def test_noise_is_independent_across_positions_and_draws() -> None:
+    key = noise.NoiseKey()
+    first, second = (noise.normal(key.next_draw(), 0, LARGE).numpy() for _ in range(2))
+    for left, right in [(first, second), (first[:-1], first[1:]), (first[:-2], first[2:])]:
+        assert stats.pearsonr(left, right).pvalue > SIGNIFICANCE
+        assert stats.pearsonr(np.abs(left), np.abs(right)).pvalue > SIGNIFICANCE
+
+
+def test_noisy_mean_adds_noise_then_divides() -> None:
+    draw = noise.NoiseKey().next_draw()
+    total = tf.random.stateless_normal([30, 40], [1, 2])
+    unit = noise.normal(draw, 5, 30 * 40).numpy().reshape(30, 40)
+    got = noise.noisy_mean(total, 3.0, 7.0, draw, 5).numpy()
+    np.testing.assert_allclose(got, (total.numpy() + 3.0 * unit) / 7.0, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [[], [0, 4], [1], [3, 1, 5]])
+def test_noisy_mean_keeps_the_shape(shape: list[int]) -> None:
+    mean = noise.noisy_mean(tf.zeros(shape), 1.0, 2.0, noise.NoiseKey().next_draw(), 3)
+    assert mean.shape == shape
+    assert mean.dtype == tf.float32
+
+
+# ------------------------------------------------------------------------------------------ tails
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_transform_is_the_inverse_of_the_normal_distribution(xla: bool) -> None:
+    """At every distance from the end of the grid; TensorFlow's own sampler ends at 5.68 σ."""
+    steps = np.unique(np.logspace(0, np.log10(2.0**52), 400).astype(np.int64))  # grid points
+    quantile = stats.norm.isf((steps - 0.5) * 2.0**-53)
+    upper = transform(bits_of(2**52 - steps), xla=xla)
+    lower = transform(bits_of(-(2**52) + steps - 1), xla=xla)
+    np.testing.assert_allclose(upper, quantile, rtol=3e-7, atol=1e-15)
+    np.testing.assert_array_equal(lower, -upper)
+    assert np.all(np.diff(upper) <= 0)
+    assert upper[0] == pytest.approx(8.2924, abs=1e-4)
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_every_pattern_of_bits_gives_a_finite_value(xla: bool) -> None:
+    powers = np.uint64(1) << np.arange(64, dtype=np.uint64)
+    bits = np.concatenate([powers, ~powers, powers - np.uint64(1), ~(powers - np.uint64(1))])
+    values = transform(bits, xla=xla)
+    assert np.all(np.isfinite(values)) and np.all(values != 0)
+    assert values.max() == -values.min() == pytest.approx(8.2924, abs=1e-4)
+
+
+def test_tails_hold_as_many_values_as_they_should() -> None:
+    """16 million values: 109 expected beyond 4.5 σ, 9 beyond 5 σ; a shorter tail shows none."""
+    count, beyond = 4_000_000, {4.5: 0, 5.0: 0}
+    for _ in range(4):
+        values = np.abs(dense_noise(count, 1.0))
+        beyond = {limit: found + np.sum(values > limit) for limit, found in beyond.items()}
+    for limit, found in beyond.items():
+        assert binomial(found, 4 * count, 2 * stats.norm.sf(limit)) > SIGNIFICANCE
+    assert binomial(0, 4 * count, 2 * stats.norm.sf(4.5)) < SIGNIFICANCE
+
+
+# ------------------------------------------------------------------------- streams and both paths
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1023, 20_001])
+def test_both_paths_give_the_same_values(count: int) -> None:
+    draw = noise.NoiseKey().next_draw()
+    graph = noise.normal(draw, 4, count).numpy()
+    xla = noise.noisy_mean(tf.zeros([count]), 1.0, 1.0, draw, 4).numpy()
+    np.testing.assert_array_equal(graph, xla)
+
+
+def test_same_key_draw_and_purpose_give_the_same_values() -> None:
+    key, number = tf.constant([2**63 + 5], tf.uint64), tf.constant(9, tf.int64)
+    first, second = (noise.normal(noise.Draw(key, number), 1, 100).numpy() for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    other_key = noise.normal(noise.Draw(key + 1, number), 1, 100).numpy()
+    other_draw = noise.normal(noise.Draw(key, number + 1), 1, 100).numpy()
+    other_purpose = noise.normal(noise.Draw(key, number), 2, 100).numpy()
+    for other in (other_key, other_draw, other_purpose):
+        assert not np.any(first == other)
+
+
+def test_a_longer_stream_begins_with_the_shorter_one() -> None:
+    draw = noise.NoiseKey().next_draw()
+    long = noise.uniform(draw, 1, 1001).numpy()
+    for count in (1, 2, 3, 500):
+        np.testing.assert_array_equal(noise.uniform(draw, 1, count).numpy(), long[:count])
+
+
+def test_streams_do_not_overlap() -> None:
+    """A repetition among 8·10⁴ values of 53 bits has a chance of 4·10⁻⁷ unless streams overlap."""
+    key = tf.constant([17], tf.uint64)
+    numbers = [1, 2, 255, 2**23, 2**24, 2**32, 2**32 + 1, 2**38]
+    purposes = [0, 1, 2, 3, 4, 300, 2**24 - 1]
+    values = [
+        noise.uniform(noise.Draw(key, tf.constant(number, tf.int64)), purpose, 1500).numpy()
+        for number in numbers
+        for purpose in purposes
+    ]
+    assert len(np.unique(values)) == np.size(values)
+
+
+def test_counters_are_injective() -> None:
+    """(draw, purpose) is the high word of the counter, the position in a stream the low word."""
+    key = tf.constant([17], tf.uint64)
+    counters = {
+        tuple(noise.Draw(key, tf.constant(number, tf.int64)).counter(purpose).numpy())
+        for number in (0, 1, 2**16, 2**24, 2**38, 2**39 - 1)
+        for purpose in (0, 1, 2, 3, 2**16, 2**24 - 1)
+    }
+    assert len(counters) == 36
+    assert {low for low, _ in counters} == {0}
+
+
+# --------------------------------------------------------------------------------------- uniforms
+
+
+def test_uniforms_lie_on_the_grid() -> None:
+    """(k + ½)·2⁻⁵³: never 0 and never 1, though values above ½ round to the next float64."""
+    values = noise.uniform(noise.NoiseKey().next_draw(), 1, LARGE).numpy()
+    assert values.dtype == np.float64
+    assert values.min() > 0
+    small = values[values < 0.5] * 2.0**53 - 0.5
+    np.testing.assert_array_equal(small, np.floor(small))
+    assert np.any(small % 2 == 1) and np.any(small % 2 == 0)
+    assert stats.kstest(values, "uniform").pvalue > SIGNIFICANCE
+
+
+def test_extreme_uniforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = tf.constant([0, 2**11 - 1, 2**11, 2**64 - 1], tf.uint64)
+    monkeypatch.setattr(noise, "_bits", lambda *_: bits)
+    values = noise.uniform(noise.NoiseKey().next_draw(), 1, 4).numpy()
+    np.testing.assert_array_equal(values[:3], [2.0**-54, 2.0**-54, 3 * 2.0**-54])
+    assert 1 - 2.0**-52 < values[3] <= 1
+
+
+@pytest.mark.parametrize("offset", [2, 4, 100, 998])
+def test_uniforms_from_an_offset_continue_the_stream(offset: int) -> None:
+    draw = noise.NoiseKey().next_draw()
+    whole = noise.uniform(draw, 1, 1000).numpy()
+    rest = noise.uniform(draw, 1, 1000 - offset, tf.constant(offset, tf.int64)).numpy()
+    np.testing.assert_array_equal(rest, whole[offset:])
+
+
+# -------------------------------------------------------------------------------------------- key
+
+
+def key_value(key: noise.NoiseKey) -> int:
+    return int(key.next_draw().key.numpy()[0])
+
+
+def test_copies_get_keys_of_their_own() -> None:
+    key = noise.NoiseKey()
+    copies = [copy.deepcopy(key), copy.copy(key), pickle.loads(pickle.dumps(key))]
+    values = [key_value(each) for each in (key, *copies)]
+    assert len(set(values)) == 4
+    assert str(values[0]).encode() not in pickle.dumps(key)
+    assert values[0].to_bytes(8, "little") not in pickle.dumps(key)
+
+
+def test_keys_use_all_64_bits() -> None:
+    values = np.array([key_value(noise.NoiseKey()) for _ in range(64)], np.uint64)
+    assert len(set(values.tolist())) == 64
+    ones = np.unpackbits(values.view(np.uint8).reshape(64, 8), axis=1).sum(0)  # of 64 keys
+    assert np.all((ones > 0) & (ones < 64))
+
+
+def test_refresh_changes_the_key_and_goes_on_counting() -> None:
+    key = noise.NoiseKey()
+    before, number = key_value(key), int(key.draws())
+    key.refresh()
+    assert key_value(key) != before
+    assert int(key.draws()) == number + 1
+
+
+def test_no_draw_number_comes_twice() -> None:
+    key = noise.NoiseKey()
+
+    def eager() -> tf.Tensor:
+        return key.next_draw().number
+
+    in_graph = tf.function(eager)
+    numbers = [int(f()) for f in (eager, in_graph, in_graph, eager, in_graph)]
+    assert numbers == [1, 2, 3, 4, 5]
+
+
+def test_two_draws_of_one_graph_differ() -> None:
+    key = noise.NoiseKey()
+
+    @tf.function
+    def both() -> tuple[tf.Tensor, tf.Tensor]:
+        return noise.normal(key.next_draw(), 0, 50), noise.normal(key.next_draw(), 0, 50)
+
+    values = np.stack([*both(), *both()])
+    assert len(np.unique(values)) == values.size
+
+
+def constants(graph: tf.Graph) -> list[np.ndarray]:
+    """The value of every Const node of a graph and of the functions that it calls."""
+    definition = graph.as_graph_def(add_shapes=False)
+    nodes = [*definition.node, *[n for f in definition.library.function for n in f.node_def]]
+    return [tf.make_ndarray(node.attr["value"].tensor) for node in nodes if node.op == "Const"]
+
+
+def test_the_key_is_no_constant_of_the_graph() -> None:
+    key = noise.NoiseKey()
+
+    @tf.function
+    def step(total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        draw = key.next_draw()
+        return noise.noisy_mean(total, 1.0, 1.0, draw, 3), noise.normal(draw, 2, tf.size(total))
+
+    concrete = step.get_concrete_function(tf.TensorSpec([8], tf.float32))
+    secret = key_value(key).to_bytes(8, "little")
+    found = constants(concrete.graph)
+    assert len(found) > 3
+    assert not any(secret in constant.tobytes() for constant in found if constant.dtype != object)
+    assert secret not in concrete.graph.as_graph_def().SerializeToString()
+
+    captured = tf.constant(np.frombuffer(secret, np.uint64))
+    leaky = tf.function(lambda: tf.identity(tf.constant(captured.numpy()))).get_concrete_function()
+    assert any(secret in constant.tobytes() for constant in constants(leaky.graph))
+
+
+def test_a_refreshed_key_reaches_a_traced_graph() -> None:
+    key = noise.NoiseKey()
+    step = tf.function(lambda: key.next_draw().key)
+    before = int(step()[0])
+    key.refresh()
+    assert int(step()[0]) not in (before, 0)
+
+
+class Owner(tf.Module):
+    """A trackable object that holds a key beside a variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = tf.Variable(1.0)
+        self.noise_key = noise.NoiseKey()
+
+
+class OwnerLayer(keras.layers.Layer):
+    """The same as a Keras layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = self.add_weight(shape=[])
+        self.noise_key = noise.NoiseKey()
+
+
+@pytest.mark.parametrize("owner_class", [Owner, OwnerLayer])
+def test_checkpoints_do_not_hold_the_key(owner_class: type, tmp_path: object) -> None:
+    owner = owner_class()
+    secret = key_value(owner.noise_key).to_bytes(8, "little")
+    prefix = tf.train.Checkpoint(owner=owner).write(f"{tmp_path}/checkpoint")
+    names = [name for name, _ in tf.train.list_variables(prefix)]
+    assert any("weight" in name for name in names)
+    assert not any("noise" in name or "draws" in name for name in names)
+    values = [tf.train.load_variable(prefix, name) for name in names]
+    assert not any(secret in value.tobytes() for value in values if isinstance(value, np.ndarray))
+
+
+def test_restoring_a_checkpoint_does_not_set_draws_back(tmp_path: object) -> None:
+    owner = Owner()
+    checkpoint = tf.train.Checkpoint(owner=owner)
+    prefix = checkpoint.write(f"{tmp_path}/checkpoint")
+    first = noise.normal(owner.noise_key.next_draw(), 0, 20).numpy()
+    checkpoint.read(prefix)
+    assert not np.any(first == noise.normal(owner.noise_key.next_draw(), 0, 20).numpy())

@@ -1,0 +1,108 @@
+"""Small plans, batches and models for the tests of the private step."""
+
+import dataclasses
+import itertools
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dp_sparse import PoissonSampling, PrivacyBudget, PrivacyPlan, noise
+from dp_sparse.sampling import marker
+
+TINY_SIGMA = 1e-3  # makes a threshold of 0.5 unreachable by noise, so that selection is deterministic
+
+
+def plan_for(
+    num_examples: int,
+    *,
+    expected_batch_size: float | None = None,
+    steps: int = 100,
+    capacity: int | None = None,
+    noise_multiplier: float = TINY_SIGMA,
+) -> PrivacyPlan:
+    """A plan with a given σ (no calibration, which takes seconds); by default every batch is the whole data set."""
+    sampling = PoissonSampling(
+        num_examples=num_examples,
+        expected_batch_size=num_examples if expected_batch_size is None else expected_batch_size,
+        steps=steps,
+        capacity=capacity,
+    )
+    plan = PrivacyPlan(PrivacyBudget(epsilon=1.0, delta=1e-5), sampling)
+    return dataclasses.replace(
+        plan, noise_multiplier=noise_multiplier, plan_id=secrets.token_hex(16)
+    )
+
+
+def marked(
+    plan: PrivacyPlan,
+    x: Any,
+    y: Any,
+    *,
+    index: int = 0,
+    nonce: int | None = None,
+    present: Sequence[int] | None = None,
+    weights: Any = None,
+) -> Any:
+    """One batch as the plan's sampler would make it, of any content."""
+    size = len(tf.nest.flatten(x)[0])
+    present = np.ones(size, np.float32) if present is None else np.asarray(present, np.float32)
+    weights = np.ones(size, np.float32) if weights is None else weights
+    nonce = marker.new_nonce(None) if nonce is None else nonce
+    mark = marker.Marker(plan.sampling.fingerprint, nonce, index)
+    batch = marker.sampled_batch(x, y, weights, present, mark)
+    return tf.nest.map_structure(tf.convert_to_tensor, batch)
+
+
+def marked_dataset(
+    plan: PrivacyPlan, x: Any, y: Any, *, steps: int = 1, **fields: Any
+) -> tf.data.Dataset:
+    """The same examples `steps` times, each time under a marker of its own, as the sampler at q = 1 would."""
+    nonce = marker.new_nonce(None)
+    first = marked(plan, x, y, nonce=nonce, **fields)
+    spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
+
+    def generate() -> Iterator[Any]:
+        for index in itertools.islice(itertools.count(), steps):
+            yield marked(plan, x, y, index=index, nonce=nonce, **fields)
+
+    dataset = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    return dataset.apply(tf.data.experimental.assert_cardinality(steps))
+
+
+@pytest.fixture
+def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every normal is 0."""
+    monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float32))
+    monkeypatch.setattr(
+        noise, "noisy_mean", lambda total, deviation, divisor, draw, purpose: total / divisor
+    )
+
+
+def weights_of(model: keras.Model) -> list[np.ndarray]:
+    """Copies of the trainable weights."""
+    return [np.array(variable) for variable in model.trainable_variables]
+
+
+def click_model(vocabularies: Sequence[int] = (11, 7), width: int = 3) -> keras.Model:
+    """One id per table and one dense hidden layer, as a click model has it."""
+    ids = keras.Input((len(vocabularies),), dtype="int32")
+    rows = [
+        keras.layers.Embedding(size, width, embeddings_initializer="random_normal")(ids[:, i])
+        for i, size in enumerate(vocabularies)
+    ]
+    hidden = keras.layers.Dense(4, activation="tanh")(keras.layers.Concatenate()(rows))
+    return keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(hidden))
+
+
+def clicks(
+    num_examples: int, vocabularies: Sequence[int] = (11, 7), seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids `[n, tables]` int32 and labels `[n]` float32."""
+    rng = np.random.default_rng(seed)
+    ids = np.stack([rng.integers(0, size, num_examples) for size in vocabularies], axis=1)
+    return ids.astype(np.int32), rng.integers(0, 2, num_examples).astype(np.float32)
