@@ -1,4 +1,4 @@
-"""Central validators; every message has the form `Expected clip_norm > 0, got clip_norm=-1.0.`"""
+"""Central validators; every message reads like `Expected clip_norm > 0, got clip_norm=-1.0`."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ def finite(name: str, value: Any) -> float:
 
 def positive_integer(name: str, value: Any) -> int:
     """Returns `value` as an int; raises ValueError unless it is a whole number above zero."""
-    if not _is_number(value) or value != int(value) or value <= 0:
+    if not _is_number(value) or not math.isfinite(value) or value != int(value) or value <= 0:
         raise ValueError(f"Expected {name} to be a whole number > 0, got {name}={value!r}.")
     return int(value)
 
@@ -34,3 +34,8 @@ def probability(name: str, value: Any) -> float:
 
 def _is_number(value: Any) -> bool:
     return not isinstance(value, bool) and hasattr(value, "__float__") and not math.isnan(value)
+
+
+def is_weight(value: Any) -> bool:
+    """Whether `value` is a finite number >= 0."""
+    return _is_number(value) and math.isfinite(value) and value >= 0

@@ -5,6 +5,7 @@ A check that needs a tensor's value runs inside the training graph, where Tensor
 out again, so that the user reads the sentence alone.
 """
 
+import base64
 import contextlib
 import re
 from collections.abc import Iterator
@@ -26,31 +27,40 @@ class BadExampleError(ValueError):
     """A batch holds a value outside the range its layer or loss accepts."""
 
 
-_KINDS = {kind.__name__: kind for kind in (PrivacyError, BadExampleError)}
+_KINDS = {kind.__name__: kind for kind in (PrivacyError, BadExampleError, ValueError)}
 
 
-def require(
-    condition: tf.Tensor, kind: type[Exception], message: str, *values: tf.Tensor
-) -> tf.Operation:
+def require(condition: tf.Tensor, kind: type[Exception], message: str, *values: tf.Tensor) -> tf.Operation:
     """Returns an operation that fails with `message`, each `{}` in it replaced by one of `values`.
 
     Args:
         condition: Boolean scalar; the operation fails when it is false.
-        kind: `PrivacyError` or `BadExampleError`.
+        kind: `PrivacyError`, `BadExampleError` or `ValueError`.
         message: One sentence that names the argument, the value and the mend.
         *values: Scalars or small vectors to print.
     """
-    text = tf.strings.format(f"{_MARK}{kind.__name__}|{message}|", values)
-    return tf.debugging.Assert(condition, [text], summarize=8)
+    text = tf.strings.format(message, values)
+    marked = tf.strings.join([f"{_MARK}{kind.__name__}|", tf.io.encode_base64(text, pad=True), "|"])
+    return tf.debugging.Assert(condition, [text, marked], summarize=8)
+
+
+@contextlib.contextmanager
+def marked() -> Iterator[None]:
+    """Marks an exception that Python code inside a `tf.data` pipeline raises, so that `translated` finds it."""
+    try:
+        yield
+    except tuple(_KINDS.values()) as error:
+        code = base64.urlsafe_b64encode(str(error).encode()).decode()
+        raise type(error)(f"{error} {_MARK}{type(error).__name__}|{code}|") from None
 
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Re-raises a failed `require` as its own exception, without the TensorFlow trace."""
+    """Re-raises a failed `require`, or what `marked` marked, as its own exception without the TensorFlow trace."""
     try:
         yield
-    except tf.errors.InvalidArgumentError as error:
-        found = re.search(re.escape(_MARK) + r"(\w+)\|(.*?)\|", str(error), re.DOTALL)
+    except tf.errors.OpError as error:
+        found = re.search(re.escape(_MARK) + r"(\w+)\|([\w=-]*)\|", str(error))
         if found is None:
             raise
-        raise _KINDS[found[1]](found[2]) from None
+        raise _KINDS[found[1]](base64.urlsafe_b64decode(found[2]).decode()) from None

@@ -93,7 +93,7 @@ def _like(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 def _checked_labels(loss: keras.losses.Loss, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     if isinstance(loss, _PROBABILITY_LOSSES) or _function_name(loss) in _PROBABILITY_FUNCTIONS:
-        bad, accepted = ~((y_true >= 0) & (y_true <= 1)), "[0, 1]"
+        bad, accepted = (y_true < 0) | (y_true > 1), "[0, 1]"  # NaN gives a NaN loss, and is zeroed and counted
     elif _function_name(loss) == "sparse_categorical_crossentropy":
         classes = y_pred.shape[-1]
         bad, accepted = ~((y_true >= 0) & (y_true < classes)), f"[0, {classes})"

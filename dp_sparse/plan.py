@@ -37,8 +37,8 @@ class PrivacyBudget:
     delta: float
 
     def __post_init__(self) -> None:
-        _validate.positive("epsilon", self.epsilon)
-        _validate.probability("delta", self.delta)
+        object.__setattr__(self, "epsilon", _validate.positive("epsilon", self.epsilon))
+        object.__setattr__(self, "delta", _validate.probability("delta", self.delta))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -299,7 +299,17 @@ def _metrics(model: keras.Model, x: Any, y: Any, y_pred: Any, weights: dict[str,
     def real(values: Any) -> Any:
         return tf.nest.map_structure(lambda value: tf.boolean_mask(value, present), values)
 
-    y, y_pred, sample_weight = real(y), real(y_pred), real(weights["sample_weight"])
+    y, y_pred = real(y), real(y_pred)
+    sample_weight = _by_output(real(weights["sample_weight"]), y_pred)
     loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
     model._loss_tracker.update_state(loss, sample_weight=tf.math.count_nonzero(present))
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _by_output(sample_weight: Any, y_pred: Any) -> Any:
+    """Weights `[batch]` with the axes of each output's losses, which Keras' own reduction does not add."""
+    if tf.nest.is_nested(sample_weight) or sample_weight.shape.rank != 1:
+        return sample_weight
+    return tf.nest.map_structure(
+        lambda output: tf.reshape(sample_weight, [-1] + [1] * (output.shape.rank - 2)), y_pred
+    )

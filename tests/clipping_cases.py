@@ -98,7 +98,9 @@ def assert_as_brute_force(
     result = clipped(model, x, y, clip_norm, present, weights)
     np.testing.assert_allclose(result.norms, norms, rtol=0, atol=tolerance * max(norms.max(), 1))
     expected = brute.clipped_sum(gradients, clip_norm, present)
-    for variable, ours, theirs in zip(model.trainable_variables, result.sums, expected, strict=True):
+    for variable, ours, theirs in zip(
+        model.trainable_variables, result.sums, expected, strict=True
+    ):
         np.testing.assert_allclose(
             ours, theirs, rtol=0, atol=tolerance * max(clip_norm, 1) * size, err_msg=variable.path
         )

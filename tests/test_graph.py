@@ -74,7 +74,9 @@ def test_the_whole_table_is_never_read() -> None:
         if operation.type == "ReadVariableOp" and operation.outputs[0].shape.rank is None
     ]
     assert reads == []
-    gathers = [op for part in graphs(graph) for op in part.get_operations() if op.type == "ResourceGather"]
+    gathers = [
+        op for part in graphs(graph) for op in part.get_operations() if op.type == "ResourceGather"
+    ]
     assert gathers
 
 

@@ -67,7 +67,11 @@ def test_a_stateless_scope_sees_every_read_and_write() -> None:
     table.build(None)
     reads.clear()
     with Scope():
-        for read in (lambda: table.embeddings.value, lambda: table.embeddings + 0, lambda: table.embeddings[0]):
+        for read in (
+            lambda: table.embeddings.value,
+            lambda: table.embeddings + 0,
+            lambda: table.embeddings[0],
+        ):
             reads.clear()
             read()
             assert table.embeddings.path in reads
@@ -130,7 +134,9 @@ def test_a_loss_has_a_reduction_a_dtype_and_values_per_position() -> None:
 
 
 def test_a_mask_travels_on_the_prediction() -> None:
-    model = keras.Sequential([keras.Input((3,), dtype="int32"), keras.layers.Embedding(4, 2, mask_zero=True)])
+    model = keras.Sequential(
+        [keras.Input((3,), dtype="int32"), keras.layers.Embedding(4, 2, mask_zero=True)]
+    )
     assert model(np.array([[1, 0, 2]]))._keras_mask.numpy().tolist() == [[True, False, True]]
 
 

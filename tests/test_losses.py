@@ -34,11 +34,17 @@ def compiled(loss: Any, outputs: int = 4, **arguments: Any) -> keras.Model:
     return model
 
 
-def each_alone(loss: keras.losses.Loss, y: Any, prediction: Any, weights: Any = None) -> list[float]:
+def each_alone(
+    loss: keras.losses.Loss, y: Any, prediction: Any, weights: Any = None
+) -> list[float]:
     """Stock Keras on every example as a batch of one."""
     size = len(y)
     return [
-        float(loss(y[i : i + 1], prediction[i : i + 1], None if weights is None else weights[i : i + 1]))
+        float(
+            loss(
+                y[i : i + 1], prediction[i : i + 1], None if weights is None else weights[i : i + 1]
+            )
+        )
         for i in range(size)
     ]
 
@@ -80,7 +86,9 @@ def test_positions_are_averaged_within_the_example() -> None:
     weights = np.random.default_rng(1).uniform(0, 2, (3, 5)).astype(np.float32)
     for given in (None, weights, weights[:, 0]):
         values = per_example_losses(compiled(loss), y, tf.constant(prediction), given)
-        expected = each_alone(loss, y, prediction, given if given is None or given.ndim == 2 else given[:, None])
+        expected = each_alone(
+            loss, y, prediction, given if given is None or given.ndim == 2 else given[:, None]
+        )
         np.testing.assert_allclose(values, expected, atol=1e-5)
 
 
@@ -149,7 +157,9 @@ def test_a_custom_loss_function_per_example() -> None:
     def cubed(y: Any, prediction: Any) -> tf.Tensor:
         return tf.reduce_sum(tf.abs(prediction - y) ** 3, axis=-1)
 
-    values = per_example_losses(compiled(cubed, 1), tf.zeros((2, 1)), tf.constant([[1.0], [2.0]]), None)
+    values = per_example_losses(
+        compiled(cubed, 1), tf.zeros((2, 1)), tf.constant([[1.0], [2.0]]), None
+    )
     np.testing.assert_allclose(values, [1, 8])
 
 
@@ -170,17 +180,25 @@ def test_a_scalar_is_refused() -> None:
 @pytest.mark.parametrize("bad", [-0.5, 1.5, 2.0])
 @pytest.mark.parametrize("name", ["binary_crossentropy", "binary_focal_crossentropy"])
 def test_probabilities_out_of_range_are_shown(name: str, bad: float) -> None:
-    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"\[0, 1\] for loss {name}, got {bad:g}"):
-        per_example_losses(compiled(name, 1), tf.constant([[1.0], [bad]]), tf.constant([[0.5], [0.5]]), None)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=rf"\[0, 1\] for loss {name}, got {bad:g}"
+    ):
+        per_example_losses(
+            compiled(name, 1), tf.constant([[1.0], [bad]]), tf.constant([[0.5], [0.5]]), None
+        )
 
 
 @pytest.mark.parametrize("bad", [-1, 4])
 def test_classes_out_of_range_are_shown(bad: int) -> None:
     loss = "sparse_categorical_crossentropy"
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"Expected labels in \[0, 4\)"):
-        per_example_losses(compiled(loss), tf.constant([0, bad]), tf.constant(probabilities(2, 4)), None)
+        per_example_losses(
+            compiled(loss), tf.constant([0, bad]), tf.constant(probabilities(2, 4)), None
+        )
 
 
 def test_any_label_is_good_for_a_regression() -> None:
-    values = per_example_losses(compiled("mse", 1), tf.constant([[-7.0]]), tf.constant([[1.0]]), None)
+    values = per_example_losses(
+        compiled("mse", 1), tf.constant([[-7.0]]), tf.constant([[1.0]]), None
+    )
     np.testing.assert_allclose(values, [64])

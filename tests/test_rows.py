@@ -11,7 +11,7 @@ from dp_sparse import rows as row_wise
 from tests.reference import rows as reference
 
 ROWS, WIDTH, STEPS = 12, 3, 5
-RATE, EPSILON, BETA_1, BETA_2 = 0.3, 1e-7, 0.9, 0.99
+RATE, EPSILON, BETA_1, BETA_2 = 0.3, 0.05, 0.9, 0.99  # ε large enough to show where it stands
 Gradient = tuple[np.ndarray, np.ndarray]  # row ids, values
 
 

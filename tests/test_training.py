@@ -34,7 +34,9 @@ OPTIMIZERS = {
 BINARY = keras.losses.BinaryCrossentropy()
 
 
-def fitted(model: keras.Model, dataset: tf.data.Dataset, **arguments: Any) -> keras.callbacks.History:
+def fitted(
+    model: keras.Model, dataset: tf.data.Dataset, **arguments: Any
+) -> keras.callbacks.History:
     return model.fit(dataset, verbose=0, **arguments)
 
 
@@ -169,7 +171,9 @@ def test_several_outputs_losses_and_weights(named: bool) -> None:
 def test_class_weights_scale_the_loss_before_clipping() -> None:
     x, y = clicks(8)
     model, plan = click_model(), plan_for(8)
-    model.compile(optimizer=dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(0.5), plan, 0.2), loss=BINARY)
+    model.compile(
+        optimizer=dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(0.5), plan, 0.2), loss=BINARY
+    )
     weights = np.where(y > 0, 3.0, 0.25).astype(np.float32)
     gradients = brute.example_gradients(model, brute.keras_loss(BINARY), x, y[:, None], weights)
     expected = weights_of(model)
@@ -262,7 +266,10 @@ def assert_deviation(samples: np.ndarray, deviation: float) -> None:
 
 @pytest.mark.parametrize("present", [4, 0])
 def test_dpsgd_noise_on_every_parameter(present: int) -> None:
-    model, plan = flat_model(), plan_for(100, expected_batch_size=10, capacity=4, noise_multiplier=1.5)
+    model, plan = (
+        flat_model(),
+        plan_for(100, expected_batch_size=10, capacity=4, noise_multiplier=1.5),
+    )
     optimizer = dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1.0), plan, clip_norm=0.7)
     model.compile(optimizer=optimizer, loss=no_gradient)
     table, kernel, bias = changes(model, plan, present=present)
@@ -275,7 +282,10 @@ def test_dpsgd_noise_on_every_parameter(present: int) -> None:
 @pytest.mark.parametrize("present", [4, 0])
 def test_adafest_noise_on_dense_parameters_and_on_every_survivor(present: int) -> None:
     """τ far below zero: all rows survive, so every row of the table is noised."""
-    model, plan = flat_model(), plan_for(100, expected_batch_size=10, capacity=4, noise_multiplier=1.5)
+    model, plan = (
+        flat_model(),
+        plan_for(100, expected_batch_size=10, capacity=4, noise_multiplier=1.5),
+    )
     optimizer = dp_sparse.DPAdaFESTOptimizer(
         keras.optimizers.SGD(1.0), plan, clip_norm=0.7, noise_ratio=2.0, threshold=-1e6
     )
@@ -288,7 +298,10 @@ def test_adafest_noise_on_dense_parameters_and_on_every_survivor(present: int) -
 
 
 def test_rows_that_did_not_survive_are_untouched_bit_for_bit() -> None:
-    model, plan = flat_model(), plan_for(100, expected_batch_size=10, capacity=4, noise_multiplier=1.5)
+    model, plan = (
+        flat_model(),
+        plan_for(100, expected_batch_size=10, capacity=4, noise_multiplier=1.5),
+    )
     optimizer = dp_sparse.DPAdaFESTOptimizer(
         keras.optimizers.Adam(0.1), plan, clip_norm=0.7, expected_false_rows=20
     )
@@ -311,7 +324,10 @@ def test_two_steps_and_two_runs_draw_different_noise() -> None:
     drawn = []
     for _ in range(2):
         keras.utils.set_random_seed(0)
-        model, plan = flat_model(), plan_for(100, expected_batch_size=10, capacity=4, noise_multiplier=1.0)
+        model, plan = (
+            flat_model(),
+            plan_for(100, expected_batch_size=10, capacity=4, noise_multiplier=1.0),
+        )
         optimizer = dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1.0), plan, 1.0)
         model.compile(optimizer=optimizer, loss=no_gradient)
         drawn += [changes(model, plan)[1].ravel() for _ in range(2)]
@@ -343,9 +359,13 @@ def test_validation_evaluate_and_predict_are_stock() -> None:
     stock = click_model()
     stock.set_weights(model.get_weights())
     stock.compile(loss=BINARY, metrics=[keras.metrics.AUC(name="auc")])
-    assert model.evaluate(x, y, verbose=0) == pytest.approx(stock.evaluate(x, y, verbose=0), abs=1e-6)
+    assert model.evaluate(x, y, verbose=0) == pytest.approx(
+        stock.evaluate(x, y, verbose=0), abs=1e-6
+    )
     np.testing.assert_allclose(model.predict(x, verbose=0), stock.predict(x, verbose=0), atol=1e-6)
-    assert history.history["val_loss"][-1] == pytest.approx(stock.evaluate(x, y, verbose=0)[0], abs=1e-6)
+    assert history.history["val_loss"][-1] == pytest.approx(
+        stock.evaluate(x, y, verbose=0)[0], abs=1e-6
+    )
 
 
 def test_epochs_continue_one_iterator() -> None:
@@ -449,7 +469,9 @@ def test_an_example_that_is_not_finite_is_left_out_and_counted(bad: float, where
     results = []
     for inputs, used in ((broken, np.ones(5)), (x, np.arange(5) != where)):
         keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+        )
         plan = plan_for(5)
         model.compile(optimizer=dp_sparse.DPSGDOptimizer("sgd", plan, 0.5), loss="mse")
         fitted(model, marked_dataset(plan, inputs, y, steps=2, weights=used.astype(np.float32)))
@@ -462,11 +484,11 @@ def test_an_example_that_is_not_finite_is_left_out_and_counted(bad: float, where
 
 
 @pytest.mark.usefixtures("no_noise")
-def test_a_nan_label_is_left_out_and_counted() -> None:
+def test_a_nan_label_of_a_regression_is_left_out_and_counted() -> None:
     x, y = clicks(4)
     y[1] = np.nan
     model, plan = click_model(), plan_for(4)
-    model.compile(optimizer=dp_sparse.DPSGDOptimizer("sgd", plan, 0.5), loss=BINARY)
+    model.compile(optimizer=dp_sparse.DPSGDOptimizer("sgd", plan, 0.5), loss="mse")
     fitted(model, marked_dataset(plan, x, y, steps=2))
     assert int(model.optimizer.diagnostics.not_finite) == 2
     assert all(np.all(np.isfinite(w)) for w in weights_of(model))
@@ -502,7 +524,7 @@ def test_an_id_out_of_range_is_named_with_its_layer(bad: int, shown: str, eager:
 
 @pytest.mark.parametrize(
     ("loss", "bad"),
-    [(BINARY, 2.0), ("binary_crossentropy", -1.0), ("binary_focal_crossentropy", 1.5)],
+    [(BINARY, 2.0), (BINARY, np.nan), ("binary_focal_crossentropy", -1.5)],
 )
 def test_a_label_out_of_range_is_named(loss: Any, bad: float) -> None:
     x, y = clicks(4)
@@ -523,7 +545,8 @@ def test_a_class_out_of_range_is_named(bad: float) -> None:
     model.add(keras.layers.Flatten())
     model.add(keras.layers.Dense(4, activation="softmax"))
     model.compile(
-        optimizer=dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0), loss="sparse_categorical_crossentropy"
+        optimizer=dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0),
+        loss="sparse_categorical_crossentropy",
     )
     with pytest.raises(dp_sparse.BadExampleError, match=r"Expected labels in \[0, 4\)"):
         fitted(model, plan.sampling.batches((x, y)))

@@ -137,7 +137,9 @@ def test_batches_of_another_sampler() -> None:
     model, _ = private(x)
     other = plan_for(8, steps=99)
     refused(
-        lambda: model.fit(other.sampling.batches((x, y)), verbose=0), model, "got one of another sampler"
+        lambda: model.fit(other.sampling.batches((x, y)), verbose=0),
+        model,
+        "got one of another sampler",
     )
 
 
@@ -178,7 +180,9 @@ def test_every_entry_of_the_optimizer_refuses_gradients() -> None:
         lambda: optimizer.apply_gradients(pairs),
         lambda: optimizer.apply(gradients, model.trainable_variables),
         lambda: optimizer.apply(gradients),
-        lambda: optimizer.stateless_apply(optimizer.variables, gradients, model.trainable_variables),
+        lambda: optimizer.stateless_apply(
+            optimizer.variables, gradients, model.trainable_variables
+        ),
         lambda: optimizer.update_step(gradients[0], model.trainable_variables[0], 0.1),
     ):
         refused(road, model, "got gradients that its private step did not make")
@@ -208,7 +212,9 @@ def test_a_train_step_set_after_compile() -> None:
 def test_a_model_with_a_step_or_a_loss_of_its_own(name: str) -> None:
     stock = getattr(keras.Model, name)
     custom = type(
-        "Custom", (keras.Model,), {name: lambda self, *a, **k: stock(self, *a, **k), "__module__": __name__}
+        "Custom",
+        (keras.Model,),
+        {name: lambda self, *a, **k: stock(self, *a, **k), "__module__": __name__},
     )
     source = click_model()
     model = custom(source.inputs, source.outputs)
@@ -260,7 +266,9 @@ def test_mixed_float16_is_not_wrapped_in_a_loss_scale() -> None:
 def test_jit_compile_is_refused() -> None:
     with pytest.raises(ValueError, match="Expected jit_compile=False"):
         click_model().compile(
-            optimizer=dp_sparse.DPAdaFESTOptimizer("sgd", plan_for(8), 1.0), loss="mse", jit_compile=True
+            optimizer=dp_sparse.DPAdaFESTOptimizer("sgd", plan_for(8), 1.0),
+            loss="mse",
+            jit_compile=True,
         )
 
 
@@ -298,7 +306,9 @@ def test_mirrored_strategy_is_refused_by_name() -> None:
             except dp_sparse.PrivacyError as error:
                 print("refused:", error)
     """
-    assert "refused: Expected a model without tf.distribute, got MirroredStrategy" in run_python(code)
+    assert "refused: Expected a model without tf.distribute, got MirroredStrategy" in run_python(
+        code
+    )
 
 
 # ---- Losses that cannot be taken per example.
@@ -382,13 +392,15 @@ def test_mixing_inside_a_layer_of_the_fallback() -> None:
 
 def test_mixing_is_found_when_the_first_batch_is_all_padding() -> None:
     x, y = np.zeros((4, 3), np.float32), np.zeros((4, 1), np.float32)
-    model, plan = dense_model(between=keras.layers.Lambda(minus_batch_mean, output_shape=(4,))), plan_for(4)
+    model, plan = (
+        dense_model(between=keras.layers.Lambda(minus_batch_mean, output_shape=(4,))),
+        plan_for(4),
+    )
     model.compile(optimizer=dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
-    rng = np.random.default_rng(0)
-    real = marked_dataset(plan, rng.normal(size=(4, 3)).astype(np.float32), y + 1)
+    real = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     with pytest.raises(PrivacyError, match=MIXES):
         model.fit(marked_dataset(plan, x, y, present=[0, 0, 0, 0]), verbose=0)
-        model.fit(real, verbose=0)
+        model.fit(marked_dataset(plan, real, y + 1), verbose=0)
 
 
 def test_a_loss_that_returns_one_number() -> None:
@@ -398,7 +410,9 @@ def test_a_loss_that_returns_one_number() -> None:
     x, y = clicks(8)
     model, plan = private(x)
     model.compile(optimizer=model.optimizer, loss=batch_mean)
-    with pytest.raises(ValueError, match="loss batch_mean to give one value for each example, got a scalar"):
+    with pytest.raises(
+        ValueError, match="loss batch_mean to give one value for each example, got a scalar"
+    ):
         model.fit(plan.sampling.batches((x, y)), verbose=0)
 
 

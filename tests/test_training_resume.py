@@ -42,7 +42,9 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Any:
     return forget
 
 
-def test_save_load_fit_stays_private_and_within_budget(tmp_path: pathlib.Path, new_process: Any) -> None:
+def test_save_load_fit_stays_private_and_within_budget(
+    tmp_path: pathlib.Path, new_process: Any
+) -> None:
     model, plan, data = trained(2, of=5)
     key = model.optimizer._noise_key._key.numpy()
     model.save(tmp_path / "model.keras")

@@ -14,7 +14,9 @@ import tensorflow as tf
 from dp_sparse import PoissonSampling, PrivacyBudget, PrivacyPlan, noise
 from dp_sparse.sampling import marker
 
-TINY_SIGMA = 1e-3  # makes a threshold of 0.5 unreachable by noise, so that selection is deterministic
+TINY_SIGMA = (
+    1e-3  # makes a threshold of 0.5 unreachable by noise, so that selection is deterministic
+)
 
 
 def plan_for(

@@ -76,7 +76,7 @@ def record(model: keras.Model, x: Any, tape: tf.GradientTape, batch_capacity: in
     records: list[Record] = []
     with contextlib.ExitStack() as stack:
         for layer, rule in taps:
-            tap = Tap(layer, tape, records, batch_capacity, audit.states_written)
+            tap = Tap(layer, tape, records, batch_capacity, audit.seeds_drawn)
             stack.enter_context(_tapped(layer, rule, tap, audit))
         with audit:
             outputs = model(x, training=True)
@@ -163,7 +163,7 @@ class _Audit(keras.StatelessScope):
         self.writes: list[tuple[keras.Variable, tf.Tensor]] = []
         self._trainable = {id(variable) for variable in trainable}
         self._covered: set[int] = set()
-        self._num_writes = 0
+        self._seeds_drawn = 0
         self._outside: list[str] = []
 
     @contextlib.contextmanager
@@ -185,16 +185,16 @@ class _Audit(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Keras reports every assignment here."""
         super().add_update(update)
-        self._num_writes += 1
+        self._seeds_drawn += _is_seed(update[0])
         self.writes = [u for u in self.writes if u[0] is not update[0]] + [update]
 
-    def states_written(self) -> int:
-        """How many assignments the pass has made so far."""
-        return self._num_writes
+    def seeds_drawn(self) -> int:
+        """How many random seeds the pass has drawn so far."""
+        return self._seeds_drawn
 
     def refuse(self) -> None:
         """Raises if the pass did what cannot be clipped."""
-        written = [v.path for v, _ in self.writes if not v.path.endswith("seed_generator_state")]
+        written = [v.path for v, _ in self.writes if not _is_seed(v)]
         problems = [
             (self._outside, "read outside the layer that owns it; call the layer instead of using its variable"),
             (written, "written in the forward pass; running statistics are not private. Remove the layer's statistics"),
@@ -203,6 +203,10 @@ class _Audit(keras.StatelessScope):
         lines = [f"- {path}: {mend}." for paths, mend in problems for path in dict.fromkeys(paths)]
         if lines:
             raise UnsupportedLayerError("Cannot train privately:\n" + "\n".join(lines))
+
+
+def _is_seed(variable: keras.Variable) -> bool:
+    return variable.path.endswith("seed_generator_state")
 
 
 def _as_float(cotangent: tf.Tensor | None, path: str) -> tf.Tensor:

@@ -37,11 +37,11 @@ class Tap:
         tape: tf.GradientTape,
         records: list[Record],
         batch_capacity: int,
-        states_written: Callable[[], int],
+        seeds_drawn: Callable[[], int],
     ) -> None:
         self.path = layer.path
         self.batch_capacity = batch_capacity
-        self.states_written = states_written  # by the pass so far: dropout, for one, writes a seed state
+        self.seeds_drawn = seeds_drawn  # by the pass so far, for dropout and the like
         self._tape = tape
         self._records = records
         self._graph = _current_graph()

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import dp_accounting
@@ -30,6 +31,10 @@ class Sampling(abc.ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         Sampling._registry[cls.__name__] = cls
+
+    def _set(self, name: str, validator: Callable[[str, Any], Any]) -> None:
+        """Validates a field of the frozen dataclass, and keeps it as the plain number that a config holds."""
+        object.__setattr__(self, name, validator(name, getattr(self, name)))
 
     @property
     @abc.abstractmethod

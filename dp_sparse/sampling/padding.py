@@ -5,17 +5,25 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dp_sparse import _validate
+
 
 def padded(values: Any, capacity: int) -> Any:
-    """Every leaf `[n, ...]` of `values` with zeros after it up to `[capacity, ...]`."""
+    """Every leaf `[n, ...]` of `values` with zeros (empty text) after it up to `[capacity, ...]`."""
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         leaf = np.asarray(leaf)
-        out = np.zeros((capacity, *leaf.shape[1:]), leaf.dtype)
+        nothing = b"" if leaf.dtype == object else np.zeros((), leaf.dtype)
+        out = np.full((capacity, *leaf.shape[1:]), nothing, leaf.dtype)
         out[: len(leaf)] = leaf
         return out
 
     return tf.nest.map_structure(pad, values)
+
+
+def tf_dtype(leaf: np.ndarray) -> tf.DType:
+    """The dtype of a leaf in TensorFlow."""
+    return tf.string if leaf.dtype.kind in "OSU" else tf.as_dtype(leaf.dtype)
 
 
 def presence(count: int, capacity: int) -> np.ndarray:
@@ -35,7 +43,7 @@ def checked_weights(weights: Any, count: int, class_weight: dict[int, float] | N
         bad = np.flatnonzero(~(np.isfinite(leaf) & (np.asarray(leaf) >= 0)))
         if bad.size:
             raise ValueError(
-                f"Expected sample weights >= 0 and finite, got {np.ravel(leaf)[bad[0]]!r} in a batch."
+                f"Expected sample weights >= 0 and finite, got {float(np.ravel(leaf)[bad[0]])} in a batch."
             )
     if class_weight is None:
         return tf.nest.map_structure(lambda leaf: np.asarray(leaf, np.float32), weights)
@@ -44,12 +52,15 @@ def checked_weights(weights: Any, count: int, class_weight: dict[int, float] | N
 
 
 def _class_factors(y: Any, class_weight: dict[int, float]) -> np.ndarray:
+    bad = {label: weight for label, weight in class_weight.items() if not _validate.is_weight(weight)}
+    if bad:
+        raise ValueError(f"Expected every class_weight >= 0 and finite, got {bad}.")
     if tf.nest.is_nested(y):
         raise ValueError("Expected one output with class_weight, got several: use sample weights.")
     labels = np.asarray(y)
     if labels.ndim == 2:
         labels = labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]
-    missing = set(np.unique(labels).astype(int)) - set(class_weight)
+    missing = sorted({float(label) for label in labels} - {float(label) for label in class_weight})
     if missing:
-        raise ValueError(f"Expected a class_weight for every label, got none for {sorted(missing)}.")
+        raise ValueError(f"Expected a class_weight for every label, got none for {missing}.")
     return np.array([class_weight[int(label)] for label in labels], np.float32)

@@ -16,7 +16,7 @@ import scipy.stats
 import tensorflow as tf
 
 from dp_sparse import _validate
-from dp_sparse.errors import PrivacyError
+from dp_sparse.errors import PrivacyError, marked
 from dp_sparse.sampling import marker, padding, records
 from dp_sparse.sampling.base import Sampling
 
@@ -43,9 +43,9 @@ class PoissonSampling(Sampling):
     capacity: int | None = None
 
     def __post_init__(self) -> None:
-        _validate.positive_integer("num_examples", self.num_examples)
-        _validate.positive("expected_batch_size", self.expected_batch_size)
-        _validate.positive_integer("steps", self.steps)
+        self._set("num_examples", _validate.positive_integer)
+        self._set("expected_batch_size", _validate.positive)
+        self._set("steps", _validate.positive_integer)
         if self.expected_batch_size > self.num_examples:
             raise ValueError(
                 f"Expected expected_batch_size <= num_examples={self.num_examples}, got "
@@ -53,7 +53,7 @@ class PoissonSampling(Sampling):
             )
         if self.capacity is None:
             object.__setattr__(self, "capacity", self._default_capacity())
-        _validate.positive_integer("capacity", self.capacity)
+        self._set("capacity", _validate.positive_integer)
 
     @property
     def sampling_probability(self) -> float:
@@ -121,11 +121,13 @@ class PoissonSampling(Sampling):
             rng = _generator(seed)
             nonce = marker.new_nonce(seed)
             for index in range(self.steps):
-                indices = self.draw(rng)
-                yield self._batch(source, indices, class_weight, marker.Marker(self.fingerprint, nonce, index))
+                mark = marker.Marker(self.fingerprint, nonce, index)
+                with marked():
+                    batch = self._batch(source, self.draw(rng), class_weight, mark)
+                yield batch
 
         example = self._batch(source, np.zeros(0, np.int64), class_weight, marker.Marker(0, 0, 0))
-        signature = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
+        signature = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, padding.tf_dtype(leaf)), example)
         dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
         return dataset.apply(tf.data.experimental.assert_cardinality(self.steps)).prefetch(2)
 

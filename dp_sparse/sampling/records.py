@@ -65,7 +65,7 @@ class RecordFile:
 
 class _Arrays:
     def __init__(self, arrays: Example) -> None:
-        leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(arrays)]
+        leaves = [_without_str(np.asarray(leaf)) for leaf in tf.nest.flatten(arrays)]
         lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
         if len(lengths) != 1 or None in lengths:
             raise ValueError(
@@ -102,12 +102,24 @@ class _IndexedDataset:
             )
 
         self._gather = gather
+        try:
+            self.gather(np.zeros(min(1, self._length), np.int64))
+        except tf.errors.OpError as error:
+            raise ValueError(
+                f"Expected a dataset with random access, got {dataset}, which has none ({error.message.splitlines()[0]}). "
+                "Use arrays, dp_sparse.RecordFile, or StreamSampling."
+            ) from None
 
     def __len__(self) -> int:
         return self._length
 
     def gather(self, indices: np.ndarray) -> Example:
         return tf.nest.map_structure(lambda leaf: leaf.numpy(), self._gather(indices))
+
+
+def _without_str(leaf: np.ndarray) -> np.ndarray:
+    """Text as TensorFlow holds it: bytes."""
+    return np.char.encode(leaf, "utf-8").astype(object) if leaf.dtype.kind == "U" else leaf
 
 
 def as_source(source: Any) -> Source:

@@ -37,9 +37,8 @@ class StreamSampling(Sampling):
     passes: int = 1
 
     def __post_init__(self) -> None:
-        _validate.positive_integer("num_examples", self.num_examples)
-        _validate.positive_integer("batch_size", self.batch_size)
-        _validate.positive_integer("passes", self.passes)
+        for name in ("num_examples", "batch_size", "passes"):
+            self._set(name, _validate.positive_integer)
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -122,7 +121,11 @@ class StreamSampling(Sampling):
             widths = [[0, self.batch_size - count]] + [[0, 0]] * (leaf.shape.rank - 1)
             return tf.ensure_shape(tf.pad(leaf, widths), [self.batch_size, *leaf.shape[1:]])
 
-        x, y, weights = tf.nest.map_structure(pad, (x, y, weights))
+        fits = [tf.reduce_all(tf.math.is_finite(weight) & (weight >= 0)) for weight in tf.nest.flatten(weights)]
+        message = "Expected sample weights >= 0 and finite, got {} in batch {}."
+        check = require(tf.reduce_all(fits), ValueError, message, tf.nest.flatten(weights)[0], index)
+        with tf.control_dependencies([check]):
+            x, y, weights = tf.nest.map_structure(pad, (x, y, weights))
         present = tf.cast(tf.range(self.batch_size) < count, tf.float32)
         mark = tf.stack([tf.constant(self.fingerprint, tf.int64), tf.constant(nonce, tf.int64), index])
         return x, y, {"sample_weight": weights, "present": present, "marker": mark}

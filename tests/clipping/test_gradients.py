@@ -86,7 +86,9 @@ def flat(sums: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 50.0])
-def test_one_example_moves_the_clipped_sum_by_at_most_the_clip_norm(policy: str, clip_norm: float) -> None:
+def test_one_example_moves_the_clipped_sum_by_at_most_the_clip_norm(
+    policy: str, clip_norm: float
+) -> None:
     """Removed, zeroed out, or with a weight of 1e6: ‖S(D) − S(D′)‖ ≤ C2 up to rounding."""
     previous = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
@@ -142,7 +144,9 @@ def test_a_non_finite_example_is_zeroed_exactly(bad: float | str) -> None:
         broken[1][2, 0] = bad
     result = clipped(model, broken, y, 1.0)
     assert result.finite.tolist() == [True, True, False, True]
-    expected = clipped(model, x, np.where(result.finite, y, 1).astype(np.float32), 1.0, [1, 1, 0, 1])
+    expected = clipped(
+        model, x, np.where(result.finite, y, 1).astype(np.float32), 1.0, [1, 1, 0, 1]
+    )
     for ours, theirs in zip(result.sums, expected.sums, strict=True):
         assert np.all(np.isfinite(ours))
         np.testing.assert_array_equal(ours, theirs)

@@ -181,7 +181,9 @@ def test_a_layer_in_a_loop_or_a_branch(kind: str) -> None:
             return tf.map_fn(lambda row: model.dense(row[tf.newaxis])[0], inputs)
         if kind == "cond":
             positive = tf.reduce_sum(inputs) > 0
-            return tf.cond(positive, lambda: model.dense(inputs), lambda: tf.zeros([tf.shape(inputs)[0], 3]))
+            return tf.cond(
+                positive, lambda: model.dense(inputs), lambda: tf.zeros([tf.shape(inputs)[0], 3])
+            )
         _, hidden = tf.while_loop(
             lambda i, _: i < 2, lambda i, h: (i + 1, model.dense(h)), (tf.constant(0), inputs)
         )
@@ -256,7 +258,9 @@ def test_gradients_flow_through_frozen_layers_and_models() -> None:
 
 def test_every_layer_is_left_as_it_was_even_after_an_error() -> None:
     dense = keras.layers.Dense(4, activation="relu")
-    model = stack(dense, keras.layers.Lambda(lambda v: tf.ensure_shape(v, [None, 4])), keras.layers.Dense(1))
+    model = stack(
+        dense, keras.layers.Lambda(lambda v: tf.ensure_shape(v, [None, 4])), keras.layers.Dense(1)
+    )
     x = values(2, 3)
     clipped(model, x, np.ones(2, np.float32), 1.0)
     with pytest.raises(Exception, match="."):

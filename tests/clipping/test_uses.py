@@ -45,7 +45,9 @@ def test_chunks_cover_every_column() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(SIZES, st.integers(1, 12), st.integers(1, 4), SIZES, st.integers(0, 99))
-def test_repeated_rows_add_before_squaring(b: int, lookups: int, rows: int, width: int, seed: int) -> None:
+def test_repeated_rows_add_before_squaring(
+    b: int, lookups: int, rows: int, width: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     row_ids, dz = rng.integers(0, rows, (b, lookups)), values(b, lookups, width, seed=seed)
     valid, slots = rng.random((b, lookups)) < 0.7, rng.integers(-1, rows, rows)
@@ -57,7 +59,9 @@ def test_repeated_rows_add_before_squaring(b: int, lookups: int, rows: int, widt
         for m in range(lookups):
             if valid[i, m] and slots[row_ids[i, m]] >= 0:
                 gradients[i, row_ids[i, m]] += dz[i, m]
-    np.testing.assert_allclose(use.squared_norms(), np.sum(gradients**2, axis=(1, 2)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        use.squared_norms(), np.sum(gradients**2, axis=(1, 2)), rtol=1e-4, atol=1e-6
+    )
     expected = np.zeros((rows, width))
     for row in range(rows):
         if slots[row] >= 0:

@@ -63,7 +63,9 @@ def false_rows(**arguments: Any) -> list[int]:
     x, y = np.zeros((4, 2), np.int32), np.zeros(4, np.float32)
     counts = []
     watch = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: counts.append(int(sum(model.optimizer.diagnostics.rows.numpy())))
+        on_train_batch_end=lambda batch, logs: counts.append(
+            int(sum(model.optimizer.diagnostics.rows.numpy()))
+        )
     )
     model.fit(marked_dataset(plan, x, y, steps=40, present=[0] * 4), verbose=0, callbacks=[watch])
     return list(np.diff([0, *counts]))
@@ -125,7 +127,10 @@ def test_the_tables_have_an_optimizer_of_their_own() -> None:
     for variable, old, new in zip(model.trainable_variables, start, second, strict=True):
         assert np.any(old != new) == (id(variable) not in tables)
     model.fit(marked_dataset(plan, x, y), verbose=0)
-    assert all(np.any(np.array(table) != old) for table, old in zip(model.optimizer.tables, start, strict=False))
+    assert all(
+        np.any(np.array(table) != old)
+        for table, old in zip(model.optimizer.tables, start, strict=False)
+    )
     assert int(model.optimizer.table_optimizer.iterations) == int(model.optimizer.iterations) == 3
 
 
@@ -155,7 +160,13 @@ def test_configuration_round_trip() -> None:
         table_optimizer=keras.optimizers.Adam(0.5),
     )
     twin = Optimizer.from_config(optimizer.get_config())
-    for name in ("clip_norm", "contribution_clip_norm", "noise_ratio", "threshold", "expected_false_rows"):
+    for name in (
+        "clip_norm",
+        "contribution_clip_norm",
+        "noise_ratio",
+        "threshold",
+        "expected_false_rows",
+    ):
         assert getattr(twin, name) == getattr(optimizer, name)
     assert isinstance(twin.table_optimizer, keras.optimizers.Adam)
     assert twin.get_config() == optimizer.get_config()

@@ -161,7 +161,9 @@ def test_moving_average_of_dense_variables_only(make: Any) -> None:
         arguments = {}
     model = compiled(make(dense, plan, 1.0, **arguments))
     seen = []
-    watch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(weights_of(model)))
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(weights_of(model))
+    )
     model.fit(plan.sampling.batches((x, y)), steps_per_epoch=3, verbose=0, callbacks=[watch])
     average = seen[0]
     for weights in seen[1:]:

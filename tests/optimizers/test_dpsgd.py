@@ -29,7 +29,9 @@ def test_any_keras_optimizer(optimizer: Any) -> None:
     x, y = clicks(8)
     plan = plan_for(8, noise_multiplier=0.5)
     model = click_model()
-    model.compile(optimizer=dp_sparse.DPSGDOptimizer(optimizer, plan, 1.0), loss="binary_crossentropy")
+    model.compile(
+        optimizer=dp_sparse.DPSGDOptimizer(optimizer, plan, 1.0), loss="binary_crossentropy"
+    )
     start = weights_of(model)
     model.fit(plan.sampling.batches((x, y)), steps_per_epoch=2, verbose=0)
     for old, new in zip(start, weights_of(model), strict=True):
@@ -41,7 +43,9 @@ def test_table_regularisers_are_dense_here() -> None:
     layer = keras.layers.Embedding(11, 3, embeddings_regularizer=keras.regularizers.L2(0.5))
     model = keras.Sequential([keras.Input((2,), dtype="int32"), layer])
     plan = plan_for(8, noise_multiplier=1e-9)
-    model.compile(optimizer=dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1.0), plan, 1e-6), loss="mse")
+    model.compile(
+        optimizer=dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1.0), plan, 1e-6), loss="mse"
+    )
     before = layer.embeddings.numpy()
     x, y = np.zeros((8, 2), np.int32), np.zeros((8, 2, 3), np.float32)
     model.fit(plan.sampling.batches((x, y)), steps_per_epoch=1, verbose=0)

@@ -113,7 +113,9 @@ def test_a_stream_goes_on_where_it_stopped() -> None:
     plan = dataclasses.replace(plan_for(8), sampling=StreamSampling(num_examples=8, batch_size=2))
     ledger, saved, nonce = StepLedger(plan), saved_count(), new_nonce(None)
     spend(ledger, plan, nonce, 0, saved)
-    with pytest.raises(PrivacyError, match=r"Expected batch 1 of the stream, got batch 2.*first_step=1"):
+    with pytest.raises(
+        PrivacyError, match=r"Expected batch 1 of the stream, got batch 2.*first_step=1"
+    ):
         spend(ledger, plan, nonce, 2, saved)
     saved.assign(3)
     assert spend(ledger, plan, new_nonce(None), 3, saved) == 4

@@ -14,7 +14,9 @@ import tensorflow as tf
 from dp_sparse.optimizers.row_wise import RowWise
 
 
-def built(optimizer: keras.optimizers.Optimizer, table: keras.Variable) -> tuple[RowWise, list[Any]]:
+def built(
+    optimizer: keras.optimizers.Optimizer, table: keras.Variable
+) -> tuple[RowWise, list[Any]]:
     slots: list[Any] = []
 
     def add_slot(reference: keras.Variable, name: str, value: float) -> keras.Variable:
@@ -56,7 +58,9 @@ def test_other_rows_and_their_slots_stay_bit_for_bit(name: str) -> None:
     table = keras.Variable(start)
     twin, slots = built(getattr(keras.optimizers, name)(0.3), table)
     before = [slot.numpy() for slot in slots]
-    twin.apply(table, tf.IndexedSlices(tf.ones([2, 3]), tf.constant([1, 4], tf.int64)), tf.constant(1))
+    twin.apply(
+        table, tf.IndexedSlices(tf.ones([2, 3]), tf.constant([1, 4], tf.int64)), tf.constant(1)
+    )
     changed = np.any(table.numpy() != start, axis=1)
     assert changed.tolist() == [False, True, False, False, True, False]
     for slot, old in zip(slots, before, strict=True):

@@ -24,12 +24,12 @@ def call_any_layer(
 ) -> Any:
     """Runs the layer's own call and records its inputs and outputs."""
     variables = [v for v in layer.trainable_variables if tap.trains(v)]
-    written = tap.states_written()
+    drawn = tap.seeds_drawn()
     outputs = call(*args, **kwargs)
-    if tap.states_written() != written:
+    if tap.seeds_drawn() != drawn:
         raise UnsupportedLayerError(
             f"{_name(layer)}: has trainable variables, no rule of its own, and draws random numbers, so it cannot be called "
-            "again for its per-example gradients. Set its dropout to 0, or move it into a keras.layers.Dropout."
+            "again for its per-example gradients. Move the randomness (dropout) into a layer of its own, or set it to 0."
         )
     flat_outputs = tf.nest.flatten(outputs)
     inputs = [value for value in tf.nest.flatten((args, kwargs)) if tf.is_tensor(value)]

@@ -57,7 +57,9 @@ def test_more_columns_than_one_chunk() -> None:
 def test_shared_layer_called_twice_adds_before_squaring() -> None:
     one, two = keras.Input((3,)), keras.Input((3,))
     shared = keras.layers.Dense(4, activation="tanh")
-    model = keras.Model([one, two], keras.layers.Dense(1)(keras.layers.Add()([shared(one), shared(two)])))
+    model = keras.Model(
+        [one, two], keras.layers.Dense(1)(keras.layers.Add()([shared(one), shared(two)]))
+    )
     assert_as_brute_force(model, [values(5, 3), values(5, 3, seed=1)])
 
 

@@ -80,7 +80,9 @@ def test_ids_of_every_type(dtype: str) -> None:
 def test_two_tables_share_one_norm_with_the_dense_layers() -> None:
     x = [ids(5, 2), ids(5, 3, seed=1)]
     inputs = [keras.Input((n,), dtype="int32") for n in (2, 3)]
-    rows = [keras.layers.Flatten()(keras.layers.Embedding(6, 2 + i)(v)) for i, v in enumerate(inputs)]
+    rows = [
+        keras.layers.Flatten()(keras.layers.Embedding(6, 2 + i)(v)) for i, v in enumerate(inputs)
+    ]
     model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Concatenate()(rows)))
     assert_as_brute_force(model, x, padding=2)
 
@@ -105,7 +107,9 @@ def test_rows_outside_the_choice_are_zeroed_before_clipping() -> None:
 @pytest.mark.parametrize("bad", [-1, 6])
 def test_ids_out_of_range_eagerly(bad: int) -> None:
     """`errors.translated` turns the failure into a BadExampleError in fit; here the sentence is in TensorFlow's."""
-    model = keras.Sequential([keras.Input((2,), dtype="int32"), keras.layers.Embedding(6, 3, name="words")])
+    model = keras.Sequential(
+        [keras.Input((2,), dtype="int32"), keras.layers.Embedding(6, 3, name="words")]
+    )
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[0, 6\) at layer \S*words"):
         clipped(model, np.array([[0, bad]], np.int32), np.ones(1, np.float32), 1.0)
 
@@ -115,7 +119,9 @@ def test_tables_are_the_variables_used_through_lookups_alone() -> None:
     frozen = keras.layers.Embedding(6, 3)
     frozen.trainable = False
     words = keras.layers.Embedding(6, 3, name="words")
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Add()([words(inputs), frozen(inputs)])))
+    model = keras.Model(
+        inputs, keras.layers.Dense(1)(keras.layers.Add()([words(inputs), frozen(inputs)]))
+    )
     assert clipping.embedding_tables(model) == [words.embeddings]
     assert_as_brute_force(model, ids(4, 2))
 
@@ -141,5 +147,7 @@ def test_a_tied_head_is_refused_by_path() -> None:
 
     model = Tied()
     model(ids(1, 2))
-    with pytest.raises(dp_sparse.UnsupportedLayerError, match="words/embeddings: read outside the layer"):
+    with pytest.raises(
+        dp_sparse.UnsupportedLayerError, match="words/embeddings: read outside the layer"
+    ):
         clipped(model, ids(4, 2), np.ones(4, np.float32), 1.0)

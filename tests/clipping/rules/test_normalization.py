@@ -21,7 +21,9 @@ from tests.clipping_cases import assert_as_brute_force
     rms=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_random_axes(axes: int | list[int], center: bool, scale: bool, rms: bool, seed: int) -> None:
+def test_random_axes(
+    axes: int | list[int], center: bool, scale: bool, rms: bool, seed: int
+) -> None:
     keras.utils.set_random_seed(seed)
     layer = keras.layers.LayerNormalization(
         axis=axes,
