@@ -1,7 +1,8 @@
 """Timing in turns, and the form in which every benchmark reports.
 
-Candidates run one after the other, round after round, in one process; medians of each are compared, so that a slow minute of a
-shared machine touches all of them alike. The last line printed is one JSON object with the benchmark's name and metrics.
+Candidates run one after the other, round after round, in one process; medians of each are compared,
+so that a slow minute of a shared machine touches all of them alike. The last line printed is one
+JSON object with the benchmark's name and metrics.
 """
 
 import argparse
@@ -49,7 +50,10 @@ def forget() -> None:
 
 
 def report(
-    name: str, headers: Sequence[str], rows: Sequence[Sequence[object]], metrics: Mapping[str, float]
+    name: str,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    metrics: Mapping[str, float],
 ) -> None:
     """Prints the table, then the JSON line."""
     lines = [list(map(str, headers)), *([_shown(cell) for cell in row] for row in rows)]

@@ -1,4 +1,5 @@
-"""A private step of the pCTR model against stock Keras: 26 tables, batch 2,048, Adagrad, 1e5 to 1e7 rows in all.
+"""A private step of the pCTR model against stock Keras: 26 tables, batch 2,048, Adagrad, 1e5 to 1e7
+rows in all.
 
 Both train on the same batches, without padding (a stream); the input pipeline is outside the clock.
 """
@@ -67,7 +68,11 @@ def main() -> None:
     quick = harness.arguments(__doc__ or "").quick
     rows, metrics = [], {}
     for name, total in SIZES.items():
-        rounds = {"1e5": 15, "1e6": 10, "1e7": 3}[name] if quick else {"1e5": 60, "1e6": 40, "1e7": 15}[name]
+        rounds = (
+            {"1e5": 15, "1e6": 10, "1e7": 3}[name]
+            if quick
+            else {"1e5": 60, "1e6": 40, "1e7": 15}[name]
+        )
         sizes = vocabularies(total)
         candidates = {"private": private_step(sizes, rounds + 3), "stock": stock_step(sizes, 3)}
         seconds = harness.in_turns(candidates, rounds)

@@ -1,6 +1,8 @@
-"""DP-AdaFEST's selection alone, from c = 1e5 to 1e9 rows, at the same expected number of false rows.
+"""DP-AdaFEST's selection alone, from c = 1e5 to 1e9 rows, at the same expected number of false
+rows.
 
-One selection takes a batch's lookups (2,048 examples, 26 tables) to its survivors: contribution map, noisy threshold, skips.
+One selection takes a batch's lookups (2,048 examples, 26 tables) to its survivors: contribution
+map, noisy threshold, skips.
 """
 
 from collections.abc import Callable

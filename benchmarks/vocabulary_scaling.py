@@ -1,8 +1,10 @@
-"""One embedding table of growing vocabulary (seed S, Table 4): d = 64, batch 1,024, one id an example, SGD.
+"""One embedding table of growing vocabulary (seed S, Table 4): d = 64, batch 1,024, one id an
+example, SGD.
 
-Three steps on equal batches: DP-AdaFEST through Keras, the leanest non-private step (gather, gradient, scatter, in one graph),
-and DP-SGD with dense noise of the same quality, as fast as we could write it: one XLA kernel draws the noise and updates the
-table. The loss is linear in the looked-up row, so that next to nothing but the embedding is timed.
+Three steps on equal batches: DP-AdaFEST through Keras, the leanest non-private step (gather,
+gradient, scatter, in one graph), and DP-SGD with dense noise of the same quality, as fast as we
+could write it: one XLA kernel draws the noise and updates the table. The loss is linear in the
+looked-up row, so that next to nothing but the embedding is timed.
 """
 
 from collections.abc import Callable
@@ -99,7 +101,10 @@ def main() -> None:
     rounds = 30 if quick else 200
     seconds: dict[str, dict[str, float]] = {}
     for name, size in SIZES.items():
-        candidates = {"adafest": adafest_step(size, rounds + 5), "non-private": non_private_step(size)}
+        candidates = {
+            "adafest": adafest_step(size, rounds + 5),
+            "non-private": non_private_step(size),
+        }
         seconds[name] = harness.in_turns(candidates, rounds, warm_up=5)
         del candidates
         harness.forget()
@@ -107,7 +112,11 @@ def main() -> None:
         seconds[name] |= dense
         harness.forget()
     rows = [
-        (SIZES[name], *(1000 * s[k] for k in ("adafest", "non-private", "dp-sgd")), s["dp-sgd"] / s["adafest"])
+        (
+            SIZES[name],
+            *(1000 * s[k] for k in ("adafest", "non-private", "dp-sgd")),
+            s["dp-sgd"] / s["adafest"],
+        )
         for name, s in seconds.items()
     ]
     metrics = {

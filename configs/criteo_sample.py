@@ -18,7 +18,9 @@ def get_config() -> ml_collections.ConfigDict:
             "test_fraction": 0.1,  # the last rows in time
         }
     )
-    config.training = ml_collections.ConfigDict({"batch_size": 2048, "epochs": 4.0, "evaluations": 8})
+    config.training = ml_collections.ConfigDict(
+        {"batch_size": 2048, "epochs": 4.0, "evaluations": 8}
+    )
     config.optimizer = ml_collections.ConfigDict(
         {
             "name": "Adagrad",

@@ -4,7 +4,8 @@ import keras
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
-        f"dp_sparse needs Keras on the TensorFlow backend, got {keras.backend.backend()!r}: set KERAS_BACKEND=tensorflow."
+        f"dp_sparse needs Keras on the TensorFlow backend, got {keras.backend.backend()!r}: set "
+        f"KERAS_BACKEND=tensorflow."
     )
 
 from dp_sparse.callbacks import PrivacyReport, install_callback_guard

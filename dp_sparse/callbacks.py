@@ -1,8 +1,9 @@
-"""Callbacks: ε in the progress bar, a report of the run, and the refusal of callbacks that would leak training metrics.
+"""Callbacks: ε in the progress bar, a report of the run, and the refusal of callbacks that would
+leak training metrics.
 
-What a report holds by default is a post-processing of the private run: ε, survivors per table, and metrics on validation data.
-Training loss, clip fraction, batch sizes and quarantine counts are covered by no ε; they enter a file only with
-`diagnostics="non_private"`.
+What a report holds by default is a post-processing of the private run: ε, survivors per table, and
+metrics on validation data. Training loss, clip fraction, batch sizes and quarantine counts are
+covered by no ε; they enter a file only with `diagnostics="non_private"`.
 """
 
 import dataclasses
@@ -43,23 +44,27 @@ class RunHistory:
 class PrivacyReport(keras.callbacks.Callback):
     """Shows ε while training, and writes a report.
 
-    The ε shown is that of the next point of the report, so never below what was spent. Each point costs one evaluation of the
-    accountant (0.3 to 1 s).
+    The ε shown is that of the next point of the report, so never below what was spent. Each point
+    costs one evaluation of the accountant (0.3 to 1 s).
 
     Args:
         path: Where to write an HTML page, at every epoch's end; None writes nothing.
-        diagnostics: "private", or "non_private" to add training metrics, clip fraction, batch sizes and quarantine counts,
-            which no ε covers, to the file.
+        diagnostics: "private", or "non_private" to add training metrics, clip fraction, batch sizes
+            and quarantine counts, which no ε covers, to the file.
         points: How many points to record over the plan's steps.
 
     Raises:
         ValueError: Another `diagnostics`, or a model without a private optimizer.
     """
 
-    def __init__(self, path: str | None = None, diagnostics: str = "private", points: int = 20) -> None:
+    def __init__(
+        self, path: str | None = None, diagnostics: str = "private", points: int = 20
+    ) -> None:
         super().__init__()
         if diagnostics not in ("private", "non_private"):
-            raise ValueError(f"Expected diagnostics='private' or 'non_private', got {diagnostics!r}.")
+            raise ValueError(
+                f"Expected diagnostics='private' or 'non_private', got {diagnostics!r}."
+            )
         self.path = path
         self.diagnostics = diagnostics
         self.points = points
@@ -89,7 +94,9 @@ class PrivacyReport(keras.callbacks.Callback):
             if name.startswith("val_"):
                 self.history.validation.setdefault(name, []).append((step, float(value)))
             elif self.diagnostics == "non_private" and name != "epsilon":
-                self.history.diagnostics.setdefault(f"training {name}", []).append((step, float(value)))
+                self.history.diagnostics.setdefault(f"training {name}", []).append(
+                    (step, float(value))
+                )
         if logs is not None:
             logs["epsilon"] = self._shown
         if self.path is not None:
@@ -108,11 +115,21 @@ class PrivacyReport(keras.callbacks.Callback):
         """The report as HTML."""
         history = self.history
         sections = [
-            ("What is guaranteed", reporting.text(self._optimizer.plan.statement(int(self._optimizer.steps_spent.numpy())))),
-            ("Privacy spent", reporting.chart("step", "epsilon", {"epsilon": (history.steps, history.epsilon)})),
+            (
+                "What is guaranteed",
+                reporting.text(
+                    self._optimizer.plan.statement(int(self._optimizer.steps_spent.numpy()))
+                ),
+            ),
+            (
+                "Privacy spent",
+                reporting.chart("step", "epsilon", {"epsilon": (history.steps, history.epsilon)}),
+            ),
         ]
         if history.validation:
-            sections.append(("Validation", reporting.chart("step", "value", _as_series(history.validation))))
+            sections.append(
+                ("Validation", reporting.chart("step", "value", _as_series(history.validation)))
+            )
         if history.rows:
             sections.append(("Embedding rows noised per step", self.rows_chart()))
         if history.diagnostics:
@@ -168,7 +185,8 @@ def _refuse_leaks(callbacks: list[keras.callbacks.Callback]) -> None:
         leak = _leak(callback)
         if leak is not None:
             raise PrivacyError(
-                f"{type(callback).__name__} {leak}, which no epsilon covers. Use a val_ metric, or accept the leak with "
+                f"{type(callback).__name__} {leak}, which no epsilon covers. Use a val_ metric, "
+                f"or accept the leak with "
                 "PrivacyReport(diagnostics='non_private') among the callbacks."
             )
 
@@ -180,8 +198,14 @@ def _leak(callback: keras.callbacks.Callback) -> str | None:
     steers = getattr(callback, "save_best_only", True)
     if isinstance(monitor, str) and steers and not monitor.startswith("val_"):
         return f"steers training by the training metric monitor={monitor!r}"
-    fields = {name for _, name, _, _ in string.Formatter().parse(str(getattr(callback, "filepath", ""))) if name}
-    named = sorted(name for name in fields if name not in ("epoch", "batch") and not name.startswith("val_"))
+    fields = {
+        name
+        for _, name, _, _ in string.Formatter().parse(str(getattr(callback, "filepath", "")))
+        if name
+    }
+    named = sorted(
+        name for name in fields if name not in ("epoch", "batch") and not name.startswith("val_")
+    )
     return f"writes the training metric {named[0]!r} into a file name" if named else None
 
 
@@ -189,7 +213,8 @@ def _private_optimizer(model: keras.Model) -> PrivateOptimizer:
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, PrivateOptimizer):
         raise ValueError(
-            f"Expected a model compiled with a private optimizer, got {type(optimizer).__name__}: PrivacyReport has "
+            f"Expected a model compiled with a private optimizer, got {type(optimizer).__name__}: "
+            f"PrivacyReport has "
             "nothing to report."
         )
     return optimizer

@@ -1,8 +1,8 @@
 """The exceptions that `dp_sparse` raises, and how they leave a TensorFlow graph.
 
-A check that needs a tensor's value runs inside the training graph, where TensorFlow turns any failure into an
-`InvalidArgumentError` with a long trace. `require` writes a marked sentence into that failure and `translated` takes it
-out again, so that the user reads the sentence alone.
+A check that needs a tensor's value runs inside the training graph, where TensorFlow turns any
+failure into an `InvalidArgumentError` with a long trace. `require` writes a marked sentence into
+that failure and `translated` takes it out again, so that the user reads the sentence alone.
 """
 
 import base64
@@ -30,7 +30,9 @@ class BadExampleError(ValueError):
 _KINDS = {kind.__name__: kind for kind in (PrivacyError, BadExampleError, ValueError)}
 
 
-def require(condition: tf.Tensor, kind: type[Exception], message: str, *values: tf.Tensor) -> tf.Operation:
+def require(
+    condition: tf.Tensor, kind: type[Exception], message: str, *values: tf.Tensor
+) -> tf.Operation:
     """Returns an operation that fails with `message`, each `{}` in it replaced by one of `values`.
 
     Args:

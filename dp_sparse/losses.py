@@ -1,8 +1,9 @@
 """Per-example losses of a compiled model: one number an example, from Keras' own loss objects.
 
-Keras reduces over the batch, and its masked reduction divides by a count over the batch, which couples the examples. Here each
-example's loss is the mean over its own (unmasked) positions, times its sample weight. Labels outside the range of their loss
-are refused by value before anything is computed from them.
+Keras reduces over the batch, and its masked reduction divides by a count over the batch, which
+couples the examples. Here each example's loss is the mean over its own (unmasked) positions, times
+its sample weight. Labels outside the range of their loss are refused by value before anything is
+computed from them.
 """
 
 import contextlib
@@ -28,7 +29,9 @@ def per_example_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: A
     """
     compiled = model._compile_loss
     if compiled is None:
-        raise ValueError("Expected a model compiled with a loss, got loss=None: pass loss= to compile.")
+        raise ValueError(
+            "Expected a model compiled with a loss, got loss=None: pass loss= to compile."
+        )
     if not compiled.built:
         compiled.build(y, y_pred)
     with _per_example(compiled):
@@ -53,8 +56,10 @@ class _PerExample:
     def __init__(self, loss: keras.losses.Loss) -> None:
         if loss.reduction not in _REDUCTIONS:
             raise ValueError(
-                f"Expected a loss with reduction='sum_over_batch_size', got reduction={loss.reduction!r} in {loss.name}: "
-                "the private step takes the mean over an example and divides by the expected batch size."
+                f"Expected a loss with reduction='sum_over_batch_size', got "
+                f"reduction={loss.reduction!r} in {loss.name}: "
+                "the private step takes the mean over an example and divides by the expected "
+                "batch size."
             )
         self._loss = loss
 
@@ -65,8 +70,10 @@ class _PerExample:
         values = self._loss.call(y_true, y_pred)
         if values.shape.rank == 0:
             raise ValueError(
-                f"Expected loss {self._loss.name} to give one value for each example, got a scalar, which mixes the "
-                "examples of a batch. Return the values without reducing over the batch, from outputs `[batch, ...]` of rank 2 or more."
+                f"Expected loss {self._loss.name} to give one value for each example, got a "
+                f"scalar, which mixes the "
+                "examples of a batch. Return the values without reducing over the batch, from "
+                "outputs `[batch, ...]` of rank 2 or more."
             )
         return _own_mean(tf.cast(values, tf.float32), mask, sample_weight)
 
@@ -93,7 +100,10 @@ def _like(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
 def _checked_labels(loss: keras.losses.Loss, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     if isinstance(loss, _PROBABILITY_LOSSES) or _function_name(loss) in _PROBABILITY_FUNCTIONS:
-        bad, accepted = (y_true < 0) | (y_true > 1), "[0, 1]"  # NaN gives a NaN loss, and is zeroed and counted
+        bad, accepted = (
+            (y_true < 0) | (y_true > 1),
+            "[0, 1]",
+        )  # NaN gives a NaN loss, and is zeroed and counted
     elif _function_name(loss) == "sparse_categorical_crossentropy":
         classes = y_pred.shape[-1]
         bad, accepted = ~((y_true >= 0) & (y_true < classes)), f"[0, {classes})"

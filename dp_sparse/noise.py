@@ -1,13 +1,16 @@
-"""Counter-based randomness: Gaussian noise for dense tensors and for rows, and uniforms for geometric skips.
+"""Counter-based randomness: Gaussian noise for dense tensors and for rows, and uniforms for
+geometric skips.
 
-Every value is a function of (key, draw, purpose, position) through Philox, so all replicas draw the same without talking.
-Normals are √2·erfinv(v) in float64, v = (m + ½)·2⁻⁵² for a signed 53-bit m: the inverse of the normal distribution
-function at (k + ½)·2⁻⁵³, with tails to 8.2 σ (TensorFlow's own sampler ends at 5.68 σ, which would void small δ). Fused by
-XLA a value costs about 9 ns on two cores, for tensors of fixed shape; rows, of a new count every step, about 20 ns.
+Every value is a function of (key, draw, purpose, position) through Philox, so all replicas draw the
+same without talking. Normals are √2·erfinv(v) in float64, v = (m + ½)·2⁻⁵² for a signed 53-bit m:
+the inverse of the normal distribution function at (k + ½)·2⁻⁵³, with tails to 8.2 σ (TensorFlow's
+own sampler ends at 5.68 σ, which would void small δ). Fused by XLA a value costs about 9 ns on two
+cores, for tensors of fixed shape; rows, of a new count every step, about 20 ns.
 
 ### Formal Guarantees
-A key is 64 bits of `os.urandom`, lives in one untracked variable, is never a constant of a graph and never saved. Streams
-(draw, purpose) are disjoint ranges of the counter. Philox is not a cryptographic generator.
+A key is 64 bits of `os.urandom`, lives in one untracked variable, is never a constant of a graph
+and never saved. Streams (draw, purpose) are disjoint ranges of the counter. Philox is not a
+cryptographic generator.
 """
 
 import enum
@@ -31,10 +34,11 @@ class Purpose(enum.IntEnum):
 
 
 class NoiseKey:
-    """A secret key and the count of draws made with it; copies, saves and restores never repeat a draw.
+    """A secret key and the count of draws made with it; copies, saves and restores never repeat a
+    draw.
 
-    It is no trackable object, so neither checkpoints nor `get_config` see it, and a copy or a pickle of its owner gets a
-    fresh key.
+    It is no trackable object, so neither checkpoints nor `get_config` see it, and a copy or a
+    pickle of its owner gets a fresh key.
     """
 
     def __init__(self) -> None:
@@ -98,7 +102,9 @@ def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int 
         count: How many.
         offset: First value, a multiple of 2 (a Philox block holds two).
     """
-    start = draw.counter(purpose) + tf.stack([tf.cast(offset, tf.uint64) // 2, tf.zeros([], tf.uint64)])
+    start = draw.counter(purpose) + tf.stack(
+        [tf.cast(offset, tf.uint64) // 2, tf.zeros([], tf.uint64)]
+    )
     bits = tf.bitwise.right_shift(_bits(draw.key, start, [count]), tf.constant(11, tf.uint64))
     return (tf.cast(tf.bitcast(bits, tf.int64), tf.float64) + 0.5) * 2.0**-53
 
@@ -112,7 +118,9 @@ def noisy_mean(
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _noisy_mean(total: tf.Tensor, numbers: tf.Tensor, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+def _noisy_mean(
+    total: tf.Tensor, numbers: tf.Tensor, key: tf.Tensor, counter: tf.Tensor
+) -> tf.Tensor:
     noise = _fused_normal(_bits(key, counter, [total.shape.num_elements()]))
     return (total + numbers[0] * tf.reshape(noise, total.shape)) * numbers[1]
 

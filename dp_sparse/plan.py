@@ -1,9 +1,11 @@
-"""The privacy plan: budget, sampling and mechanism in one frozen object, and every ε through dp-accounting.
+"""The privacy plan: budget, sampling and mechanism in one frozen object, and every ε through
+dp-accounting.
 
-A plan couples what must agree for the guarantee to hold: how batches are sampled, which mechanism one step runs, and
-which other releases touch the same data. `calibrate` finds the smallest noise multiplier that meets the budget; `spent`
-and `statement` say what a run of a given length cost. Privacy loss distributions (interval 1e-4) account for all of it;
-one evaluation takes 0.3 to 1 s whatever the number of steps.
+A plan couples what must agree for the guarantee to hold: how batches are sampled, which mechanism
+one step runs, and which other releases touch the same data. `calibrate` finds the smallest noise
+multiplier that meets the budget; `spent` and `statement` say what a run of a given length cost.
+Privacy loss distributions (interval 1e-4) account for all of it; one evaluation takes 0.3 to 1 s
+whatever the number of steps.
 """
 
 import dataclasses
@@ -46,8 +48,9 @@ class GaussianMechanism:
     """One step releases Gaussian noise on sums of clipped contributions of one batch.
 
     ### Formal Guarantees
-    Several Gaussian releases from one batch, of sensitivity Δ_m and standard deviation s_m, are one Gaussian mechanism of
-    noise multiplier σ with σ⁻² = Σ_m (Δ_m / s_m)². Only σ enters the accounting; an optimizer splits it.
+    Several Gaussian releases from one batch, of sensitivity Δ_m and standard deviation s_m, are one
+    Gaussian mechanism of noise multiplier σ with σ⁻² = Σ_m (Δ_m / s_m)². Only σ enters the
+    accounting; an optimizer splits it.
     """
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
@@ -81,9 +84,10 @@ class PrivacyPlan:
         plan_id: Names this calibration; one plan pays for one training run.
 
     ### Formal Guarantees
-    The outputs of at most `sampling.steps` steps on batches of `sampling.batches(...)`, together with `releases`, are
-    (ε, δ)-differentially private under `sampling.neighbouring`. The number of examples and every field here are public.
-    The probability that a batch overflows its capacity is inside δ.
+    The outputs of at most `sampling.steps` steps on batches of `sampling.batches(...)`, together
+    with `releases`, are (ε, δ)-differentially private under `sampling.neighbouring`. The number of
+    examples and every field here are public. The probability that a batch overflows its capacity is
+    inside δ.
     """
 
     budget: PrivacyBudget
@@ -94,17 +98,19 @@ class PrivacyPlan:
     plan_id: str | None = None
 
     def calibrate(self) -> "PrivacyPlan":
-        """Returns a new plan whose noise multiplier is the smallest (to 1e-4, feasible side) that meets the budget.
+        """Returns a new plan whose noise multiplier is the smallest (to 1e-4, feasible side) that
+        meets the budget.
 
         Raises:
-            ValueError: When no noise multiplier meets the budget, because the overflow of the batch capacity or the
-                releases alone exceed it.
+            ValueError: When no noise multiplier meets the budget, because the overflow of the batch
+                capacity or the releases alone exceed it.
         """
         low, high = _SIGMA_LIMITS
         if self._epsilon_at(high, self.sampling.steps) > self.budget.epsilon:
             raise ValueError(
                 f"No noise meets the budget: even noise_multiplier={high:g} spends more than "
-                f"epsilon={self.budget.epsilon:g} at delta={self.budget.delta:g}. Raise the budget or "
+                f"epsilon={self.budget.epsilon:g} at delta={self.budget.delta:g}. Raise the "
+                f"budget or "
                 f"sampling.capacity, or lower the cost of {[r.name for r in self.releases]}."
             )
         sigma = self._bisect(low, high)
@@ -133,7 +139,9 @@ class PrivacyPlan:
     def spent(self, steps: int) -> PrivacyBudget:
         """The (ε, δ) after `steps` steps, at the budget's δ. Every release counts from the start."""
         if self.noise_multiplier is None:
-            raise ValueError("Expected a calibrated plan, got one without noise: use plan.calibrate().")
+            raise ValueError(
+                "Expected a calibrated plan, got one without noise: use plan.calibrate()."
+            )
         if not 0 <= steps <= self.sampling.steps:
             raise ValueError(f"Expected 0 <= steps <= {self.sampling.steps}, got steps={steps}.")
         epsilon = self._epsilon_at(self.noise_multiplier, steps) if steps or self.releases else 0.0
@@ -148,22 +156,30 @@ class PrivacyPlan:
             f"{self.sampling.steps} steps; the plan's budget is epsilon={self.budget.epsilon:g}.",
             f"Protected: one example. Neighbouring datasets: {self.sampling.neighbouring}.",
             f"Sampling: {self.sampling.description}.",
-            f"Noise multiplier of one step: {self.noise_multiplier:.6g} (Gaussian mechanism); accountant: privacy loss "
+            f"Noise multiplier of one step: {self.noise_multiplier:.6g} (Gaussian mechanism); "
+            f"accountant: privacy loss "
             f"distributions, interval {_DISCRETIZATION:g}, dp-accounting.",
             f"Also covered: {', '.join(r.name for r in self.releases) or 'no other release'}.",
-            f"Public: the number of examples ({self.sampling.num_examples}), the model's architecture and initial "
+            f"Public: the number of examples ({self.sampling.num_examples}), the model's "
+            f"architecture and initial "
             "weights, every hyper-parameter, and which rows each step updated.",
-            "Covers: the weights, optimizer state and survivor counts of one training run, at every step.",
-            "Not covered by any epsilon: training loss and metrics, clip fraction, realised batch sizes, quarantine "
-            "counts, which survivors were false, and choices made by looking at this data (hyper-parameters included).",
-            "Randomness: Philox keyed by the operating system; Philox is not a cryptographic generator.",
+            "Covers: the weights, optimizer state and survivor counts of one training run, at "
+            "every step.",
+            "Not covered by any epsilon: training loss and metrics, clip fraction, realised batch "
+            "sizes, quarantine "
+            "counts, which survivors were false, and choices made by looking at this data "
+            "(hyper-parameters included).",
+            "Randomness: Philox keyed by the operating system; Philox is not a cryptographic "
+            "generator.",
         ]
         return "\n".join(lines)
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description from which `from_config` makes an equal plan."""
         if self.releases:
-            raise ValueError("A plan with releases cannot be saved; got releases=" f"{self.releases!r}.")
+            raise ValueError(
+                f"A plan with releases cannot be saved; got releases={self.releases!r}."
+            )
         return {
             "budget": dataclasses.asdict(self.budget),
             "sampling": self.sampling.get_config(),

@@ -1,4 +1,5 @@
-"""Reports: one self-contained HTML page of tables and line charts, written beside its place and renamed into it.
+"""Reports: one self-contained HTML page of tables and line charts, written beside its place and
+renamed into it.
 
 Charts are inline SVG drawn by matplotlib, so a page needs neither network nor other files.
 """
@@ -24,7 +25,8 @@ def page(title: str, sections: Sequence[tuple[str, str]]) -> str:
     """An HTML page of `(heading, body)` sections; bodies come from `table`, `chart` and `text`."""
     body = "\n".join(f"<h2>{html.escape(heading)}</h2>\n{part}" for heading, part in sections)
     return (
-        f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{html.escape(title)}</title>"
+        f"<!doctype html>\n<html lang='en'><head><meta "
+        f"charset='utf-8'><title>{html.escape(title)}</title>"
         f"<style>{_STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>\n{body}\n</body></html>\n"
     )
 
@@ -58,7 +60,9 @@ def chart(x_label: str, y_label: str, series: Mapping[str, Points], *, log_y: bo
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("A report needs matplotlib: pip install 'dp-sparse[pipelines]'.") from error
+        raise ImportError(
+            "A report needs matplotlib: pip install 'dp-sparse[pipelines]'."
+        ) from error
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dp_sparse"}):
         figure = Figure(figsize=(8, 3.6), layout="constrained")
         axes = figure.subplots()
@@ -70,7 +74,12 @@ def chart(x_label: str, y_label: str, series: Mapping[str, Points], *, log_y: bo
         if log_y:
             axes.set_yscale("symlog")
         if len(series) > 1:
-            axes.legend(fontsize="x-small", ncols=1 + len(series) // 10, loc="center left", bbox_to_anchor=(1, 0.5))
+            axes.legend(
+                fontsize="x-small",
+                ncols=1 + len(series) // 10,
+                loc="center left",
+                bbox_to_anchor=(1, 0.5),
+            )
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
     return drawn.getvalue()[drawn.getvalue().index("<svg") :]

@@ -1,8 +1,9 @@
 """Row-wise updates of embedding tables: gather the rows, update them, scatter them back, in place.
 
-Stock Keras Adagrad, Adam and momentum touch every row of a table; these touch the rows of a sparse gradient alone, so a step
-costs O(rows · width) whatever the size of the table. Row ids must be unique. A row that is not in the gradient keeps its
-weights and slots as they are (for Adam: the lazy variant).
+Stock Keras Adagrad, Adam and momentum touch every row of a table; these touch the rows of a sparse
+gradient alone, so a step costs O(rows · width) whatever the size of the table. Row ids must be
+unique. A row that is not in the gradient keeps its weights and slots as they are (for Adam: the
+lazy variant).
 """
 
 import tensorflow as tf

@@ -1,8 +1,9 @@
 """The private train step, and the `compile` hook that installs it.
 
-Importing `dp_sparse` wraps the `compile` found on `keras.Model`'s MRO. Compiling with a private optimizer gives that model the
-private step; compiling with any other gives the stock step back. One step: one recorded forward pass, one backward pass to the
-pre-activations, then selection, clipping and noise from the records (DP-AdaFEST, Algorithm 1).
+Importing `dp_sparse` wraps the `compile` found on `keras.Model`'s MRO. Compiling with a private
+optimizer gives that model the private step; compiling with any other gives the stock step back. One
+step: one recorded forward pass, one backward pass to the pre-activations, then selection, clipping
+and noise from the records (DP-AdaFEST, Algorithm 1).
 """
 
 import functools
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from dp_sparse import clipping
 from dp_sparse.clipping.uses import Rows, Use
-from dp_sparse.errors import BadExampleError, PrivacyError, require, translated
+from dp_sparse.errors import PrivacyError, require, translated
 from dp_sparse.losses import per_example_losses
 from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
 from dp_sparse.sampling.marker import is_sampled
@@ -61,16 +62,21 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
         owner = next(cls for cls in type(model).__mro__ if name in vars(cls))
         if not owner.__module__.startswith("keras."):
             raise PrivacyError(
-                f"{type(model).__name__} has a {name} of its own, which the private step would not run: remove it and pass "
+                f"{type(model).__name__} has a {name} of its own, which the private step would "
+                f"not run: remove it and pass "
                 "loss= and metrics= to compile."
             )
     if model._distribute_strategy is not None:
         raise PrivacyError(
-            f"Expected a model without tf.distribute, got {type(model._distribute_strategy).__name__}: each replica would "
+            f"Expected a model without tf.distribute, got "
+            f"{type(model._distribute_strategy).__name__}: each replica would "
             "draw noise and spend steps of its own. Build the model outside strategy.scope()."
         )
     if arguments.get("jit_compile", "auto") not in ("auto", False, None):
-        raise ValueError("Expected jit_compile=False with a private optimizer, got jit_compile=True: rows change by step.")
+        raise ValueError(
+            "Expected jit_compile=False with a private optimizer, got jit_compile=True: rows "
+            "change by step."
+        )
     arguments["jit_compile"] = False
     arguments["auto_scale_loss"] = False
     optimizer.bind(model, functools.partial(clipping.embedding_tables, model))
@@ -105,7 +111,9 @@ def _translating(model: keras.Model, function: Any) -> Any:
     return run
 
 
-def private_train_step(model: keras.Model, optimizer: PrivateOptimizer, data: Any) -> dict[str, Any]:
+def private_train_step(
+    model: keras.Model, optimizer: PrivateOptimizer, data: Any
+) -> dict[str, Any]:
     """One step of private training on one batch of the plan's sampler.
 
     Args:
@@ -117,14 +125,16 @@ def private_train_step(model: keras.Model, optimizer: PrivateOptimizer, data: An
         Training loss and metrics over the real examples: not private.
 
     Raises:
-        PrivacyError: A batch that the plan's sampler did not make, used before, or after the last step.
+        PrivacyError: A batch that the plan's sampler did not make, used before, or after the last
+            step.
         BadExampleError: An id or a label out of range.
         UnsupportedLayerError: A layer whose per-example gradients cannot be had.
     """
     if not is_sampled(data):
         raise PrivacyError(
             "Expected a batch made by this plan's sampler, got one without its marker: train with "
-            "model.fit(plan.sampling.batches(dataset)). Batches made any other way void the plan's accounting."
+            "model.fit(plan.sampling.batches(dataset)). Batches made any other way void the "
+            "plan's accounting."
         )
     capacity = optimizer.plan.sampling.batch_capacity
     x, y, weights = data = _trimmed(data)
@@ -145,7 +155,12 @@ def private_train_step(model: keras.Model, optimizer: PrivateOptimizer, data: An
     num_slots = {table: tf.size(choice.row_ids) for table, choice in choices.items()}
     sums = clipping.clip(uses, num_slots, optimizer.clip_norm, losses, real)
     optimizer.apply_private(_private_sums(model, sums, choices), draw)
-    _count(optimizer, sums, real, [choices[id(table)] for table in optimizer.tables if id(table) in choices])
+    _count(
+        optimizer,
+        sums,
+        real,
+        [choices[id(table)] for table in optimizer.tables if id(table) in choices],
+    )
     return _metrics(model, x, y, recording.outputs, weights)
 
 
@@ -155,14 +170,18 @@ def _build(model: keras.Model, optimizer: PrivateOptimizer, batch: Any) -> None:
         if not all(layer.built for layer in model._flatten_layers()):
             model._symbolic_build(data_batch=batch)
         if not model.trainable_variables:
-            raise ValueError(f"Expected a model with something to train, got {model.name} without trainable variables.")
+            raise ValueError(
+                f"Expected a model with something to train, got {model.name} without trainable "
+                f"variables."
+            )
         optimizer.build(model.trainable_variables)
 
 
 def _trimmed(data: Any) -> Any:
     """The batch without the padding after its last real example, but of two examples at least.
 
-    Padding is there for a fixed shape between the sampler and the step; nothing in the graph needs it.
+    Padding is there for a fixed shape between the sampler and the step; nothing in the graph needs
+    it.
     """
     x, y, weights = data
     present = weights["present"]
@@ -170,14 +189,18 @@ def _trimmed(data: Any) -> Any:
     last = tf.reduce_max(tf.where(present > 0, tf.range(1, capacity + 1), 0))
     size = tf.minimum(tf.maximum(last, 2), capacity)
     marker = weights["marker"]
-    x, y, weights = tf.nest.map_structure(lambda leaf: leaf[:size], (x, y, dict(weights, marker=present)))
+    x, y, weights = tf.nest.map_structure(
+        lambda leaf: leaf[:size], (x, y, dict(weights, marker=present))
+    )
     return x, y, dict(weights, marker=marker)
 
 
 def _losses(model: keras.Model, y: Any, y_pred: Any, weights: dict[str, Any]) -> tf.Tensor:
     """Per-example losses, 0 for padding."""
     present = weights["present"]
-    sample_weight = tf.nest.map_structure(lambda w: w * _column(present, w), weights["sample_weight"])
+    sample_weight = tf.nest.map_structure(
+        lambda w: w * _column(present, w), weights["sample_weight"]
+    )
     return per_example_losses(model, y, y_pred, sample_weight)
 
 
@@ -218,7 +241,12 @@ def _private_sums(
     """The clipped sums, with zeros for variables that this batch's records did not reach: they are noised all the same."""
     reached = {id(variable): total for variable, total in sums.dense}
     tables = [
-        (table, tf.IndexedSlices(rows, choices[id(table)].row_ids, tf.constant(list(table.shape), tf.int64)))
+        (
+            table,
+            tf.IndexedSlices(
+                rows, choices[id(table)].row_ids, tf.constant(list(table.shape), tf.int64)
+            ),
+        )
         for table, rows in sums.tables
     ]
     dense = [
@@ -234,8 +262,9 @@ def _isolation_checks(
 ) -> list[Any]:
     """On the first batch of two examples or more, fails unless the first example's loss is its own.
 
-    ∂loss[0]/∂z[1:] must be exactly 0 for every recorded z, and loss[0] must stay when copies of the first example take the
-    place of all others: this also sees what mixes examples before the first layer, inside one, or by way of the labels.
+    ∂loss[0]/∂z[1:] must be exactly 0 for every recorded z, and loss[0] must stay when copies of the
+    first example take the place of all others: this also sees what mixes examples before the first
+    layer, inside one, or by way of the labels.
     """
 
     def first_loss(x: Any, y: Any, tape: tf.GradientTape) -> tuple[tf.Tensor, clipping.Recording]:
@@ -247,13 +276,18 @@ def _isolation_checks(
         x, y, _ = _finite(data)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             first, recording = first_loss(x, y, tape)
-        copies = tf.nest.map_structure(lambda leaf: tf.repeat(leaf[:1], tf.shape(leaf)[0], axis=0), (x, y))
+        copies = tf.nest.map_structure(
+            lambda leaf: tf.repeat(leaf[:1], tf.shape(leaf)[0], axis=0), (x, y)
+        )
         with tf.GradientTape(watch_accessed_variables=False) as unused:
             alone, _ = first_loss(*copies, unused)
         moved = tf.abs(first - alone) > _ISOLATION_TOLERANCE * (1 + tf.abs(first))
-        cotangents = tape.gradient(first, recording.targets, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        cotangents = tape.gradient(
+            first, recording.targets, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
         others = [tf.convert_to_tensor(cotangent)[1:] for cotangent in cotangents]
-        # 0 · NaN is no dependence: an example that is not finite itself has NaN derivatives everywhere.
+        # 0 · NaN is no dependence: an example that is not finite itself has NaN derivatives
+        # everywhere.
         leaks = [tf.reduce_any(tf.not_equal(other, 0) & ~tf.math.is_nan(other)) for other in others]
         return tf.reduce_any(tf.stack([moved, *leaks]))
 
@@ -262,7 +296,8 @@ def _isolation_checks(
     leaked = tf.cond(due, coupled, lambda: tf.constant(False))
     checked.assign(checked.read_value() | due)
     message = (
-        "The loss of one example depends on another example of its batch, so clipping each example would not bound its "
+        "The loss of one example depends on another example of its batch, so clipping each "
+        "example would not bound its "
         "influence. Remove what mixes examples (batch statistics, contrastive or in-batch losses)."
     )
     return [check for check in [require(~leaked, PrivacyError, message)] if check is not None]
@@ -278,7 +313,10 @@ def _finite(data: Any) -> Any:
 
 
 def _count(
-    optimizer: PrivateOptimizer, sums: clipping.ClippedSums, real: tf.Tensor, choices: Sequence[RowChoice]
+    optimizer: PrivateOptimizer,
+    sums: clipping.ClippedSums,
+    real: tf.Tensor,
+    choices: Sequence[RowChoice],
 ) -> None:
     """Adds to the running totals that reports read."""
     counts = optimizer.diagnostics
@@ -292,7 +330,9 @@ def _count(
         counts.rows.assign_add(rows)
 
 
-def _metrics(model: keras.Model, x: Any, y: Any, y_pred: Any, weights: dict[str, Any]) -> dict[str, Any]:
+def _metrics(
+    model: keras.Model, x: Any, y: Any, y_pred: Any, weights: dict[str, Any]
+) -> dict[str, Any]:
     """Keras' loss and metrics over the real examples of the batch."""
     present = weights["present"] > 0
 

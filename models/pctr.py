@@ -11,7 +11,9 @@ def embedding_width(vocabulary: int) -> int:
 
 
 def pctr(
-    vocabularies: Sequence[int], num_integers: int = 13, hidden: Sequence[int] = (598, 598, 598, 598)
+    vocabularies: Sequence[int],
+    num_integers: int = 13,
+    hidden: Sequence[int] = (598, 598, 598, 598),
 ) -> keras.Model:
     """The click model.
 
@@ -21,15 +23,15 @@ def pctr(
         hidden: Widths of the ReLU layers.
 
     Returns:
-        A model from {"integers": float `[batch, num_integers]`, "categories": int `[batch, features]`} to one logit,
-        `[batch, 1]`.
+        A model from {"integers": float `[batch, num_integers]`, "categories": int `[batch,
+        features]`} to one logit, `[batch, 1]`.
     """
     integers = keras.Input((num_integers,), name="integers")
     categories = keras.Input((len(vocabularies),), dtype="int32", name="categories")
     embedded = [
-        keras.layers.Embedding(size, embedding_width(size), name=f"category_{index + num_integers + 1}")(
-            categories[:, index]
-        )
+        keras.layers.Embedding(
+            size, embedding_width(size), name=f"category_{index + num_integers + 1}"
+        )(categories[:, index])
         for index, size in enumerate(vocabularies)
     ]
     values = keras.layers.Concatenate(name="features")([integers, *embedded])

@@ -1,4 +1,4 @@
-"""Book-keeping beside brute force: the clipped sums and norms of one batch of a model, both ways."""
+"""Book-keeping beside brute force: clipped sums and norms of one batch of a model, both ways."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
 """From uses to clipped sums: squared norms → clip factors → Σ_i f_i g_i, all from the same records.
 
 ### Formal Guarantees
-With factors f_i = min(1, C/‖g_i‖) and g_i the gradient of every trained variable together, rows outside the step's choice
-zeroed first, adding, removing or zeroing out one example moves the sums by at most C in L2. An example whose loss or gradient
-is not finite contributes exact zeros, and so does padding.
+With factors f_i = min(1, C/‖g_i‖) and g_i the gradient of every trained variable together, rows
+outside the step's choice zeroed first, adding, removing or zeroing out one example moves the sums
+by at most C in L2. An example whose loss or gradient is not finite contributes exact zeros, and so
+does padding.
 """
 
 import dataclasses
@@ -62,7 +63,9 @@ def _sanitised(
 ) -> list[tuple[keras.Variable, Use]]:
     """The uses with the records of non-finite examples zeroed, since 0 · NaN is NaN; free when there is none."""
     fields = [_float_fields(use) for _, use in uses]
-    tensors = [getattr(use, name) for (_, use), names in zip(uses, fields, strict=True) for name in names]
+    tensors = [
+        getattr(use, name) for (_, use), names in zip(uses, fields, strict=True) for name in names
+    ]
 
     def zeroed() -> list[tf.Tensor]:
         return [tf.where(_expanded(finite, tensor), tensor, 0.0) for tensor in tensors]

@@ -1,8 +1,10 @@
-"""One forward pass in which every layer call with trainable variables is recorded, and nothing else is possible.
+"""One forward pass in which every layer call with trainable variables is recorded, and nothing else
+is possible.
 
-Each such layer is tapped: its `call` is replaced on the instance while the pass runs. An audit fails closed: a trainable
-variable read outside its layer's tap, a non-trainable one written (seed generators apart), and a loss added on the way are
-refused, since what was not measured could not be clipped.
+Each such layer is tapped: its `call` is replaced on the instance while the pass runs. An audit
+fails closed: a trainable variable read outside its layer's tap, a non-trainable one written (seed
+generators apart), and a loss added on the way are refused, since what was not measured could not be
+clipped.
 """
 
 import contextlib
@@ -48,7 +50,8 @@ class Recording:
         """Each trained variable's joined use, from the cotangents of `targets`.
 
         Raises:
-            UnsupportedLayerError: A target has no cotangent, or a variable was used both as a table and as a matrix.
+            UnsupportedLayerError: A target has no cotangent, or a variable was used both as a table
+                and as a matrix.
         """
         by_variable: dict[int, tuple[keras.Variable, list[Use]]] = {}
         remaining = iter(cotangents)
@@ -69,7 +72,8 @@ def record(model: keras.Model, x: Any, tape: tf.GradientTape, batch_capacity: in
         batch_capacity: The largest batch there can be, for what must be refused by its memory.
 
     Raises:
-        UnsupportedLayerError: With every layer whose per-example gradients cannot be had, its path and the mend.
+        UnsupportedLayerError: With every layer whose per-example gradients cannot be had, its path
+            and the mend.
     """
     taps = tapped_layers(model)
     audit = _Audit(model.trainable_variables)
@@ -85,7 +89,8 @@ def record(model: keras.Model, x: Any, tape: tf.GradientTape, batch_capacity: in
 
 
 def tapped_layers(model: keras.Model) -> list[tuple[keras.layers.Layer, Rule]]:
-    """The layers whose calls are recorded, each with its rule: outermost layers that own trainable variables.
+    """The layers whose calls are recorded, each with its rule: outermost layers that own trainable
+    variables.
 
     Raises:
         UnsupportedLayerError: Naming all layers that cannot be trained privately.
@@ -94,7 +99,9 @@ def tapped_layers(model: keras.Model) -> list[tuple[keras.layers.Layer, Rule]]:
     problems: list[str] = []
     _collect(model, found, problems)
     if problems:
-        raise UnsupportedLayerError("Cannot train privately:\n" + "\n".join(f"- {p}" for p in problems))
+        raise UnsupportedLayerError(
+            "Cannot train privately:\n" + "\n".join(f"- {p}" for p in problems)
+        )
     return list(found.values())
 
 
@@ -106,7 +113,9 @@ def embedding_tables(model: keras.Model) -> list[keras.Variable]:
 
 
 def _collect(
-    layer: keras.layers.Layer, found: dict[int, tuple[keras.layers.Layer, Rule]], problems: list[str]
+    layer: keras.layers.Layer,
+    found: dict[int, tuple[keras.layers.Layer, Rule]],
+    problems: list[str],
 ) -> None:
     problem = _problem(layer)
     if problem is not None:
@@ -124,12 +133,18 @@ def _collect(
 
 
 def _owns_variables(layer: keras.layers.Layer) -> bool:
-    inner = {id(v) for i in layer._flatten_layers(include_self=False, recursive=False) for v in i.variables}
+    inner = {
+        id(v)
+        for i in layer._flatten_layers(include_self=False, recursive=False)
+        for v in i.variables
+    }
     return any(id(variable) not in inner for variable in layer.trainable_variables)
 
 
 def _problem(layer: keras.layers.Layer) -> str | None:
-    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:  # frozen, it runs in inference mode
+    if (
+        isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+    ):  # frozen, it runs in inference mode
         return "mixes the examples of a batch. Use keras.layers.GroupNormalization instead."
     if layer.activity_regularizer is not None:
         return "activity regularizers add a loss over the whole batch. Remove activity_regularizer."
@@ -196,9 +211,19 @@ class _Audit(keras.StatelessScope):
         """Raises if the pass did what cannot be clipped."""
         written = [v.path for v, _ in self.writes if not _is_seed(v)]
         problems = [
-            (self._outside, "read outside the layer that owns it; call the layer instead of using its variable"),
-            (written, "written in the forward pass; running statistics are not private. Remove the layer's statistics"),
-            (["add_loss"] if self.losses else [], "a loss over the whole batch; put it into loss= of compile"),
+            (
+                self._outside,
+                "read outside the layer that owns it; call the layer instead of using its variable",
+            ),
+            (
+                written,
+                "written in the forward pass; running statistics are not private. Remove the "
+                "layer's statistics",
+            ),
+            (
+                ["add_loss"] if self.losses else [],
+                "a loss over the whole batch; put it into loss= of compile",
+            ),
         ]
         lines = [f"- {path}: {mend}." for paths, mend in problems for path in dict.fromkeys(paths)]
         if lines:
@@ -212,7 +237,8 @@ def _is_seed(variable: keras.Variable) -> bool:
 def _as_float(cotangent: tf.Tensor | None, path: str) -> tf.Tensor:
     if cotangent is None:
         raise UnsupportedLayerError(
-            f"{path}: its output does not reach the loss, or its gradient is hidden (rematerialisation). Freeze it with "
+            f"{path}: its output does not reach the loss, or its gradient is hidden "
+            f"(rematerialisation). Freeze it with "
             "trainable=False, or remove keras.RematScope."
         )
     return tf.cast(tf.convert_to_tensor(cotangent), tf.float32)
@@ -222,4 +248,6 @@ def _joined(variable: keras.Variable, uses: list[Use]) -> Use:
     try:
         return joined(uses)
     except ValueError as error:
-        raise UnsupportedLayerError(f"{variable.path}: {error}. Give each use a variable of its own.") from None
+        raise UnsupportedLayerError(
+            f"{variable.path}: {error}. Give each use a variable of its own."
+        ) from None

@@ -55,8 +55,10 @@ class Tap:
         """Asks for the cotangents of `targets`, and keeps what they will mean."""
         if _current_graph() is not self._graph:
             raise UnsupportedLayerError(
-                f"{self.path}: called inside a loop or a branch (tf.while_loop, tf.cond, map_fn), where its per-example "
-                "gradients cannot be recorded. Call the layer outside, or freeze it with trainable=False."
+                f"{self.path}: called inside a loop or a branch (tf.while_loop, tf.cond, map_fn), "
+                f"where its per-example "
+                "gradients cannot be recorded. Call the layer outside, or freeze it with "
+                "trainable=False."
             )
         self._tape.watch(list(targets))
         self._records.append(Record(self.path, list(targets), uses_of))

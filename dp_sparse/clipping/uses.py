@@ -1,8 +1,10 @@
-"""How a layer call used a variable, and what follows: squared norms of per-example gradients, and their clipped sum.
+"""How a layer call used a variable, and what follows: squared norms of per-example gradients, and
+their clipped sum.
 
-A use holds activations and cotangents of a whole batch, from which both quantities come without any per-example gradient
-of a matrix or a table ("book-keeping", seed F): a product costs what an ordinary weight gradient costs. Uses of one variable
-are joined before norms are taken, since norms of several uses do not add.
+A use holds activations and cotangents of a whole batch, from which both quantities come without any
+per-example gradient of a matrix or a table ("book-keeping", seed F): a product costs what an
+ordinary weight gradient costs. Uses of one variable are joined before norms are taken, since norms
+of several uses do not add.
 """
 
 import dataclasses
@@ -49,7 +51,9 @@ class Product:
         columns = max(1, min(width_out, 65_536 // width_in))
         norms = tf.zeros(tf.shape(self.inputs)[:1])
         for start in range(0, width_out, columns):
-            part = tf.einsum("bsd,bsn->bdn", self.inputs, self.cotangents[:, :, start : start + columns])
+            part = tf.einsum(
+                "bsd,bsn->bdn", self.inputs, self.cotangents[:, :, start : start + columns]
+            )
             norms += _squares(part)
         return norms
 
@@ -76,7 +80,9 @@ class Direct:
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i, of the variable's shape."""
         flat = tf.reshape(self.gradients, [tf.shape(self.gradients)[0], -1])
-        return tf.reshape(tf.linalg.matvec(flat, factors, transpose_a=True), self.gradients.shape[1:])
+        return tf.reshape(
+            tf.linalg.matvec(flat, factors, transpose_a=True), self.gradients.shape[1:]
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +93,8 @@ class Rows:
         row_ids: int64 `[batch, lookups]`.
         valid: bool `[batch, lookups]`: false for masked lookups, which do not train their row.
         cotangents: ∂L/∂(looked-up rows), float32 `[batch, lookups, width]`.
-        slots: int32 `[batch, lookups]`: which of the step's rows a lookup belongs to, -1 for none; set by `restricted`.
+        slots: int32 `[batch, lookups]`: which of the step's rows a lookup belongs to, -1 for none;
+            set by `restricted`.
     """
 
     row_ids: tf.Tensor
@@ -99,7 +106,9 @@ class Rows:
         """These lookups with the rows outside the step's choice (slot -1) and masked ones zeroed, before clipping."""
         slots = tf.where(self.valid, slots, -1)
         kept = tf.cast(slots >= 0, tf.float32)
-        return dataclasses.replace(self, cotangents=self.cotangents * kept[..., tf.newaxis], slots=slots)
+        return dataclasses.replace(
+            self, cotangents=self.cotangents * kept[..., tf.newaxis], slots=slots
+        )
 
     def squared_norms(self) -> tf.Tensor:
         """Σ over the distinct rows of an example of ‖Σ of its cotangents for that row‖²; O(lookups · width)."""
@@ -120,7 +129,8 @@ class Rows:
 
 
 def joined(uses: Sequence[Use]) -> Use:
-    """One use for all the uses of a variable, so that its gradient is whole before its norm is taken.
+    """One use for all the uses of a variable, so that its gradient is whole before its norm is
+    taken.
 
     Raises:
         ValueError: The uses are of different kinds (a table that is also a matrix).
@@ -134,7 +144,9 @@ def joined(uses: Sequence[Use]) -> Use:
     if isinstance(first, Direct):
         return Direct(tf.add_n([use.gradients for use in uses]))  # type: ignore[attr-defined]
     fields = [f.name for f in dataclasses.fields(first) if f.name != "slots"]  # type: ignore[arg-type]
-    return type(first)(*(tf.concat([getattr(use, name) for use in uses], axis=1) for name in fields))
+    return type(first)(
+        *(tf.concat([getattr(use, name) for use in uses], axis=1) for name in fields)
+    )
 
 
 def _squares(values: tf.Tensor) -> tf.Tensor:

@@ -1,7 +1,9 @@
-"""DP-AdaFEST: noise only on the embedding rows whose noisy contribution reaches a threshold (seed S, Algorithm 1).
+"""DP-AdaFEST: noise only on the embedding rows whose noisy contribution reaches a threshold (seed
+S, Algorithm 1).
 
-A step releases the contribution map with noise σ1·C1 (then thresholded) and the clipped sum with noise σ2·C2 on the survivors
-and on every dense parameter. With r = σ1/σ2: σ1 = σ√(1 + r²), σ2 = σ√(1 + 1/r²). Its cost is flat in the size of the tables.
+A step releases the contribution map with noise σ1·C1 (then thresholded) and the clipped sum with
+noise σ2·C2 on the survivors and on every dense parameter. With r = σ1/σ2: σ1 = σ√(1 + r²), σ2 =
+σ√(1 + 1/r²). Its cost is flat in the size of the tables.
 """
 
 import math
@@ -28,22 +30,26 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         optimizer: Updates the dense variables, and the tables through its row-wise twin.
         plan: A calibrated plan; its noise multiplier σ is split here.
         clip_norm: C2 > 0, for each example's whole gradient, dense and sparse together.
-        contribution_clip_norm: C1 > 0. Above √(lookups of an example) it only adds noise, and a warning says so.
+        contribution_clip_norm: C1 > 0. Above √(lookups of an example) it only adds noise, and a
+            warning says so.
         noise_ratio: r = σ1/σ2 > 0.
-        threshold: τ, in units of the contribution map: an example with p lookups adds min(1, C1/√p) to each of its rows.
-            By default such that `expected_false_rows` rows survive on noise alone.
+        threshold: τ, in units of the contribution map: an example with p lookups adds min(1, C1/√p)
+            to each of its rows. By default such that `expected_false_rows` rows survive on noise
+            alone.
         expected_false_rows: λ > 0, for the default threshold.
-        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning rate.
+        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
+            rate.
         name: As in Keras.
 
     Raises:
-        ValueError: A number out of its range, a threshold together with another `expected_false_rows`, or an optimizer that
-            would touch every row of a table.
+        ValueError: A number out of its range, a threshold together with another
+            `expected_false_rows`, or an optimizer that would touch every row of a table.
 
     ### Formal Guarantees
-    One step is a post-processing of two Gaussian releases on one batch, of noise multipliers σ1 (map, sensitivity C1) and σ2
-    (clipped sum given the survivors, sensitivity C2), together exactly one Gaussian mechanism of σ = (σ1⁻² + σ2⁻²)^(−1/2).
-    The rows that were updated are public; which of them the batch looked up is not released.
+    One step is a post-processing of two Gaussian releases on one batch, of noise multipliers σ1
+    (map, sensitivity C1) and σ2 (clipped sum given the survivors, sensitivity C2), together exactly
+    one Gaussian mechanism of σ = (σ1⁻² + σ2⁻²)^(−1/2). The rows that were updated are public; which
+    of them the batch looked up is not released.
     """
 
     def __init__(
@@ -60,7 +66,9 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         name: str | None = None,
     ) -> None:
         super().__init__(optimizer, plan, clip_norm, name=name)
-        self.contribution_clip_norm = _validate.positive("contribution_clip_norm", contribution_clip_norm)
+        self.contribution_clip_norm = _validate.positive(
+            "contribution_clip_norm", contribution_clip_norm
+        )
         self.noise_ratio = _validate.positive("noise_ratio", noise_ratio)
         self.threshold = None if threshold is None else _validate.finite("threshold", threshold)
         self.expected_false_rows = _validate.positive("expected_false_rows", expected_false_rows)
@@ -106,7 +114,9 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         deviation = self.contribution_noise_multiplier * self.contribution_clip_norm
         threshold = self.threshold
         if threshold is None:
-            threshold = default_threshold(self.expected_false_rows, contributions.num_rows, deviation)
+            threshold = default_threshold(
+                self.expected_false_rows, contributions.num_rows, deviation
+            )
         survivors = select_rows(contributions, threshold, deviation, draw)
         return _by_table(contributions, survivors.row_ids, survivors.slots, survivors.starts)
 
@@ -149,8 +159,10 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         if None in widths or self.contribution_clip_norm <= math.sqrt(sum(widths)):
             return
         warnings.warn(
-            f"contribution_clip_norm={self.contribution_clip_norm:g} can never bind: an example has {sum(widths)} lookups, "
-            f"so its map's norm is at most {math.sqrt(sum(widths)):.4g}. A larger value only adds noise.",
+            f"contribution_clip_norm={self.contribution_clip_norm:g} can never bind: an example "
+            f"has {sum(widths)} lookups, "
+            f"so its map's norm is at most {math.sqrt(sum(widths)):.4g}. A larger value only adds "
+            f"noise.",
             stacklevel=2,
         )
 
@@ -186,6 +198,7 @@ def _refuse_whole_table(table: keras.Variable) -> None:
     for name in ("regularizer", "constraint"):
         if getattr(table, name) is not None:
             raise ValueError(
-                f"Expected embedding table {table.path} without a {name}, got {getattr(table, name)}: it would touch "
+                f"Expected embedding table {table.path} without a {name}, got "
+                f"{getattr(table, name)}: it would touch "
                 "every row at every step. Remove it."
             )

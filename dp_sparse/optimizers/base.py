@@ -1,7 +1,8 @@
-"""What all private optimizers share: they wrap a Keras optimizer and apply only what the private step hands them.
+"""What all private optimizers share: they wrap a Keras optimizer and apply only what the private
+step hands them.
 
-A subclass chooses the rows of a step and says which noise each part of the sums gets. Division by the expected batch size
-happens here, once, after the noise.
+A subclass chooses the rows of a step and says which noise each part of the sums gets. Division by
+the expected batch size happens here, once, after the noise.
 """
 
 import abc
@@ -28,7 +29,8 @@ class RowChoice:
 
     Attributes:
         row_ids: int64 `[rows]`, unique and sorted.
-        slots: int32 `[batch, lookups]`: where in `row_ids` each lookup's row stands, -1 for a row not chosen.
+        slots: int32 `[batch, lookups]`: where in `row_ids` each lookup's row stands, -1 for a row
+            not chosen.
     """
 
     row_ids: tf.Tensor
@@ -58,11 +60,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         name: As in Keras.
 
     Raises:
-        ValueError: `clip_norm <= 0`, an uncalibrated plan, or a wrapped optimizer that couples steps.
+        ValueError: `clip_norm <= 0`, an uncalibrated plan, or a wrapped optimizer that couples
+            steps.
 
     ### Formal Guarantees
-    Under the plan's neighbouring relation the updates of a run are what `plan.statement()` says, provided every update came
-    from `fit`. Gradients handed over by any other road are refused, not applied.
+    Under the plan's neighbouring relation the updates of a run are what `plan.statement()` says,
+    provided every update came from `fit`. Gradients handed over by any other road are refused, not
+    applied.
     """
 
     selects_rows = True  # whether a step noises chosen rows only; which ones is then released
@@ -79,7 +83,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self.optimizer = _checked_optimizer(optimizer)
         self.plan = _checked_plan(plan)
         self.clip_norm = _validate.positive("clip_norm", clip_norm)
-        self.steps_spent = self.add_variable((), "zeros", "int64", "only_first_replica", name="steps_spent")
+        self.steps_spent = self.add_variable(
+            (), "zeros", "int64", "only_first_replica", name="steps_spent"
+        )
         self.diagnostics = StepDiagnostics()
         self._noise_key = noise.NoiseKey()
         self._ledger = StepLedger(plan)
@@ -96,7 +102,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         bound = self._model() if self._model is not None else None
         if bound is not None and bound is not model:
             raise PrivacyError(
-                f"This {type(self).__name__} already trains another model ({bound.name}): make an optimizer and a plan "
+                f"This {type(self).__name__} already trains another model ({bound.name}): make an "
+                f"optimizer and a plan "
                 "for each model."
             )
         self._model, self._find_tables = weakref.ref(model), find_tables
@@ -122,7 +129,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
         """Adds noise, divides by the expected batch size, updates."""
 
-    def _noisy_dense(self, sums: PrivateSums, deviation: float, draw: noise.Draw) -> list[tf.Tensor]:
+    def _noisy_dense(
+        self, sums: PrivateSums, deviation: float, draw: noise.Draw
+    ) -> list[tf.Tensor]:
         """The noisy mean gradient of each dense variable, plus the gradient of its regulariser."""
         batch = self.plan.sampling.expected_batch_size
         gradients = []
@@ -166,7 +175,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """
         if len(store.keys()) != len(self.variables):
             raise PrivacyError(
-                f"Expected {len(self.variables)} saved variables of {self.name}, got {len(store.keys())}: the spent steps "
+                f"Expected {len(self.variables)} saved variables of {self.name}, got "
+                f"{len(store.keys())}: the spent steps "
                 "would be lost. Load into a model compiled as the saved one was."
             )
         spent = self.steps_spent.numpy()
@@ -177,15 +187,19 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
         """Refused: gradients that were not clipped and noised must not reach the weights."""
         raise PrivacyError(
-            f"{type(self).__name__} got gradients that its private step did not make. Train with model.fit after "
-            "model.compile(optimizer=...), without a custom train_step, a hand-written loop, or an optimizer around it."
+            f"{type(self).__name__} got gradients that its private step did not make. Train with "
+            f"model.fit after "
+            "model.compile(optimizer=...), without a custom train_step, a hand-written loop, or "
+            "an optimizer around it."
         )
 
     def apply_gradients(self, grads_and_vars: Any) -> NoReturn:
         """Refused, as `apply`."""
         self.apply(grads_and_vars)
 
-    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> NoReturn:
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> NoReturn:
         """Refused, as `apply`."""
         self.apply(grads)
 
@@ -215,7 +229,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Learns which of the model's variables are tables."""
         if self._find_tables is None:
             raise PrivacyError(
-                f"{type(self).__name__} was built without a model: pass it to model.compile(optimizer=...)."
+                f"{type(self).__name__} was built without a model: pass it to "
+                f"model.compile(optimizer=...)."
             )
         self._split = VariableSplit(self._find_tables())
         self.diagnostics.start(len(self._split.tables))
@@ -261,9 +276,13 @@ def _regularised(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
 
 def _checked_plan(plan: PrivacyPlan) -> PrivacyPlan:
     if not isinstance(plan, PrivacyPlan) or plan.noise_multiplier is None:
-        raise ValueError(f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate().")
+        raise ValueError(
+            f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate()."
+        )
     if not isinstance(plan.mechanism, GaussianMechanism):
-        raise ValueError(f"Expected a plan with GaussianMechanism(), got mechanism={plan.mechanism!r}.")
+        raise ValueError(
+            f"Expected a plan with GaussianMechanism(), got mechanism={plan.mechanism!r}."
+        )
     return plan
 
 
@@ -276,7 +295,8 @@ def _checked_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizer
     for name in _COUPLED:
         if getattr(optimizer, name, None):
             raise ValueError(
-                f"Expected an optimizer without {name}, got {name}={getattr(optimizer, name)}: the plan pays for one "
+                f"Expected an optimizer without {name}, got {name}={getattr(optimizer, name)}: "
+                f"the plan pays for one "
                 "update a batch."
             )
     return optimizer

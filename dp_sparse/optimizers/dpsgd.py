@@ -1,7 +1,8 @@
-"""DP-SGD: noise on every parameter, tables included. The baseline; its step costs what its tables weigh.
+"""DP-SGD: noise on every parameter, tables included. The baseline; its step costs what its tables
+weigh.
 
-One step: clip each example's gradient to C, sum, add N(0, (C·σ)²) to every entry, divide by the expected batch size (seed S,
-equation 1, with the expected instead of the realised batch size).
+One step: clip each example's gradient to C, sum, add N(0, (C·σ)²) to every entry, divide by the
+expected batch size (seed S, equation 1, with the expected instead of the realised batch size).
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,8 @@ class DPSGDOptimizer(PrivateOptimizer):
     Args: as `PrivateOptimizer`.
 
     ### Formal Guarantees
-    One step is the Gaussian mechanism of noise multiplier `plan.noise_multiplier` on the clipped sum, of sensitivity
-    `clip_norm`, on one batch of the plan's sampler.
+    One step is the Gaussian mechanism of noise multiplier `plan.noise_multiplier` on the clipped
+    sum, of sensitivity `clip_norm`, on one batch of the plan's sampler.
     """
 
     selects_rows = False

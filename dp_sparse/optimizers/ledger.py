@@ -1,7 +1,8 @@
 """Which step a batch may be, and whether the plan still has one: the counter behind the budget.
 
-The count belongs to the plan, not to an optimizer: all optimizers of one plan in a process share it, so neither a clone nor a
-second model gets steps of its own. A saved optimizer carries its count; whichever is larger holds.
+The count belongs to the plan, not to an optimizer: all optimizers of one plan in a process share
+it, so neither a clone nor a second model gets steps of its own. A saved optimizer carries its
+count; whichever is larger holds.
 """
 
 import keras
@@ -42,7 +43,9 @@ class StepLedger:
                 self._last.assign(tf.stack([fields.nonce, fields.index])),
                 saved.value.assign(tf.cast(spent + 1, saved.dtype)),
             ]
-        return [getattr(operation, "op", operation) for operation in operations if operation is not None]
+        return [
+            getattr(operation, "op", operation) for operation in operations if operation is not None
+        ]
 
     def _checks(self, marker: Marker, spent: tf.Tensor) -> list[tf.Operation]:
         sampling = self._plan.sampling
@@ -59,12 +62,14 @@ class StepLedger:
             require(
                 tf.not_equal(marker.nonce, SEEDED),
                 PrivacyError,
-                "Expected batches under a secret key, got batches made with a seed: use batches() without seed.",
+                "Expected batches under a secret key, got batches made with a seed: use batches() "
+                "without seed.",
             ),
             require(
                 fresh,
                 PrivacyError,
-                "Expected each batch once, got batch {} again: do not cache, repeat or reorder the sampler's batches.",
+                "Expected each batch once, got batch {} again: do not cache, repeat or reorder "
+                "the sampler's batches.",
                 marker.index,
             ),
             require(
@@ -80,7 +85,8 @@ class StepLedger:
                 require(
                     tf.equal(marker.index, spent),
                     PrivacyError,
-                    "Expected batch {} of the stream, got batch {}: go on with batches(dataset, first_step={}).",
+                    "Expected batch {} of the stream, got batch {}: go on with batches(dataset, "
+                    "first_step={}).",
                     spent,
                     marker.index,
                     spent,

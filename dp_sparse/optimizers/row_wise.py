@@ -16,8 +16,8 @@ class RowWise:
     """Updates tables at the rows of a gradient, as `optimizer` would.
 
     Args:
-        optimizer: Exactly a Keras SGD without momentum, Adagrad, or Adam without amsgrad. Its learning rate and its
-            constants are used; its own `apply` is not.
+        optimizer: Exactly a Keras SGD without momentum, Adagrad, or Adam without amsgrad. Its
+            learning rate and its constants are used; its own `apply` is not.
 
     Raises:
         ValueError: Any other optimizer, or one with an option that touches a table's every row.
@@ -56,13 +56,21 @@ class RowWise:
 
 def _refuse(optimizer: keras.optimizers.Optimizer) -> None:
     mend = "Give tables one of their own: table_optimizer=keras.optimizers.Adagrad(...)."
-    if type(optimizer) not in (keras.optimizers.SGD, keras.optimizers.Adagrad, keras.optimizers.Adam):
+    if type(optimizer) not in (
+        keras.optimizers.SGD,
+        keras.optimizers.Adagrad,
+        keras.optimizers.Adam,
+    ):
         raise ValueError(
-            f"Expected SGD, Adagrad or Adam for embedding tables, got {type(optimizer).__name__}, whose update would "
+            f"Expected SGD, Adagrad or Adam for embedding tables, got {type(optimizer).__name__}, "
+            f"whose update would "
             f"touch every row. {mend}"
         )
     if getattr(optimizer, "momentum", 0) or getattr(optimizer, "amsgrad", False):
-        raise ValueError(f"Expected no momentum and no amsgrad on embedding tables, got {optimizer.get_config()}. {mend}")
+        raise ValueError(
+            f"Expected no momentum and no amsgrad on embedding tables, got "
+            f"{optimizer.get_config()}. {mend}"
+        )
     used = [name for name in _WHOLE_TABLE if getattr(optimizer, name)]
     if used:
         raise ValueError(

@@ -12,14 +12,16 @@ from dp_sparse.sampling import marker
 
 
 class Sampling(abc.ABC):
-    """How the batches of a training run are drawn. Fields are public; datasets and seeds are call arguments.
+    """How the batches of a training run are drawn. Fields are public; datasets and seeds are call
+    arguments.
 
     A subclass is a frozen dataclass.
 
     Attributes:
         num_examples: N, public.
         steps: Batches in a whole run.
-        expected_batch_size: What a sum over a batch is divided by; public, and never the realised size.
+        expected_batch_size: What a sum over a batch is divided by; public, and never the realised
+            size.
     """
 
     num_examples: int

@@ -1,9 +1,10 @@
 """The shape of a private batch, and the marker that proves which sampler made it.
 
-A batch is `(x, y, {"sample_weight", "present", "marker"})`. `present` is 1 for real examples and 0 for padding; `marker` is
-the int64 vector [fingerprint of the sampler, nonce of the pass over the sampler, index of the batch]. The training step
-refuses a batch without a marker, of another sampler, or seen before: each would void the accounting. A nonce of 0 says
-that a seed made the batch, so its sampling is not secret.
+A batch is `(x, y, {"sample_weight", "present", "marker"})`. `present` is 1 for real examples and 0
+for padding; `marker` is the int64 vector [fingerprint of the sampler, nonce of the pass over the
+sampler, index of the batch]. The training step refuses a batch without a marker, of another
+sampler, or seen before: each would void the accounting. A nonce of 0 says that a seed made the
+batch, so its sampling is not secret.
 """
 
 import hashlib

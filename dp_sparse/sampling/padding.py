@@ -43,7 +43,8 @@ def checked_weights(weights: Any, count: int, class_weight: dict[int, float] | N
         bad = np.flatnonzero(~(np.isfinite(leaf) & (np.asarray(leaf) >= 0)))
         if bad.size:
             raise ValueError(
-                f"Expected sample weights >= 0 and finite, got {float(np.ravel(leaf)[bad[0]])} in a batch."
+                f"Expected sample weights >= 0 and finite, got {float(np.ravel(leaf)[bad[0]])} in "
+                f"a batch."
             )
     if class_weight is None:
         return tf.nest.map_structure(lambda leaf: np.asarray(leaf, np.float32), weights)
@@ -52,7 +53,9 @@ def checked_weights(weights: Any, count: int, class_weight: dict[int, float] | N
 
 
 def _class_factors(y: Any, class_weight: dict[int, float]) -> np.ndarray:
-    bad = {label: weight for label, weight in class_weight.items() if not _validate.is_weight(weight)}
+    bad = {
+        label: weight for label, weight in class_weight.items() if not _validate.is_weight(weight)
+    }
     if bad:
         raise ValueError(f"Expected every class_weight >= 0 and finite, got {bad}.")
     if tf.nest.is_nested(y):

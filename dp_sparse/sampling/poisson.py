@@ -1,7 +1,7 @@
 """True Poisson sampling: every example joins every batch independently with probability q = B / N.
 
-Drawn by geometric skips over the N examples, O(B) a batch; batches are padded to a fixed capacity, and the chance that one
-overflows it is part of δ (MATH: T·(1 + e^ε)·P[Bin(N, q) > capacity]).
+Drawn by geometric skips over the N examples, O(B) a batch; batches are padded to a fixed capacity,
+and the chance that one overflows it is part of δ (MATH: T·(1 + e^ε)·P[Bin(N, q) > capacity]).
 """
 
 import dataclasses
@@ -29,12 +29,13 @@ class PoissonSampling(Sampling):
         num_examples: N, public.
         expected_batch_size: B; gradients are divided by it.
         steps: T, batches in the whole run.
-        capacity: Leading dimension of a batch; by default the smallest for which an overflow adds at most
-            1e-3 / N to δ at ε = 8.
+        capacity: Leading dimension of a batch; by default the smallest for which an overflow adds
+            at most 1e-3 / N to δ at ε = 8.
 
     ### Formal Guarantees
-    Neighbouring datasets differ by adding or removing one example. Amplification rests on the sampling key, drawn from
-    `os.urandom` for each pass, staying secret; a seeded pass is refused by private training.
+    Neighbouring datasets differ by adding or removing one example. Amplification rests on the
+    sampling key, drawn from `os.urandom` for each pass, staying secret; a seeded pass is refused by
+    private training.
     """
 
     num_examples: int
@@ -89,7 +90,11 @@ class PoissonSampling(Sampling):
 
     def overflow_delta(self, epsilon: float, steps: int) -> float:
         """T·(1 + e^ε)·P[Bin(N, q) > capacity]."""
-        return steps * (1 + math.exp(min(epsilon, 700.0))) * self._overflow_probability(self.batch_capacity)
+        return (
+            steps
+            * (1 + math.exp(min(epsilon, 700.0)))
+            * self._overflow_probability(self.batch_capacity)
+        )
 
     def batches(
         self,
@@ -101,9 +106,10 @@ class PoissonSampling(Sampling):
         """The run's `steps` batches, each `[capacity, ...]` with zeros for padding.
 
         Args:
-            source: `(x, y)` or `(x, y, sample_weight)` arrays, a `RecordFile`, or a `tf.data.Dataset` of single
-                examples with random access (about 20 µs an example).
-            class_weight: Factor of each label's sample weight; given here because `fit` refuses it beside weights.
+            source: `(x, y)` or `(x, y, sample_weight)` arrays, a `RecordFile`, or a
+                `tf.data.Dataset` of single examples with random access (about 20 µs an example).
+            class_weight: Factor of each label's sample weight; given here because `fit` refuses it
+                beside weights.
             seed: For tests of the sampler only: what it makes is refused by private training.
 
         Raises:
@@ -113,7 +119,8 @@ class PoissonSampling(Sampling):
         source = records.as_source(source)
         if len(source) != self.num_examples:
             raise ValueError(
-                f"Expected a source of num_examples={self.num_examples} examples, got {len(source)}: the sampling "
+                f"Expected a source of num_examples={self.num_examples} examples, got "
+                f"{len(source)}: the sampling "
                 "probability, and so the guarantee, depends on it."
             )
 
@@ -127,7 +134,9 @@ class PoissonSampling(Sampling):
                 yield batch
 
         example = self._batch(source, np.zeros(0, np.int64), class_weight, marker.Marker(0, 0, 0))
-        signature = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, padding.tf_dtype(leaf)), example)
+        signature = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec(leaf.shape, padding.tf_dtype(leaf)), example
+        )
         dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
         return dataset.apply(tf.data.experimental.assert_cardinality(self.steps)).prefetch(2)
 
@@ -140,7 +149,9 @@ class PoissonSampling(Sampling):
         positions = [np.zeros(0, np.int64)]
         last = -1
         while last < self.num_examples:
-            found = last + np.cumsum(_geometric(rng, self.sampling_probability, chunk, self.num_examples))
+            found = last + np.cumsum(
+                _geometric(rng, self.sampling_probability, chunk, self.num_examples)
+            )
             positions.append(found)
             last = int(found[-1])
         indices = np.concatenate(positions)
@@ -155,7 +166,8 @@ class PoissonSampling(Sampling):
     ) -> Any:
         if len(indices) > self.batch_capacity:
             raise PrivacyError(
-                f"Expected at most capacity={self.batch_capacity} examples in a batch, got {len(indices)}: the run "
+                f"Expected at most capacity={self.batch_capacity} examples in a batch, got "
+                f"{len(indices)}: the run "
                 "stops here, as its delta assumes. Start again with a larger capacity."
             )
         x, y, weights = records.unpacked(source.gather(indices))
@@ -172,7 +184,11 @@ class PoissonSampling(Sampling):
         low, high = math.floor(self.expected_batch_size), self.num_examples
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._overflow_probability(middle) <= target else (middle + 1, high)
+            low, high = (
+                (low, middle)
+                if self._overflow_probability(middle) <= target
+                else (middle + 1, high)
+            )
         return low
 
 

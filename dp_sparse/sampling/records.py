@@ -1,7 +1,9 @@
-"""Random access to examples: fixed-width records in a memory-mapped file, arrays, or a `tf.data.Dataset`.
+"""Random access to examples: fixed-width records in a memory-mapped file, arrays, or a
+`tf.data.Dataset`.
 
-A source answers `len(source)` and `source.gather(indices)`; gathering B examples costs O(B) whatever the number of
-examples, and a memory-mapped file keeps nothing in memory but the pages that were touched.
+A source answers `len(source)` and `source.gather(indices)`; gathering B examples costs O(B)
+whatever the number of examples, and a memory-mapped file keeps nothing in memory but the pages that
+were touched.
 """
 
 import os
@@ -30,7 +32,8 @@ class RecordFile:
     Args:
         path: The file; its size must be a multiple of the record's width.
         dtype: NumPy structured dtype of one record, without padding.
-        unpack: Turns an array of n records into `(x, y)` or `(x, y, sample_weight)`, nests of arrays `[n, ...]`.
+        unpack: Turns an array of n records into `(x, y)` or `(x, y, sample_weight)`, nests of
+            arrays `[n, ...]`.
         start: First record to use.
         stop: First record no longer used; by default all to the end.
 
@@ -49,7 +52,8 @@ class RecordFile:
         size = os.path.getsize(path)
         if size == 0 or size % dtype.itemsize:
             raise ValueError(
-                f"Expected {path} to hold whole records of {dtype.itemsize} bytes, got {size} bytes: "
+                f"Expected {path} to hold whole records of {dtype.itemsize} bytes, got {size} "
+                f"bytes: "
                 "prepare the file again."
             )
         self._records = np.memmap(path, dtype=dtype, mode="r")[start:stop]
@@ -69,7 +73,8 @@ class _Arrays:
         lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
         if len(lengths) != 1 or None in lengths:
             raise ValueError(
-                f"Expected arrays of one common length, got shapes {[leaf.shape for leaf in leaves]}."
+                f"Expected arrays of one common length, got shapes "
+                f"{[leaf.shape for leaf in leaves]}."
             )
         self._arrays = tf.nest.pack_sequence_as(arrays, leaves)
         self._length = len(leaves[0])
@@ -88,7 +93,8 @@ class _IndexedDataset:
         self._length = int(dataset.cardinality())
         if self._length < 0:
             raise ValueError(
-                f"Expected a dataset with random access and a known size, got cardinality {self._length} "
+                f"Expected a dataset with random access and a known size, got cardinality "
+                f"{self._length} "
                 f"from {dataset}. Use arrays, dp_sparse.RecordFile, or StreamSampling."
             )
         spec = dataset.element_spec
@@ -106,7 +112,8 @@ class _IndexedDataset:
             self.gather(np.zeros(min(1, self._length), np.int64))
         except tf.errors.OpError as error:
             raise ValueError(
-                f"Expected a dataset with random access, got {dataset}, which has none ({error.message.splitlines()[0]}). "
+                f"Expected a dataset with random access, got {dataset}, which has none "
+                f"({error.message.splitlines()[0]}). "
                 "Use arrays, dp_sparse.RecordFile, or StreamSampling."
             ) from None
 
@@ -131,7 +138,8 @@ def as_source(source: Any) -> Source:
     if hasattr(source, "gather") and hasattr(source, "__len__"):
         return source
     raise ValueError(
-        "Expected (x, y) or (x, y, sample_weight) arrays, a dp_sparse.RecordFile, or a tf.data.Dataset with random "
+        "Expected (x, y) or (x, y, sample_weight) arrays, a dp_sparse.RecordFile, or a "
+        "tf.data.Dataset with random "
         f"access, got {type(source).__name__}."
     )
 

@@ -1,7 +1,9 @@
-"""Streams: each example once a pass, in the order the dataset gives, with no amplification by sampling.
+"""Streams: each example once a pass, in the order the dataset gives, with no amplification by
+sampling.
 
-What a pipeline reads once (an online log, files too large to index) is trained on as it comes. One example takes part in
-one batch a pass, so a run of k passes composes k Gaussian mechanisms. O(batch) memory.
+What a pipeline reads once (an online log, files too large to index) is trained on as it comes. One
+example takes part in one batch a pass, so a run of k passes composes k Gaussian mechanisms.
+O(batch) memory.
 """
 
 import dataclasses
@@ -28,8 +30,9 @@ class StreamSampling(Sampling):
         passes: How often the whole stream is read.
 
     ### Formal Guarantees
-    Neighbouring datasets differ by zeroing out one example (it is replaced by padding of weight 0); removing one would move
-    all that follow it. The order must not depend on the examples' values. No secrecy of the batches is assumed.
+    Neighbouring datasets differ by zeroing out one example (it is replaced by padding of weight 0);
+    removing one would move all that follow it. The order must not depend on the examples' values.
+    No secrecy of the batches is assumed.
     """
 
     num_examples: int
@@ -73,7 +76,8 @@ class StreamSampling(Sampling):
     def description(self) -> str:
         """One line for the statement."""
         return (
-            f"stream of {self.num_examples} examples in batches of {self.batch_size}, each example once in each of "
+            f"stream of {self.num_examples} examples in batches of {self.batch_size}, each "
+            f"example once in each of "
             f"{self.passes} passes, no amplification"
         )
 
@@ -85,8 +89,9 @@ class StreamSampling(Sampling):
         """The run's batches from `first_step` on, each `[batch_size, ...]`.
 
         Args:
-            source: Dataset of single examples `(x, y)` or `(x, y, sample_weight)`; its first `num_examples` are one pass,
-                so it must give each example once, and the same ones every time.
+            source: Dataset of single examples `(x, y)` or `(x, y, sample_weight)`; its first
+                `num_examples` are one pass, so it must give each example once, and the same ones
+                every time.
             first_step: Where a resumed run goes on: `model.optimizer.steps_spent`.
 
         Raises:
@@ -94,23 +99,35 @@ class StreamSampling(Sampling):
             PrivacyError: While iterating, when a pass holds fewer examples than `num_examples`.
         """
         if not isinstance(source, tf.data.Dataset):
-            raise ValueError(f"Expected a tf.data.Dataset of single examples, got {type(source).__name__}.")
+            raise ValueError(
+                f"Expected a tf.data.Dataset of single examples, got {type(source).__name__}."
+            )
         if not 0 <= first_step < self.steps:
-            raise ValueError(f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}.")
+            raise ValueError(
+                f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}."
+            )
         one_pass = source.take(self.num_examples).map(_weighted).batch(self.batch_size)
         nothing = tf.data.Dataset.from_tensors(_empty_like(one_pass.element_spec)).repeat()
-        one_pass = one_pass.concatenate(nothing).take(self._steps_per_pass).enumerate().map(self._full)
+        one_pass = (
+            one_pass.concatenate(nothing).take(self._steps_per_pass).enumerate().map(self._full)
+        )
         run = one_pass.repeat(self.passes).enumerate().skip(first_step)
         nonce = marker.new_nonce(None)
         run = run.map(lambda index, batch: self._marked(index, batch, nonce))
-        return run.apply(tf.data.experimental.assert_cardinality(self.steps - first_step)).prefetch(2)
+        return run.apply(tf.data.experimental.assert_cardinality(self.steps - first_step)).prefetch(
+            2
+        )
 
     def _full(self, index: tf.Tensor, batch: Any) -> Any:
         """Fails on a pass that ends early: repeating it would use its examples more often than was paid for."""
         count = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-        expected = tf.minimum(tf.constant(self.batch_size, tf.int64), self.num_examples - index * self.batch_size)
+        expected = tf.minimum(
+            tf.constant(self.batch_size, tf.int64), self.num_examples - index * self.batch_size
+        )
         message = f"Expected num_examples={self.num_examples} examples in each pass of the stream, but batch {{}} holds {{}}."
-        with tf.control_dependencies([require(tf.equal(count, expected), PrivacyError, message, index, count)]):
+        with tf.control_dependencies(
+            [require(tf.equal(count, expected), PrivacyError, message, index, count)]
+        ):
             return tf.nest.map_structure(tf.identity, batch)
 
     def _marked(self, index: tf.Tensor, batch: Any, nonce: int) -> Any:
@@ -121,13 +138,20 @@ class StreamSampling(Sampling):
             widths = [[0, self.batch_size - count]] + [[0, 0]] * (leaf.shape.rank - 1)
             return tf.ensure_shape(tf.pad(leaf, widths), [self.batch_size, *leaf.shape[1:]])
 
-        fits = [tf.reduce_all(tf.math.is_finite(weight) & (weight >= 0)) for weight in tf.nest.flatten(weights)]
+        fits = [
+            tf.reduce_all(tf.math.is_finite(weight) & (weight >= 0))
+            for weight in tf.nest.flatten(weights)
+        ]
         message = "Expected sample weights >= 0 and finite, got {} in batch {}."
-        check = require(tf.reduce_all(fits), ValueError, message, tf.nest.flatten(weights)[0], index)
+        check = require(
+            tf.reduce_all(fits), ValueError, message, tf.nest.flatten(weights)[0], index
+        )
         with tf.control_dependencies([check]):
             x, y, weights = tf.nest.map_structure(pad, (x, y, weights))
         present = tf.cast(tf.range(self.batch_size) < count, tf.float32)
-        mark = tf.stack([tf.constant(self.fingerprint, tf.int64), tf.constant(nonce, tf.int64), index])
+        mark = tf.stack(
+            [tf.constant(self.fingerprint, tf.int64), tf.constant(nonce, tf.int64), index]
+        )
         return x, y, {"sample_weight": weights, "present": present, "marker": mark}
 
 

@@ -1,11 +1,13 @@
-"""The clipped contribution map of a batch, as unique (row, value) pairs (DP-AdaFEST, Algorithm 1, lines 6-8).
+"""The clipped contribution map of a batch, as unique (row, value) pairs (DP-AdaFEST, Algorithm 1,
+lines 6-8).
 
-Example i contributes `v_i ∈ {0,1}^c`, the presence (not the count) of each embedding row over all tables at once, clipped to
-`C1` in L2. With n_i distinct rows it adds min(1, C1/√n_i) to each of them. Time and memory O(lookups), whatever c is.
+Example i contributes `v_i ∈ {0,1}^c`, the presence (not the count) of each embedding row over all
+tables at once, clipped to `C1` in L2. With n_i distinct rows it adds min(1, C1/√n_i) to each of
+them. Time and memory O(lookups), whatever c is.
 
 ### Formal Guarantees
-Adding, removing or zeroing out one example moves the map by at most `C1` in L2. Padding examples (weight 0) and masked
-lookups contribute nothing.
+Adding, removing or zeroing out one example moves the map by at most `C1` in L2. Padding examples
+(weight 0) and masked lookups contribute nothing.
 """
 
 import dataclasses
@@ -32,13 +34,15 @@ class TableLookups:
 
 @dataclasses.dataclass(frozen=True)
 class ContributionMap:
-    """The batch's map over the rows of all tables, numbered through: table t starts at `offsets[t]`.
+    """The batch's map over the rows of all tables, numbered through: table t starts at
+    `offsets[t]`.
 
     Attributes:
         offsets: First number of each table, and the total at the end.
         row_ids: int64 `[unique]`: every row looked up at all, valid or not, in no particular order.
         values: float32 `[unique]`: the clipped sum; 0 for rows looked up only by padding.
-        positions: For each table int32 `[batch, lookups]`: where in `row_ids` a lookup's row stands.
+        positions: For each table int32 `[batch, lookups]`: where in `row_ids` a lookup's row
+            stands.
     """
 
     offsets: np.ndarray
@@ -65,7 +69,9 @@ def contribution_map(tables: Sequence[TableLookups], clip_norm: float) -> Contri
     unique, position = tf.unique(tf.reshape(rows, [-1]))
     present = tf.reshape(tf.cast(valid, tf.float32), [-1])
     if any(table.row_ids.shape[1] != 1 for table in tables):
-        present *= _first_occurrence(tf.reshape(rows, [-1]), tf.reshape(valid, [-1]), valid, int(offsets[-1]))
+        present *= _first_occurrence(
+            tf.reshape(rows, [-1]), tf.reshape(valid, [-1]), valid, int(offsets[-1])
+        )
     present = tf.reshape(present, tf.shape(rows))
     distinct = tf.reduce_sum(present, axis=1, keepdims=True)  # n_i
     share = tf.minimum(1.0, clip_norm * tf.math.rsqrt(tf.maximum(distinct, 1.0)))
@@ -82,7 +88,9 @@ def _first_occurrence(
 ) -> tf.Tensor:
     """1 for one valid lookup of each (example, row) pair, float32 `[lookups]`; the others are repetitions."""
     example = tf.repeat(tf.range(tf.shape(valid, tf.int64)[0]), tf.shape(valid)[1])
-    nowhere = tf.constant(-1, tf.int64)  # all invalid lookups share one pair, and none of them counts
+    nowhere = tf.constant(
+        -1, tf.int64
+    )  # all invalid lookups share one pair, and none of them counts
     pairs = tf.where(valid_flat, example * num_rows + rows, nowhere)
     unique, position = tf.unique(pairs, out_idx=tf.int64)
     lookup = tf.range(tf.size(pairs, tf.int64))

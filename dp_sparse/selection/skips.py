@@ -1,8 +1,9 @@
-"""Geometric skips: the successes of c independent trials of probability p, without looking at the c trials.
+"""Geometric skips: the successes of c independent trials of probability p, without looking at the c
+trials.
 
-The gap to the next success is geometric; gaps come from float64 uniforms (k + ½)·2⁻⁵³ by `log1p(-p)` (float32 would cut the
-tail at 16.6 mean gaps). Time and memory O(c·p), so flat in c for a fixed expected number of successes. c up to 10⁹ and
-beyond, in int64.
+The gap to the next success is geometric; gaps come from float64 uniforms (k + ½)·2⁻⁵³ by
+`log1p(-p)` (float32 would cut the tail at 16.6 mean gaps). Time and memory O(c·p), so flat in c for
+a fixed expected number of successes. c up to 10⁹ and beyond, in int64.
 """
 
 import math
@@ -23,7 +24,9 @@ def geometric_skips(draw: noise.Draw, num_trials: int, probability: float) -> tf
     chunk = _chunk(num_trials * probability)
 
     def extend(hits: tf.Tensor, drawn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        gaps = _gaps(noise.uniform(draw, noise.Purpose.SKIPS, chunk, drawn), probability, num_trials)
+        gaps = _gaps(
+            noise.uniform(draw, noise.Purpose.SKIPS, chunk, drawn), probability, num_trials
+        )
         last = tf.concat([tf.constant([-1], tf.int64), hits], 0)[-1]
         return tf.concat([hits, last + tf.cumsum(gaps)], 0), drawn + chunk
 

@@ -1,9 +1,10 @@
-"""DP-AdaFEST's selection: rows whose noisy contribution reaches a threshold (Algorithm 1, line 8, and B.2 corrected).
+"""DP-AdaFEST's selection: rows whose noisy contribution reaches a threshold (Algorithm 1, line 8,
+and B.2 corrected).
 
-A row that the batch looked up gets its own Gaussian draw; each of the others survives independently with
-`p0 = Ψ(τ / (σ1·C1))`, found by geometric skips over all c rows (the paper prints σ1²·C1², which breaks privacy when
-σ1·C1 < 1). A skip that lands on a looked-up row is discarded: exact, since that row had its own draw. No tensor of size c
-exists; the cost is O(lookups + false rows).
+A row that the batch looked up gets its own Gaussian draw; each of the others survives independently
+with `p0 = Ψ(τ / (σ1·C1))`, found by geometric skips over all c rows (the paper prints σ1²·C1²,
+which breaks privacy when σ1·C1 < 1). A skip that lands on a looked-up row is discarded: exact,
+since that row had its own draw. No tensor of size c exists; the cost is O(lookups + false rows).
 """
 
 import dataclasses
@@ -22,7 +23,8 @@ class Survivors:
 
     Attributes:
         row_ids: int64 `[rows]`, unique and sorted, numbered through over the tables.
-        slots: int32 `[unique]`: where in `row_ids` each row of the contribution map stands, -1 for one that fell.
+        slots: int32 `[unique]`: where in `row_ids` each row of the contribution map stands, -1 for
+            one that fell.
         starts: int64 `[tables + 1]`: the rows of table t are `row_ids[starts[t]:starts[t + 1]]`.
     """
 
@@ -53,13 +55,16 @@ def select_rows(
         draw: The step's random streams.
 
     ### Formal Guarantees
-    The survivors are a post-processing of the Gaussian mechanism of noise multiplier σ1 on the map, all rows included.
+    The survivors are a post-processing of the Gaussian mechanism of noise multiplier σ1 on the map,
+    all rows included.
     """
     noisy = contributions.values + deviation * noise.normal(
         draw, noise.Purpose.CONTRIBUTION, tf.size(contributions.values)
     )
     survived = noisy >= threshold
-    false_rows = geometric_skips(draw, contributions.num_rows, survival_probability(threshold, deviation))
+    false_rows = geometric_skips(
+        draw, contributions.num_rows, survival_probability(threshold, deviation)
+    )
     false_rows = _outside(false_rows, contributions.row_ids)
     return _ordered(contributions, survived, false_rows)
 
@@ -73,7 +78,9 @@ def _outside(hits: tf.Tensor, row_ids: tf.Tensor) -> tf.Tensor:
     return tf.boolean_mask(hits, tf.equal(looked_up, 0))
 
 
-def _ordered(contributions: ContributionMap, survived: tf.Tensor, false_rows: tf.Tensor) -> Survivors:
+def _ordered(
+    contributions: ContributionMap, survived: tf.Tensor, false_rows: tf.Tensor
+) -> Survivors:
     """Survivors of both kinds in one sorted list, and where each looked-up row stands in it."""
     true_rows = tf.boolean_mask(contributions.row_ids, survived)
     rows = tf.concat([true_rows, false_rows], 0)
@@ -82,5 +89,7 @@ def _ordered(contributions: ContributionMap, survived: tf.Tensor, false_rows: tf
     rank = tf.cumsum(tf.cast(survived, tf.int32), exclusive=True)  # among true survivors
     slots = tf.where(survived, tf.gather(tf.concat([slot_of, [-1]], 0), rank), -1)
     row_ids = tf.gather(rows, order)
-    starts = tf.searchsorted(row_ids, tf.constant(contributions.offsets, tf.int64), out_type=tf.int64)
+    starts = tf.searchsorted(
+        row_ids, tf.constant(contributions.offsets, tf.int64), out_type=tf.int64
+    )
     return Survivors(row_ids, slots, starts)

@@ -17,7 +17,9 @@ _CONFIG = config_flags.DEFINE_config_file("config", "configs/criteo_sample.py", 
 def prepared(config: ml_collections.ConfigDict) -> PreparedData:
     """The records of `config.data.path`, made anew only when the file or the vocabularies changed."""
     if not config.data.path:
-        raise PrepareError("Expected a Criteo file, got data.path='': pass --config.data.path=FILE.tsv.gz.")
+        raise PrepareError(
+            "Expected a Criteo file, got data.path='': pass --config.data.path=FILE.tsv.gz."
+        )
     source = Path(config.data.path)
     default = Path(config.report.directory) / f"{source.name}.records"
     destination = Path(config.data.prepared or default)

@@ -1,6 +1,8 @@
-"""The demo: makes Criteo-shaped data, trains the pCTR model three ways, compares them and writes one page.
+"""The demo: makes Criteo-shaped data, trains the pCTR model three ways, compares them and writes
+one page.
 
-`python -m pipelines.criteo.demo [--data=FILE]`: with a file, the same on real rows, and without what no ε covers.
+`python -m pipelines.criteo.demo [--data=FILE]`: with a file, the same on real rows, and without
+what no ε covers.
 """
 
 import argparse

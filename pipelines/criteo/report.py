@@ -32,7 +32,8 @@ def console_table(results: Sequence[RunResult]) -> str:
     lines = [_HEADERS, *rows(results)]
     widths = [max(len(str(line[i])) for line in lines) for i in range(len(_HEADERS))]
     return "\n".join(
-        "  ".join(str(cell).rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+        "  ".join(str(cell).rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
     )
 
 
@@ -46,7 +47,9 @@ def write_report(path: Path, results: Sequence[RunResult], data: PreparedData, s
         sections.extend(_private_sections(result))
     quarantine = [(reason, count) for reason, count in data.quarantined.items()] or [("none", 0)]
     if all(r.report.diagnostics == "non_private" for r in private if r.report is not None):
-        sections.append(("Malformed rows set aside", reporting.table(("reason", "rows"), quarantine)))
+        sections.append(
+            ("Malformed rows set aside", reporting.table(("reason", "rows"), quarantine))
+        )
     sections.append(("Data", reporting.text(source)))
     reporting.write(path, reporting.page("Criteo pCTR", sections))
 
@@ -60,7 +63,9 @@ def _private_sections(result: RunResult) -> list[tuple[str, str]]:
         (f"{result.method}: epsilon over steps", reporting.chart("step", "epsilon", spent)),
     ]
     if history.rows:
-        sections.append((f"{result.method}: rows noised per step, by table", result.report.rows_chart()))
+        sections.append(
+            (f"{result.method}: rows noised per step, by table", result.report.rows_chart())
+        )
     if history.diagnostics:
         pairs = [(name, points[-1][1]) for name, points in history.diagnostics.items()]
         heading = f"{result.method}: covered by no epsilon, shown because the data is made up"

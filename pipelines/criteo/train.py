@@ -1,7 +1,9 @@
-"""Trains one model on prepared Criteo records, privately or not, and evaluates it on the last rows in time.
+"""Trains one model on prepared Criteo records, privately or not, and evaluates it on the last rows
+in time.
 
-The first rows train, the last `test_fraction` are held out: neither selection nor training sees them. All methods share the
-model, the batches' expected size and the wrapped optimizer, so their AUC and step times compare.
+The first rows train, the last `test_fraction` are held out: neither selection nor training sees
+them. All methods share the model, the batches' expected size and the wrapped optimizer, so their
+AUC and step times compare.
 """
 
 import dataclasses
@@ -62,7 +64,9 @@ def train(config: ml_collections.ConfigDict, data: PreparedData) -> RunResult:
     """
     if config.method not in METHODS:
         raise ValueError(f"Expected method to be one of {METHODS}, got method={config.method!r}.")
-    keras.utils.set_random_seed(config.seed)  # initial weights; noise and sampling have keys of their own
+    keras.utils.set_random_seed(
+        config.seed
+    )  # initial weights; noise and sampling have keys of their own
     training, held_out = _split(data, config.data.test_fraction)
     epochs, steps = _schedule(config, len(training))
     model = pctr(data.vocabularies)
@@ -77,7 +81,11 @@ def train(config: ml_collections.ConfigDict, data: PreparedData) -> RunResult:
         _compile(model, _private_optimizer(config, plan))
     callbacks = [timer, *([report] if report is not None else []), curve]
     model.fit(
-        batches, epochs=epochs, steps_per_epoch=steps // epochs, callbacks=callbacks, verbose=config.report.verbose
+        batches,
+        epochs=epochs,
+        steps_per_epoch=steps // epochs,
+        callbacks=callbacks,
+        verbose=config.report.verbose,
     )
     return _result(config.method, model, timer, curve, report)
 
@@ -91,20 +99,27 @@ def exact_auc(labels: np.ndarray, scores: np.ndarray) -> float:
     positive = int(labels.sum())
     negative = len(labels) - positive
     if not positive or not negative:
-        raise ValueError(f"Expected clicks and non-clicks among the rows, got {positive} and {negative}.")
+        raise ValueError(
+            f"Expected clicks and non-clicks among the rows, got {positive} and {negative}."
+        )
     ranks = scipy.stats.rankdata(scores)
     return float((ranks[labels > 0].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
-def _split(data: PreparedData, fraction: float) -> tuple[dp_sparse.RecordFile, dp_sparse.RecordFile]:
+def _split(
+    data: PreparedData, fraction: float
+) -> tuple[dp_sparse.RecordFile, dp_sparse.RecordFile]:
     if not 0 < fraction < 1:
         raise ValueError(f"Expected 0 < data.test_fraction < 1, got {fraction}.")
     boundary = round(data.num_records * (1 - fraction))
     if not 0 < boundary < data.num_records:
-        raise ValueError(f"Expected rows to train on and rows to hold out, got {data.num_records} rows in all.")
+        raise ValueError(
+            f"Expected rows to train on and rows to hold out, got {data.num_records} rows in all."
+        )
     parts = [(0, boundary), (boundary, data.num_records)]
     training, held_out = (
-        dp_sparse.RecordFile(data.path, RECORD_DTYPE, examples_from_records, *part) for part in parts
+        dp_sparse.RecordFile(data.path, RECORD_DTYPE, examples_from_records, *part)
+        for part in parts
     )
     return training, held_out
 
@@ -116,7 +131,9 @@ def _schedule(config: ml_collections.ConfigDict, num_examples: int) -> tuple[int
     return epochs, wanted // epochs * epochs
 
 
-def _plan(config: ml_collections.ConfigDict, num_examples: int, steps: int) -> dp_sparse.PrivacyPlan:
+def _plan(
+    config: ml_collections.ConfigDict, num_examples: int, steps: int
+) -> dp_sparse.PrivacyPlan:
     return dp_sparse.PrivacyPlan(
         budget=dp_sparse.PrivacyBudget(
             epsilon=config.privacy.epsilon, delta=config.privacy.delta or 1 / num_examples
@@ -134,7 +151,9 @@ def _compile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def _optimizer(config: ml_collections.ConfigDict) -> keras.optimizers.Optimizer:
-    return keras.optimizers.get({"class_name": config.optimizer.name, "config": dict(config.optimizer.options)})
+    return keras.optimizers.get(
+        {"class_name": config.optimizer.name, "config": dict(config.optimizer.options)}
+    )
 
 
 def _private_optimizer(
@@ -143,7 +162,9 @@ def _private_optimizer(
     wrapped = _optimizer(config)
     if config.method == "dp_sgd":
         return dp_sparse.DPSGDOptimizer(wrapped, plan, clip_norm=config.privacy.clip_norm)
-    return dp_sparse.DPAdaFESTOptimizer(wrapped, plan, clip_norm=config.privacy.clip_norm, **config.adafest)
+    return dp_sparse.DPAdaFESTOptimizer(
+        wrapped, plan, clip_norm=config.privacy.clip_norm, **config.adafest
+    )
 
 
 def _stock_batches(training: dp_sparse.RecordFile, batch_size: int, steps: int) -> tf.data.Dataset:
@@ -160,7 +181,9 @@ def _stock_batches(training: dp_sparse.RecordFile, batch_size: int, steps: int) 
         raise ValueError(f"Expected at least one batch of {batch_size} rows, got {len(training)}.")
     example = training.gather(np.arange(batch_size))
     signature = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
-    return tf.data.Dataset.from_generator(generate, output_signature=signature).take(steps).prefetch(2)
+    return (
+        tf.data.Dataset.from_generator(generate, output_signature=signature).take(steps).prefetch(2)
+    )
 
 
 class _StepTimer(keras.callbacks.Callback):

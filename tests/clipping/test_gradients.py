@@ -1,4 +1,4 @@
-"""Clipping whole models: sensitivity, examples that are not finite, precision, random architectures."""
+"""Clipping whole models: random ones, sensitivity, examples that are not finite, precision."""
 
 import os
 
@@ -17,7 +17,7 @@ from tests.clipping_cases import assert_as_brute_force, clipped
 
 
 def random_model(seed: int, lookups: int, nested: bool, shared: bool) -> keras.Model:
-    """Ids and numbers; one or two tables; dense, normalised, activated; maybe a model inside the model."""
+    """Ids and numbers; one or two tables; dense, normalised; maybe a model inside the model."""
     keras.utils.set_random_seed(seed)
     ids, numbers = keras.Input((lookups,), dtype="int32"), keras.Input((3,))
     table = keras.layers.Embedding(5, 3, mask_zero=bool(seed % 2))

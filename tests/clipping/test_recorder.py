@@ -1,4 +1,4 @@
-"""What is recorded, and everything that is refused, each refusal with the layer's path and the mend."""
+"""What is recorded, and what is refused, each refusal with the layer's path and the mend."""
 
 import os
 

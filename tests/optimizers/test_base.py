@@ -1,4 +1,4 @@
-"""What all private optimizers share: validation, proxies, configuration, dense regularisers, moving averages."""
+"""What all private optimizers share: validation, proxies, configuration, moving averages."""
 
 import os
 

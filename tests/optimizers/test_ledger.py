@@ -134,6 +134,6 @@ def test_in_a_graph_the_update_waits_for_the_checks() -> None:
     mark = np.array(Marker(plan.sampling.fingerprint, new_nonce(None), 0), np.int64)
     step(tf.constant(mark))
     with pytest.raises(PrivacyError), translated():
-        step(tf.constant(mark + [0, 0, 1]))
+        step(tf.constant([*mark[:2], 1], tf.int64))
     assert float(weight) == 1.0
     assert int(saved) == 1

@@ -1,4 +1,4 @@
-"""The row-wise twin: equal to the Keras optimizer on the rows of a gradient, and what has no twin is refused."""
+"""The row-wise twin equals the Keras optimizer on a gradient's rows; what has none is refused."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Per-example gradients by brute force: a Python loop of plain gradient tapes over single examples, stock Keras calls only."""
+"""Per-example gradients by brute force: a loop of tapes over single examples, stock Keras alone."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ LossOf = Callable[
 def example_gradients(
     model: keras.Model, loss_of: LossOf, x: Any, y: Any, weights: Any = None
 ) -> list[list[np.ndarray]]:
-    """For each example, its gradient of each trainable variable (float64); unused variables get zeros."""
+    """For each example, its gradient of each trainable variable (float64); zeros if unused."""
     size = len(tf.nest.flatten(x)[0])
     gradients = []
     for i in range(size):

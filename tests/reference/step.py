@@ -1,4 +1,5 @@
-"""One noise-free step of DP-AdaFEST (MATH.md, section 1) and of DP-SGD in NumPy, from brute-force gradients.
+"""One noise-free step of DP-AdaFEST (MATH.md, section 1) and of DP-SGD in NumPy, from brute-force
+gradients.
 
 Written from the page, line by line: it builds the map over all c rows and loops over the examples.
 """

@@ -1,8 +1,9 @@
-"""Any layer that works on each example alone: a vectorised per-example vector-Jacobian product of that layer by itself.
+"""Any layer that works on each example alone: a vectorised per-example vector-Jacobian product of
+that layer by itself.
 
-The layer is called once more on each example, as a batch of one, so it costs a second pass of this layer and memory
-batch × (its trainable parameters); above a budget it is refused. A layer that drew random numbers cannot be called again with
-the same result, and is refused too.
+The layer is called once more on each example, as a batch of one, so it costs a second pass of this
+layer and memory batch × (its trainable parameters); above a budget it is refused. A layer that drew
+random numbers cannot be called again with the same result, and is refused too.
 """
 
 import math
@@ -28,8 +29,10 @@ def call_any_layer(
     outputs = call(*args, **kwargs)
     if tap.seeds_drawn() != drawn:
         raise UnsupportedLayerError(
-            f"{_name(layer)}: has trainable variables, no rule of its own, and draws random numbers, so it cannot be called "
-            "again for its per-example gradients. Move the randomness (dropout) into a layer of its own, or set it to 0."
+            f"{_name(layer)}: has trainable variables, no rule of its own, and draws random "
+            f"numbers, so it cannot be called "
+            "again for its per-example gradients. Move the randomness (dropout) into a layer of "
+            "its own, or set it to 0."
         )
     flat_outputs = tf.nest.flatten(outputs)
     inputs = [value for value in tf.nest.flatten((args, kwargs)) if tf.is_tensor(value)]
@@ -68,7 +71,10 @@ def _one_example(
             outputs = tf.nest.flatten(call(*args, **kwargs))
     cotangents = [tf.cast(c, o.dtype)[tf.newaxis] for c, o in zip(cotangents, outputs, strict=True)]
     return tape.gradient(
-        outputs, values, output_gradients=cotangents, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        outputs,
+        values,
+        output_gradients=cotangents,
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
 
 
@@ -80,12 +86,16 @@ def _refuse(
 ) -> None:
     name = _name(layer)
     if any(value.shape.rank == 0 for value in tensors):
-        raise UnsupportedLayerError(f"{name}: takes or gives a tensor without a batch axis; pass constants as attributes.")
+        raise UnsupportedLayerError(
+            f"{name}: takes or gives a tensor without a batch axis; pass constants as attributes."
+        )
     needed = 4 * batch * sum(math.prod(variable.shape) for variable in variables)
     if needed > MEMORY_BUDGET:
         raise UnsupportedLayerError(
-            f"{name}: has no rule of its own, and its per-example gradients would take {needed:,} bytes at a batch of "
-            f"{batch} (limit {MEMORY_BUDGET:,}). Use a smaller batch, build it from layers with rules (Dense, Embedding, "
+            f"{name}: has no rule of its own, and its per-example gradients would take {needed:,} "
+            f"bytes at a batch of "
+            f"{batch} (limit {MEMORY_BUDGET:,}). Use a smaller batch, build it from layers with "
+            f"rules (Dense, Embedding, "
             "LayerNormalization), or freeze it with trainable=False."
         )
 

@@ -1,4 +1,5 @@
-"""LayerNormalization: scale and offset, whose per-example gradients are sums over the positions of an example.
+"""LayerNormalization: scale and offset, whose per-example gradients are sums over the positions of
+an example.
 
 Gradients are summed over positions before anything is squared.
 """

@@ -106,7 +106,7 @@ def test_rows_outside_the_choice_are_zeroed_before_clipping() -> None:
 
 @pytest.mark.parametrize("bad", [-1, 6])
 def test_ids_out_of_range_eagerly(bad: int) -> None:
-    """`errors.translated` turns the failure into a BadExampleError in fit; here the sentence is in TensorFlow's."""
+    """`fit` turns the failure into a BadExampleError; here the sentence is inside TensorFlow's."""
     model = keras.Sequential(
         [keras.Input((2,), dtype="int32"), keras.layers.Embedding(6, 3, name="words")]
     )

@@ -1,4 +1,4 @@
-"""Any other layer: a per-example product by itself, exact, or a refusal that names the layer and the mend."""
+"""Any other layer: exact by a per-example product, or a refusal that names it and the mend."""
 
 import os
 
