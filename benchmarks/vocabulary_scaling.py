@@ -61,7 +61,10 @@ def non_private_step(vocabulary: int) -> Callable[[], object]:
 
 
 def dpsgd_step(vocabulary: int) -> Callable[[], object]:
-    """The fastest DP-SGD we know: float64 inverse-CDF noise on every entry, fused with the table's update."""
+    """The fastest DP-SGD we know: float64 inverse-CDF noise on every entry.
+
+    The noise is fused with the table's update.
+    """
     table = tf.Variable(tf.random.uniform([vocabulary, WIDTH], -0.05, 0.05))
     ids, targets = map(tf.constant, examples(vocabulary, BATCH))
     state = tf.Variable([1, 0], dtype=tf.uint64)

@@ -1,4 +1,7 @@
-"""Criteo pCTR with DP-AdaFEST at ε = 1 on a sample of about 100,000 rows: a minute or two on 2 cores."""
+"""Criteo pCTR with DP-AdaFEST at ε = 1 on a sample of about 100,000 rows.
+
+Takes a minute or two on 2 cores.
+"""
 
 import ml_collections
 

@@ -1,4 +1,4 @@
-"""Differentially private training of large embedding models in Keras, with sparse embedding gradients."""
+"""Differentially private Keras training of large embedding models with sparse gradients."""
 
 import keras
 

@@ -1,5 +1,6 @@
-"""Callbacks: ε in the progress bar, a report of the run, and the refusal of callbacks that would
-leak training metrics.
+"""Callbacks: ε in the progress bar, a report of the run, and the refusal of leaking callbacks.
+
+Callbacks that would leak training metrics are refused.
 
 What a report holds by default is a post-processing of the private run: ε, survivors per table, and
 metrics on validation data. Training loss, clip fraction, batch sizes and quarantine counts are
@@ -103,7 +104,7 @@ class PrivacyReport(keras.callbacks.Callback):
             reporting.write(self.path, self.page())
 
     def reduction(self) -> float:
-        """Embedding-gradient size reduction: table parameters ÷ mean table entries noised a step."""
+        """Embedding-gradient reduction: table parameters ÷ mean table entries noised a step."""
         tables = self._optimizer.tables
         if not self._optimizer.selects_rows or not self.history.rows:
             return 1.0

@@ -20,7 +20,10 @@ class PrivacyError(RuntimeError):
 
 
 class UnsupportedLayerError(ValueError):
-    """A layer's per-example gradients cannot be had; the message lists each layer's path and the mend."""
+    """A layer's per-example gradients cannot be had.
+
+    The message lists each layer's path and the mend.
+    """
 
 
 class BadExampleError(ValueError):
@@ -48,7 +51,7 @@ def require(
 
 @contextlib.contextmanager
 def marked() -> Iterator[None]:
-    """Marks an exception that Python code inside a `tf.data` pipeline raises, so that `translated` finds it."""
+    """Marks an exception raised by Python code in a `tf.data` pipeline; `translated` finds it."""
     try:
         yield
     except tuple(_KINDS.values()) as error:
@@ -58,7 +61,10 @@ def marked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Re-raises a failed `require`, or what `marked` marked, as its own exception without the TensorFlow trace."""
+    """Re-raises a failed `require`, or what `marked` marked, as its own exception.
+
+    The TensorFlow trace is left out.
+    """
     try:
         yield
     except tf.errors.OpError as error:

@@ -40,7 +40,7 @@ def per_example_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: A
 
 @contextlib.contextmanager
 def _per_example(compiled: Any) -> Iterator[None]:
-    """Makes the compiled loss sum over outputs but not over examples, and leaves its metrics alone."""
+    """Makes the compiled loss sum over outputs, not over examples, and leaves its metrics alone."""
     losses, metrics = compiled._flat_losses, compiled._metrics
     compiled._flat_losses = [entry._replace(loss=_PerExample(entry.loss)) for entry in losses]
     compiled._metrics = [None] * len(losses)
@@ -110,7 +110,10 @@ def _checked_labels(loss: keras.losses.Loss, y_true: tf.Tensor, y_pred: tf.Tenso
     else:
         return y_true
     worst = tf.concat([tf.boolean_mask(y_true, bad), [0.0]], 0)[0]
-    message = f"Expected labels in {accepted} for loss {loss.name}, got {{}}. Clean the labels, or choose another loss."
+    message = (
+        f"Expected labels in {accepted} for loss {loss.name}, got {{}}. "
+        "Clean the labels, or choose another loss."
+    )
     with tf.control_dependencies([require(~tf.reduce_any(bad), BadExampleError, message, worst)]):
         return tf.identity(y_true)
 

@@ -1,5 +1,4 @@
-"""Counter-based randomness: Gaussian noise for dense tensors and for rows, and uniforms for
-geometric skips.
+"""Counter-based randomness: Gaussian noise for tensors and rows, uniforms for geometric skips.
 
 Every value is a function of (key, draw, purpose, position) through Philox, so all replicas draw the
 same without talking. Normals are √2·erfinv(v) in float64, v = (m + ½)·2⁻⁵² for a signed 53-bit m:
@@ -25,7 +24,7 @@ _PURPOSE_BITS = 24
 
 
 class Purpose(enum.IntEnum):
-    """What a stream is for; one stream serves one purpose of one draw, so no value is used twice."""
+    """What a stream is for: one purpose of one draw, so no value is used twice."""
 
     CONTRIBUTION = 0
     SKIPS = 1
@@ -34,8 +33,9 @@ class Purpose(enum.IntEnum):
 
 
 class NoiseKey:
-    """A secret key and the count of draws made with it; copies, saves and restores never repeat a
-    draw.
+    """A secret key and the count of draws made with it.
+
+    Copies, saves and restores never repeat a draw.
 
     It is no trackable object, so neither checkpoints nor `get_config` see it, and a copy or a
     pickle of its owner gets a fresh key.
@@ -55,7 +55,10 @@ class NoiseKey:
         return self._draws.read_value()
 
     def next_draw(self) -> "Draw":
-        """The streams of the next step; never the same twice under one key, whatever `iterations` is set to."""
+        """The streams of the next step, never the same twice under one key.
+
+        This holds whatever `iterations` is set to.
+        """
         draw = self._draws.assign_add(1, read_value=True)
         return Draw(tf.identity(self._key), tf.identity(draw))
 
@@ -89,7 +92,7 @@ class Draw:
 
 
 def normal(draw: Draw, purpose: int, count: tf.Tensor) -> tf.Tensor:
-    """`count` independent standard normals, float32 `[count]`; `count` may change from step to step."""
+    """`count` independent standard normals, float32 `[count]`; `count` may change each step."""
     return _normal(_bits(draw.key, draw.counter(purpose), [count]))
 
 
@@ -112,7 +115,7 @@ def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int 
 def noisy_mean(
     total: tf.Tensor, deviation: float, divisor: float, draw: Draw, purpose: int
 ) -> tf.Tensor:
-    """`(total + N(0, deviation²)) / divisor` in every entry, float32, for a tensor of static shape."""
+    """`(total + N(0, deviation²)) / divisor` per entry, float32, for a tensor of static shape."""
     numbers = tf.constant([deviation, 1 / divisor], tf.float32)
     return _noisy_mean(tf.cast(total, tf.float32), numbers, draw.key, draw.counter(purpose))
 
@@ -132,14 +135,20 @@ def _bits(key: tf.Tensor, counter: tf.Tensor, shape: Any) -> tf.Tensor:
 
 
 def _normal(bits: tf.Tensor) -> tf.Tensor:
-    """The transform for Eigen's kernels, whose erfinv loses the upper tail (up to an infinity) but not the lower."""
+    """The transform for Eigen's kernels.
+
+    Their erfinv loses the upper tail (up to an infinity) but not the lower.
+    """
     centred = _centred(bits)
     lower = np.sqrt(2.0) * tf.math.erfinv(-tf.abs(centred))
     return tf.cast(tf.where(centred < 0, lower, -lower), tf.float32)
 
 
 def _fused_normal(bits: tf.Tensor) -> tf.Tensor:
-    """The same transform for XLA, whose erfinv keeps both tails, and which fuses it at half the cost without the fold."""
+    """The same transform for XLA, whose erfinv keeps both tails.
+
+    Without the fold XLA fuses it at half the cost.
+    """
     return tf.cast(np.sqrt(2.0) * tf.math.erfinv(_centred(bits)), tf.float32)
 
 

@@ -1,5 +1,6 @@
-"""The privacy plan: budget, sampling and mechanism in one frozen object, and every ε through
-dp-accounting.
+"""The privacy plan: budget, sampling and mechanism in one frozen object.
+
+Every ε comes from dp-accounting.
 
 A plan couples what must agree for the guarantee to hold: how batches are sampled, which mechanism
 one step runs, and which other releases touch the same data. `calibrate` finds the smallest noise
@@ -18,6 +19,7 @@ import dp_accounting
 from dp_accounting.pld import PLDAccountant
 
 from dp_sparse import _validate
+from dp_sparse.events import event_config, event_from_config
 from dp_sparse.sampling import Sampling
 
 _DISCRETIZATION = 1e-4  # of the privacy loss; the accountant rounds pessimistically
@@ -98,8 +100,9 @@ class PrivacyPlan:
     plan_id: str | None = None
 
     def calibrate(self) -> "PrivacyPlan":
-        """Returns a new plan whose noise multiplier is the smallest (to 1e-4, feasible side) that
-        meets the budget.
+        """Returns a new plan with the smallest noise multiplier that meets the budget.
+
+        It is found to 1e-4, on the feasible side.
 
         Raises:
             ValueError: When no noise multiplier meets the budget, because the overflow of the batch
@@ -137,7 +140,10 @@ class PrivacyPlan:
         return high
 
     def spent(self, steps: int) -> PrivacyBudget:
-        """The (ε, δ) after `steps` steps, at the budget's δ. Every release counts from the start."""
+        """The (ε, δ) after `steps` steps, at the budget's δ.
+
+        Every release counts from the start.
+        """
         if self.noise_multiplier is None:
             raise ValueError(
                 "Expected a calibrated plan, got one without noise: use plan.calibrate()."
@@ -148,7 +154,7 @@ class PrivacyPlan:
         return PrivacyBudget(max(epsilon, 1e-12), self.budget.delta)
 
     def statement(self, steps: int | None = None) -> str:
-        """What is guaranteed, to whom, under which assumptions, for a run of `steps` steps (default: all)."""
+        """What `steps` steps (default: all) guarantee, to whom, and under which assumptions."""
         steps = self.sampling.steps if steps is None else steps
         spent = self.spent(steps)
         lines = [
@@ -176,13 +182,10 @@ class PrivacyPlan:
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description from which `from_config` makes an equal plan."""
-        if self.releases:
-            raise ValueError(
-                f"A plan with releases cannot be saved; got releases={self.releases!r}."
-            )
         return {
             "budget": dataclasses.asdict(self.budget),
             "sampling": self.sampling.get_config(),
+            "releases": [{"name": r.name, "event": event_config(r.event)} for r in self.releases],
             "noise_multiplier": self.noise_multiplier,
             "plan_id": self.plan_id,
         }
@@ -193,12 +196,18 @@ class PrivacyPlan:
         return cls(
             budget=PrivacyBudget(**config["budget"]),
             sampling=Sampling.from_config(config["sampling"]),
+            releases=tuple(
+                Release(r["name"], event_from_config(r["event"])) for r in config["releases"]
+            ),
             noise_multiplier=config["noise_multiplier"],
             plan_id=config["plan_id"],
         )
 
     def _epsilon_at(self, noise_multiplier: float, steps: int) -> float:
-        """ε at the budget's δ less the overflow's share, which grows with ε: rounds upwards until the two agree."""
+        """ε at the budget's δ less the overflow's share.
+
+        The share grows with ε: rounds upwards until the two agree.
+        """
         event = self._event(noise_multiplier, steps)
         overflow, epsilon = 0.0, self.budget.epsilon
         for attempt in range(_OVERFLOW_ROUNDS):

@@ -1,7 +1,7 @@
-"""Reports: one self-contained HTML page of tables and line charts, written beside its place and
-renamed into it.
+"""Reports: one self-contained HTML page of tables and line charts.
 
-Charts are inline SVG drawn by matplotlib, so a page needs neither network nor other files.
+A page is written beside its place and renamed into it. Charts are inline SVG drawn by matplotlib,
+so a page needs neither network nor other files.
 """
 
 import html
@@ -15,7 +15,8 @@ Points = tuple[Sequence[float], Sequence[float]]  # x, y
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}
-table{border-collapse:collapse;margin:1rem 0}td,th{padding:.3rem .8rem;border-bottom:1px solid #ddd;text-align:right}
+table{border-collapse:collapse;margin:1rem 0}
+td,th{padding:.3rem .8rem;border-bottom:1px solid #ddd;text-align:right}
 td:first-child,th:first-child{text-align:left}pre{background:#f6f6f6;padding:1rem;white-space:pre-wrap}
 svg{max-width:100%;height:auto}
 """

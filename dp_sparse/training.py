@@ -220,7 +220,7 @@ def _any_weight(sample_weight: Any) -> tf.Tensor:
 def _restricted(
     uses: _Used, optimizer: PrivateOptimizer, real: tf.Tensor, draw: Any
 ) -> tuple[_Used, dict[int, RowChoice]]:
-    """Lookups restricted to the rows that the optimizer chooses, over all tables at once, before any clipping."""
+    """Lookups restricted to the optimizer's rows, over all tables at once, before any clipping."""
     tables = [(variable, use) for variable, use in uses if isinstance(use, Rows)]
     lookups = [
         TableLookups(variable.shape[0], use.row_ids, use.valid & (real > 0)[:, tf.newaxis])
@@ -238,7 +238,10 @@ def _restricted(
 def _private_sums(
     model: keras.Model, sums: clipping.ClippedSums, choices: dict[int, RowChoice]
 ) -> PrivateSums:
-    """The clipped sums, with zeros for variables that this batch's records did not reach: they are noised all the same."""
+    """The clipped sums, with zeros for variables that this batch's records did not reach.
+
+    They are noised all the same.
+    """
     reached = {id(variable): total for variable, total in sums.dense}
     tables = [
         (
@@ -276,11 +279,11 @@ def _isolation_checks(
         x, y, _ = _finite(data)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             first, recording = first_loss(x, y, tape)
-        copies = tf.nest.map_structure(
+        copied_x, copied_y = tf.nest.map_structure(
             lambda leaf: tf.repeat(leaf[:1], tf.shape(leaf)[0], axis=0), (x, y)
         )
         with tf.GradientTape(watch_accessed_variables=False) as unused:
-            alone, _ = first_loss(*copies, unused)
+            alone, _ = first_loss(copied_x, copied_y, unused)
         moved = tf.abs(first - alone) > _ISOLATION_TOLERANCE * (1 + tf.abs(first))
         cotangents = tape.gradient(
             first, recording.targets, unconnected_gradients=tf.UnconnectedGradients.ZERO
@@ -347,7 +350,10 @@ def _metrics(
 
 
 def _by_output(sample_weight: Any, y_pred: Any) -> Any:
-    """Weights `[batch]` with the axes of each output's losses, which Keras' own reduction does not add."""
+    """Weights `[batch]` with the axes of each output's losses.
+
+    Keras' own reduction does not add them.
+    """
     if tf.nest.is_nested(sample_weight) or sample_weight.shape.rank != 1:
         return sample_weight
     return tf.nest.map_structure(

@@ -1,4 +1,7 @@
-"""The pCTR model of seed S, D.1.1: embedded categories and log-transformed integers, four layers of 598 ReLU, one logit."""
+"""The pCTR model of seed S, D.1.1.
+
+Embedded categories and log-transformed integers, four layers of 598 ReLU, one logit.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Nothing of a table's size: neither in the graph of a DP-AdaFEST step, nor in the memory of a process that trains."""
+"""Nothing of a table's size: neither in the graph of a DP-AdaFEST step, nor in memory."""
 
 import os
 
@@ -96,15 +96,13 @@ MEMORY = """
     table = keras.layers.Embedding(rows, width, embeddings_initializer="zeros")
     model = keras.Model(ids, keras.layers.Dense(1)(table(ids)))
     plan = plan_for(4096, expected_batch_size=batch, capacity=2 * batch, noise_multiplier=1.0)
-    optimizer = getattr(dp_sparse, sys.argv[3])(getattr(keras.optimizers, sys.argv[4])(0.1), plan, 1.0)
+    make, inner = getattr(dp_sparse, sys.argv[3]), getattr(keras.optimizers, sys.argv[4])
+    optimizer = make(inner(0.1), plan, 1.0)
     model.compile(optimizer=optimizer, loss="mse")
     # The fixed cost of tracing and of TensorFlow's thread pools is paid by a small twin first.
     small = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Embedding(1000, width)(ids)))
     small_plan = plan_for(4096, expected_batch_size=batch, capacity=2 * batch, noise_multiplier=1.0)
-    small.compile(
-        optimizer=getattr(dp_sparse, sys.argv[3])(getattr(keras.optimizers, sys.argv[4])(0.1), small_plan, 1.0),
-        loss="mse",
-    )
+    small.compile(optimizer=make(inner(0.1), small_plan, 1.0), loss="mse")
     x = np.random.default_rng(0).integers(0, 1000, 4096).astype(np.int32)
     y = np.zeros(4096, np.float32)
     small.fit(small_plan.sampling.batches((x, y)), steps_per_epoch=5, verbose=0)

@@ -1,4 +1,4 @@
-"""One test for each internal of Keras that dp_sparse stands on, so that a new Keras that moves one fails here and says which."""
+"""One test for each internal of Keras that dp_sparse stands on; a Keras that moves one fails."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Per-example losses: Keras' own values, one number an example, and nothing of the batch in them."""
+"""Per-example losses: Keras' own values, one number an example, nothing of the batch in them."""
 
 import os
 
@@ -93,7 +93,7 @@ def test_positions_are_averaged_within_the_example() -> None:
 
 
 def test_a_mask_counts_within_the_example_alone() -> None:
-    """Keras divides by the number of unmasked positions of the whole batch; that couples examples."""
+    """Keras divides by the unmasked positions of the whole batch, which couples examples."""
     loss = keras.losses.MeanSquaredError()
     y, prediction = probabilities(3, 5, 4), tf.constant(probabilities(3, 5, 4)[::-1].copy())
     mask = np.array([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], bool)
@@ -122,7 +122,7 @@ def test_weight_0_hides_a_loss_that_is_not_finite() -> None:
 
 
 def test_keras_is_left_as_it_was() -> None:
-    """Also after an error: the compiled loss reduces over the batch again and its metrics are back."""
+    """Also after an error: the compiled loss reduces over the batch, its metrics are back."""
     inputs = keras.Input((3,))
     heads = [keras.layers.Dense(1, name=name)(inputs) for name in "ab"]
     model = keras.Model(inputs, heads)

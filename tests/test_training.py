@@ -1,4 +1,4 @@
-"""The private step as a whole: equal to Algorithm 1 without noise, noise of the right size, and Keras' own surroundings."""
+"""The private step as a whole: Algorithm 1, noise of the right size, and Keras around it."""
 
 import os
 
@@ -187,7 +187,7 @@ def test_class_weights_scale_the_loss_before_clipping() -> None:
 
 @pytest.mark.usefixtures("no_noise")
 def test_a_loss_per_position_trains() -> None:
-    """Outputs `[batch, positions, classes]`; each example's loss is the mean over its own positions."""
+    """Outputs `[batch, positions, classes]`; an example's loss is the mean over its positions."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 9, (6, 4)).astype(np.int32)
     y = rng.integers(0, 3, (6, 4)).astype(np.int32)
@@ -257,7 +257,7 @@ def changes(model: keras.Model, plan: Any, *, present: int = 4) -> list[np.ndarr
 
 
 def assert_deviation(samples: np.ndarray, deviation: float) -> None:
-    """Kolmogorov–Smirnov accepts N(0, deviation²) and rejects it at 2/3 and 3/2 of the deviation."""
+    """KS accepts N(0, deviation²) and rejects it at 2/3 and 3/2 of the deviation."""
     samples = np.ravel(samples)
     assert stats.kstest(samples, stats.norm(0, deviation).cdf).pvalue > 1e-5
     for wrong in (2 / 3, 3 / 2):
@@ -406,6 +406,30 @@ def test_subclassed_model_without_training_argument() -> None:
     assert [table.path for table in model.optimizer.tables] == [model.table.embeddings.path]
 
 
+@pytest.mark.parametrize("make", [dp_sparse.DPAdaFESTOptimizer, dp_sparse.DPSGDOptimizer])
+def test_a_table_that_the_model_never_looks_up(make: Any) -> None:
+    """Keras trains such a model with a warning; DP-AdaFEST must not treat the table as dense."""
+
+    class Spare(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = keras.layers.Embedding(11, 3), keras.layers.Dense(1)
+            self.spare = keras.layers.Embedding(500, 3)
+            self.spare.build(None)
+
+        def call(self, ids: Any) -> Any:
+            return self.head(self.table(ids[:, 0]))
+
+    x, y = clicks(8)
+    model, plan = Spare(), plan_for(8, noise_multiplier=0.5)
+    model(x[:1])
+    before = model.spare.embeddings.numpy()
+    model.compile(optimizer=make("sgd", plan, 1.0), loss="mse")
+    fitted(model, plan.sampling.batches((x, y)), steps_per_epoch=2)
+    touched = np.any(model.spare.embeddings.numpy() != before, axis=1)
+    assert np.mean(touched) == (make is dp_sparse.DPSGDOptimizer) or np.mean(touched) < 0.5
+
+
 def test_recompiling_with_sgd_is_stock_keras_again() -> None:
     x, y = clicks(16)
     model, plan = compiled_click(x)
@@ -484,11 +508,12 @@ def test_an_example_that_is_not_finite_is_left_out_and_counted(bad: float, where
 
 
 @pytest.mark.usefixtures("no_noise")
-def test_a_nan_label_of_a_regression_is_left_out_and_counted() -> None:
+@pytest.mark.parametrize("loss", ["mse", "binary_crossentropy"])
+def test_a_nan_label_is_left_out_and_counted(loss: str) -> None:
     x, y = clicks(4)
     y[1] = np.nan
     model, plan = click_model(), plan_for(4)
-    model.compile(optimizer=dp_sparse.DPSGDOptimizer("sgd", plan, 0.5), loss="mse")
+    model.compile(optimizer=dp_sparse.DPSGDOptimizer("sgd", plan, 0.5), loss=loss)
     fitted(model, marked_dataset(plan, x, y, steps=2))
     assert int(model.optimizer.diagnostics.not_finite) == 2
     assert all(np.all(np.isfinite(w)) for w in weights_of(model))
@@ -524,7 +549,7 @@ def test_an_id_out_of_range_is_named_with_its_layer(bad: int, shown: str, eager:
 
 @pytest.mark.parametrize(
     ("loss", "bad"),
-    [(BINARY, 2.0), (BINARY, np.nan), ("binary_focal_crossentropy", -1.5)],
+    [(BINARY, 2.0), ("binary_crossentropy", 1.5), ("binary_focal_crossentropy", -1.5)],
 )
 def test_a_label_out_of_range_is_named(loss: Any, bad: float) -> None:
     x, y = clicks(4)

@@ -1,4 +1,4 @@
-"""Saving, loading and resuming: the budget goes on where it stopped, the noise key never comes back."""
+"""Saving, loading, resuming: the budget goes on where it stopped, the noise key never returns."""
 
 import os
 
@@ -65,7 +65,7 @@ def test_save_load_fit_stays_private_and_within_budget(
 
 
 def test_slots_go_on_after_loading(tmp_path: pathlib.Path, no_noise_fixture: None) -> None:
-    """Five steps in one go equal two, a save, a load, and three (Adagrad's slots of rows and of dense variables)."""
+    """Five steps in one go equal two, a save, a load, and three: slots of rows and of the rest."""
     keras.utils.set_random_seed(5)
     whole, _, _ = trained(5, of=5)
     keras.utils.set_random_seed(5)
@@ -104,7 +104,7 @@ def test_a_loaded_file_never_gives_steps_back(tmp_path: pathlib.Path) -> None:
 
 
 def test_no_file_holds_a_key(tmp_path: pathlib.Path) -> None:
-    """Neither the archive, nor a weights file, nor a TensorFlow checkpoint, nor the configuration."""
+    """Neither archive, nor weights file, nor TensorFlow checkpoint, nor configuration."""
     model, _, _ = trained()
     key = model.optimizer._noise_key._key.numpy()
     model.save(tmp_path / "model.keras")
@@ -177,7 +177,9 @@ RUN = """
             loss="binary_crossentropy",
         )
     keeper = {
-        "backup": lambda: keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False),
+        "backup": lambda: keras.callbacks.BackupAndRestore(
+            folder / "backup", delete_checkpoint=False
+        ),
         "checkpoint": lambda: keras.callbacks.ModelCheckpoint(saved),
     }[how]()
     try:
@@ -194,7 +196,7 @@ RUN = """
 def test_a_killed_run_resumes_within_its_budget_and_with_a_fresh_key(
     how: str, tmp_path: pathlib.Path
 ) -> None:
-    """12 steps in epochs of 3; SIGKILL in the third epoch; the second process may not pass 12 saved steps."""
+    """12 steps in epochs of 3; SIGKILL in the third; the second process may not pass step 12."""
     process = start_python(RUN, str(tmp_path), how, "100")
     lines = []
     assert process.stdout is not None

@@ -27,7 +27,7 @@ def plan_for(
     capacity: int | None = None,
     noise_multiplier: float = TINY_SIGMA,
 ) -> PrivacyPlan:
-    """A plan with a given σ (no calibration, which takes seconds); by default every batch is the whole data set."""
+    """A plan with a given σ, uncalibrated; by default every batch is the whole data set."""
     sampling = PoissonSampling(
         num_examples=num_examples,
         expected_batch_size=num_examples if expected_batch_size is None else expected_batch_size,
@@ -63,7 +63,7 @@ def marked(
 def marked_dataset(
     plan: PrivacyPlan, x: Any, y: Any, *, steps: int = 1, **fields: Any
 ) -> tf.data.Dataset:
-    """The same examples `steps` times, each time under a marker of its own, as the sampler at q = 1 would."""
+    """The same examples `steps` times, each time under a marker of its own, as at q = 1."""
     nonce = marker.new_nonce(None)
     first = marked(plan, x, y, nonce=nonce, **fields)
     spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)

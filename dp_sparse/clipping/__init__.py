@@ -1,4 +1,7 @@
-"""Exact per-example clipping at the cost of one forward and one backward pass; nothing per example is materialised."""
+"""Exact per-example clipping at the cost of one forward and one backward pass.
+
+Nothing per example is materialised.
+"""
 
 from dp_sparse.clipping.gradients import ClippedSums, clip
 from dp_sparse.clipping.recorder import Recording, embedding_tables, record, tapped_layers

@@ -61,7 +61,10 @@ def clip(
 def _sanitised(
     uses: list[tuple[keras.Variable, Use]], finite: tf.Tensor
 ) -> list[tuple[keras.Variable, Use]]:
-    """The uses with the records of non-finite examples zeroed, since 0 · NaN is NaN; free when there is none."""
+    """The uses with the records of non-finite examples zeroed, since 0 · NaN is NaN.
+
+    Free when there is none.
+    """
     fields = [_float_fields(use) for _, use in uses]
     tensors = [
         getattr(use, name) for (_, use), names in zip(uses, fields, strict=True) for name in names

@@ -1,10 +1,9 @@
-"""One forward pass in which every layer call with trainable variables is recorded, and nothing else
-is possible.
+"""One forward pass in which every layer call with trainable variables is recorded.
 
-Each such layer is tapped: its `call` is replaced on the instance while the pass runs. An audit
-fails closed: a trainable variable read outside its layer's tap, a non-trainable one written (seed
-generators apart), and a loss added on the way are refused, since what was not measured could not be
-clipped.
+Nothing else is possible. Each such layer is tapped: its `call` is replaced on the instance while
+the pass runs. An audit fails closed: a trainable variable read outside its layer's tap, a
+non-trainable one written (seed generators apart), and a loss added on the way are refused, since
+what was not measured could not be clipped.
 """
 
 import contextlib
@@ -89,8 +88,9 @@ def record(model: keras.Model, x: Any, tape: tf.GradientTape, batch_capacity: in
 
 
 def tapped_layers(model: keras.Model) -> list[tuple[keras.layers.Layer, Rule]]:
-    """The layers whose calls are recorded, each with its rule: outermost layers that own trainable
-    variables.
+    """The layers whose calls are recorded, each with its rule.
+
+    They are the outermost layers that own trainable variables.
 
     Raises:
         UnsupportedLayerError: Naming all layers that cannot be trained privately.
@@ -106,7 +106,7 @@ def tapped_layers(model: keras.Model) -> list[tuple[keras.layers.Layer, Rule]]:
 
 
 def embedding_tables(model: keras.Model) -> list[keras.Variable]:
-    """The trainable variables that are used through lookups alone, in the order of the model's variables."""
+    """The trainable variables used through lookups alone, in the order of the model's variables."""
     layers = (layer for layer, _ in tapped_layers(model) if type(layer) is keras.layers.Embedding)
     tables = {id(layer.embeddings): layer.embeddings for layer in layers}
     return [variable for variable in model.trainable_variables if id(variable) in tables]
@@ -150,7 +150,10 @@ def _problem(layer: keras.layers.Layer) -> str | None:
         return "activity regularizers add a loss over the whole batch. Remove activity_regularizer."
     special = getattr(layer, "lora_enabled", False) or layer.quantization_mode is not None
     if special and layer.trainable_variables:
-        return "LoRA and quantised layers have no clipping rule. Train the plain layer, or freeze it with trainable=False."
+        return (
+            "LoRA and quantised layers have no clipping rule. Train the plain layer, or freeze it "
+            "with trainable=False."
+        )
     return None
 
 

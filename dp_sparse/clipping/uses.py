@@ -1,5 +1,4 @@
-"""How a layer call used a variable, and what follows: squared norms of per-example gradients, and
-their clipped sum.
+"""How a layer call used a variable: squared per-example gradient norms and the clipped sum.
 
 A use holds activations and cotangents of a whole batch, from which both quantities come without any
 per-example gradient of a matrix or a table ("book-keeping", seed F): a product costs what an
@@ -47,7 +46,7 @@ class Product:
         return self._squared_norms_by_chunk(width_in, width_out)
 
     def _squared_norms_by_chunk(self, width_in: int, width_out: int) -> tf.Tensor:
-        """‖xᵀ dz‖² over chunks of columns, so that `[batch, in, chunk]` stays near the size of x."""
+        """‖xᵀ dz‖² over chunks of columns, so `[batch, in, chunk]` stays near the size of x."""
         columns = max(1, min(width_out, 65_536 // width_in))
         norms = tf.zeros(tf.shape(self.inputs)[:1])
         for start in range(0, width_out, columns):
@@ -103,7 +102,7 @@ class Rows:
     slots: tf.Tensor | None = None
 
     def restricted(self, slots: tf.Tensor) -> "Rows":
-        """These lookups with the rows outside the step's choice (slot -1) and masked ones zeroed, before clipping."""
+        """These lookups with unchosen rows (slot -1) and masked ones zeroed, before clipping."""
         slots = tf.where(self.valid, slots, -1)
         kept = tf.cast(slots >= 0, tf.float32)
         return dataclasses.replace(
@@ -111,7 +110,10 @@ class Rows:
         )
 
     def squared_norms(self) -> tf.Tensor:
-        """Σ over the distinct rows of an example of ‖Σ of its cotangents for that row‖²; O(lookups · width)."""
+        """Σ over the distinct rows of an example of ‖Σ of its cotangents for that row‖².
+
+        Costs O(lookups · width).
+        """
         if self.row_ids.shape[1] == 1:
             return _squares(self.cotangents)
         batch = tf.shape(self.row_ids, tf.int64)[0]
@@ -129,8 +131,7 @@ class Rows:
 
 
 def joined(uses: Sequence[Use]) -> Use:
-    """One use for all the uses of a variable, so that its gradient is whole before its norm is
-    taken.
+    """One use for all uses of a variable, so that its gradient is whole before its norm is taken.
 
     Raises:
         ValueError: The uses are of different kinds (a table that is also a matrix).

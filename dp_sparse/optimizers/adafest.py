@@ -1,9 +1,8 @@
-"""DP-AdaFEST: noise only on the embedding rows whose noisy contribution reaches a threshold (seed
-S, Algorithm 1).
+"""DP-AdaFEST: noise only on the embedding rows whose noisy contribution reaches a threshold.
 
-A step releases the contribution map with noise σ1·C1 (then thresholded) and the clipped sum with
-noise σ2·C2 on the survivors and on every dense parameter. With r = σ1/σ2: σ1 = σ√(1 + r²), σ2 =
-σ√(1 + 1/r²). Its cost is flat in the size of the tables.
+This is Algorithm 1 of seed S. A step releases the contribution map with noise σ1·C1 (then
+thresholded) and the clipped sum with noise σ2·C2 on the survivors and on every dense parameter.
+With r = σ1/σ2: σ1 = σ√(1 + r²), σ2 = σ√(1 + 1/r²). Its cost is flat in the size of the tables.
 """
 
 import math
@@ -94,7 +93,7 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         return [*super().variables, *tables]
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Builds the wrapped optimizer over the dense variables and row-wise slots for the tables."""
+        """Builds the wrapped optimizer over the dense variables, and the tables' row-wise slots."""
         if self.built:
             return
         self._split_variables()

@@ -1,5 +1,6 @@
-"""What all private optimizers share: they wrap a Keras optimizer and apply only what the private
-step hands them.
+"""What all private optimizers share.
+
+They wrap a Keras optimizer and apply only what the private step hands them.
 
 A subclass chooses the rows of a step and says which noise each part of the sums gets. Division by
 the expected batch size happens here, once, after the noise.
@@ -114,7 +115,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return self._split.tables
 
     def begin_step(self, marker: tf.Tensor) -> tuple[noise.Draw, list[tf.Operation]]:
-        """Spends one step of the plan on the batch with this marker; the update must wait for the operations."""
+        """Spends one step of the plan on the batch with this marker.
+
+        The update must wait for the operations.
+        """
         return self._noise_key.next_draw(), self._ledger.spend(marker, self.steps_spent)
 
     def steps_in_process(self) -> tf.Tensor:
@@ -163,7 +167,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return self.optimizer.iterations
 
     def finalize_variable_values(self, var_list: Any) -> None:
-        """Overwrites dense variables by their moving average, if the wrapped optimizer keeps one."""
+        """Overwrites dense variables by their moving average if the wrapped optimizer keeps one."""
         known = self.optimizer._trainable_variables
         self.optimizer.finalize_variable_values([v for v in var_list if any(v is k for k in known)])
 
@@ -244,7 +248,10 @@ class VariableSplit:
 
 
 class StepDiagnostics:
-    """Running totals of what no ε covers, and of the survivors. Untracked: never saved with a model."""
+    """Running totals of what no ε covers, and of the survivors.
+
+    Untracked: never saved with a model.
+    """
 
     def __init__(self) -> None:
         with tf.init_scope():

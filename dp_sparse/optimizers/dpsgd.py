@@ -1,5 +1,6 @@
-"""DP-SGD: noise on every parameter, tables included. The baseline; its step costs what its tables
-weigh.
+"""DP-SGD: noise on every parameter, tables included.
+
+The baseline; its step costs what its tables weigh.
 
 One step: clip each example's gradient to C, sum, add N(0, (C·σ)²) to every entry, divide by the
 expected batch size (seed S, equation 1, with the expected instead of the realised batch size).

@@ -13,7 +13,7 @@ from dp_sparse.plan import PrivacyPlan
 from dp_sparse.sampling.marker import SEEDED, Marker
 
 _SPENT: dict[str, tf.Variable] = {}  # by plan_id; untracked, so no checkpoint can set them back
-_LAST: dict[str, tf.Variable] = {}  # nonce and index of the last batch, by plan_id
+_LAST: dict[str, tf.Variable] = {}  # nonce and position of the last batch, by plan_id
 
 
 class StepLedger:
@@ -40,7 +40,7 @@ class StepLedger:
         with tf.control_dependencies(self._checks(fields, spent)):
             operations = [
                 self._spent.assign(spent + 1),
-                self._last.assign(tf.stack([fields.nonce, fields.index])),
+                self._last.assign(tf.stack([fields.nonce, fields.position])),
                 saved.value.assign(tf.cast(spent + 1, saved.dtype)),
             ]
         return [
@@ -51,7 +51,7 @@ class StepLedger:
         sampling = self._plan.sampling
         last = Marker(0, *tf.unstack(self._last.read_value(), 2))
         same_pass = tf.equal(marker.nonce, last.nonce)
-        fresh = (marker.nonce > last.nonce) | (same_pass & (marker.index > last.index))
+        fresh = (marker.nonce > last.nonce) | (same_pass & (marker.position > last.position))
         checks = [
             require(
                 tf.equal(marker.fingerprint, sampling.fingerprint),
@@ -70,7 +70,7 @@ class StepLedger:
                 PrivacyError,
                 "Expected each batch once, got batch {} again: do not cache, repeat or reorder "
                 "the sampler's batches.",
-                marker.index,
+                marker.position,
             ),
             require(
                 spent < sampling.steps,
@@ -83,12 +83,12 @@ class StepLedger:
         if sampling.ordered:
             checks.append(
                 require(
-                    tf.equal(marker.index, spent),
+                    tf.equal(marker.position, spent),
                     PrivacyError,
                     "Expected batch {} of the stream, got batch {}: go on with batches(dataset, "
                     "first_step={}).",
                     spent,
-                    marker.index,
+                    marker.position,
                     spent,
                 )
             )

@@ -1,4 +1,4 @@
-"""How batches are drawn; each sampler carries its own dp-accounting event and neighbouring relation."""
+"""How batches are drawn; each sampler carries its dp-accounting event and neighbouring relation."""
 
 from dp_sparse.sampling.base import Sampling
 from dp_sparse.sampling.poisson import PoissonSampling

@@ -1,4 +1,4 @@
-"""The interface that every sampler fills: an event, a neighbouring relation, and fixed-shape batches."""
+"""The interface of every sampler: an event, a neighbouring relation and fixed-shape batches."""
 
 import abc
 import dataclasses
@@ -12,10 +12,9 @@ from dp_sparse.sampling import marker
 
 
 class Sampling(abc.ABC):
-    """How the batches of a training run are drawn. Fields are public; datasets and seeds are call
-    arguments.
+    """How the batches of a training run are drawn.
 
-    A subclass is a frozen dataclass.
+    Fields are public; datasets and seeds are call arguments. A subclass is a frozen dataclass.
 
     Attributes:
         num_examples: N, public.
@@ -35,7 +34,7 @@ class Sampling(abc.ABC):
         Sampling._registry[cls.__name__] = cls
 
     def _set(self, name: str, validator: Callable[[str, Any], Any]) -> None:
-        """Validates a field of the frozen dataclass, and keeps it as the plain number that a config holds."""
+        """Validates a field of the frozen dataclass and keeps it as a config's plain number."""
         object.__setattr__(self, name, validator(name, getattr(self, name)))
 
     @property

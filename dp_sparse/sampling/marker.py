@@ -2,7 +2,7 @@
 
 A batch is `(x, y, {"sample_weight", "present", "marker"})`. `present` is 1 for real examples and 0
 for padding; `marker` is the int64 vector [fingerprint of the sampler, nonce of the pass over the
-sampler, index of the batch]. The training step refuses a batch without a marker, of another
+sampler, position of the batch]. The training step refuses a batch without a marker, of another
 sampler, or seen before: each would void the accounting. A nonce of 0 says that a seed made the
 batch, so its sampling is not secret.
 """
@@ -24,7 +24,7 @@ class Marker(NamedTuple):
 
     fingerprint: int
     nonce: int
-    index: int
+    position: int
 
 
 def fingerprint(config: dict[str, Any]) -> int:
@@ -34,12 +34,18 @@ def fingerprint(config: dict[str, Any]) -> int:
 
 
 def new_nonce(seed: int | None) -> int:
-    """A name for one pass over a sampler, larger than all before, or `SEEDED` when a seed makes the pass predictable."""
+    """A name for one pass over a sampler, larger than all before.
+
+    `SEEDED` when a seed makes the pass predictable.
+    """
     return SEEDED if seed is not None else _NONCES.next()
 
 
 class _Nonces:
-    """Increasing numbers, over processes too as far as their clocks agree: a later pass has the larger one."""
+    """Increasing numbers: a later pass has the larger one.
+
+    This holds over processes too, as far as their clocks agree.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

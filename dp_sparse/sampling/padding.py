@@ -9,7 +9,7 @@ from dp_sparse import _validate
 
 
 def padded(values: Any, capacity: int) -> Any:
-    """Every leaf `[n, ...]` of `values` with zeros (empty text) after it up to `[capacity, ...]`."""
+    """Every leaf `[n, ...]` of `values`, with zeros (empty text) up to `[capacity, ...]`."""
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         leaf = np.asarray(leaf)

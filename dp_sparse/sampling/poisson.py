@@ -198,7 +198,10 @@ def _generator(seed: int | None) -> np.random.Generator:
 
 
 def _geometric(rng: np.random.Generator, probability: float, count: int, limit: int) -> np.ndarray:
-    """Gaps between successes, int64 `[count]` in [1, limit + 1], by inversion of float64 uniforms (k + ½)·2⁻⁵³."""
+    """Gaps between successes, int64 `[count]` in [1, limit + 1].
+
+    By inversion of float64 uniforms (k + ½)·2⁻⁵³.
+    """
     uniform = (rng.integers(0, 2**53, count, dtype=np.int64) + 0.5) * 2.0**-53
     gaps = np.floor(np.log(uniform) / math.log1p(-probability))
     return 1 + np.minimum(gaps, limit).astype(np.int64)

@@ -1,5 +1,4 @@
-"""Random access to examples: fixed-width records in a memory-mapped file, arrays, or a
-`tf.data.Dataset`.
+"""Random access to examples in a memory-mapped record file, arrays or a `tf.data.Dataset`.
 
 A source answers `len(source)` and `source.gather(indices)`; gathering B examples costs O(B)
 whatever the number of examples, and a memory-mapped file keeps nothing in memory but the pages that
@@ -87,7 +86,7 @@ class _Arrays:
 
 
 class _IndexedDataset:
-    """Elements of a dataset one by one, through TensorFlow's random access: about 20 µs an element."""
+    """Elements of a dataset by TensorFlow's random access: about 20 µs an element."""
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         self._length = int(dataset.cardinality())
@@ -130,7 +129,11 @@ def _without_str(leaf: np.ndarray) -> np.ndarray:
 
 
 def as_source(source: Any) -> Source:
-    """Arrays `(x, y[, sample_weight])`, a dataset of single examples with random access, or a source itself."""
+    """The source of `source`.
+
+    Accepts arrays `(x, y[, sample_weight])`, a dataset of single examples with random access, or a
+    source itself.
+    """
     if isinstance(source, tf.data.Dataset):
         return _IndexedDataset(source)
     if isinstance(source, tuple):

@@ -1,5 +1,4 @@
-"""Streams: each example once a pass, in the order the dataset gives, with no amplification by
-sampling.
+"""Streams: each example once a pass, in the dataset's order, with no amplification by sampling.
 
 What a pipeline reads once (an online log, files too large to index) is trained on as it comes. One
 example takes part in one batch a pass, so a run of k passes composes k Gaussian mechanisms.
@@ -82,7 +81,7 @@ class StreamSampling(Sampling):
         )
 
     def event(self, mechanism: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
-        """One run of `mechanism` for each pass that has begun: no example is in two batches of a pass."""
+        """One run of `mechanism` for each pass begun: no example is in two batches of a pass."""
         return dp_accounting.SelfComposedDpEvent(mechanism, math.ceil(steps / self._steps_per_pass))
 
     def batches(self, source: tf.data.Dataset, *, first_step: int = 0) -> tf.data.Dataset:
@@ -119,12 +118,18 @@ class StreamSampling(Sampling):
         )
 
     def _full(self, index: tf.Tensor, batch: Any) -> Any:
-        """Fails on a pass that ends early: repeating it would use its examples more often than was paid for."""
+        """Fails on a pass that ends early.
+
+        Repeating it would use its examples more often than was paid for.
+        """
         count = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
         expected = tf.minimum(
             tf.constant(self.batch_size, tf.int64), self.num_examples - index * self.batch_size
         )
-        message = f"Expected num_examples={self.num_examples} examples in each pass of the stream, but batch {{}} holds {{}}."
+        message = (
+            f"Expected num_examples={self.num_examples} examples in each pass of the stream, "
+            "but batch {} holds {}."
+        )
         with tf.control_dependencies(
             [require(tf.equal(count, expected), PrivacyError, message, index, count)]
         ):

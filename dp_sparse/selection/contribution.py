@@ -1,5 +1,6 @@
-"""The clipped contribution map of a batch, as unique (row, value) pairs (DP-AdaFEST, Algorithm 1,
-lines 6-8).
+"""The clipped contribution map of a batch, as unique (row, value) pairs.
+
+This is DP-AdaFEST, Algorithm 1, lines 6-8.
 
 Example i contributes `v_i ∈ {0,1}^c`, the presence (not the count) of each embedding row over all
 tables at once, clipped to `C1` in L2. With n_i distinct rows it adds min(1, C1/√n_i) to each of
@@ -34,8 +35,9 @@ class TableLookups:
 
 @dataclasses.dataclass(frozen=True)
 class ContributionMap:
-    """The batch's map over the rows of all tables, numbered through: table t starts at
-    `offsets[t]`.
+    """The batch's map over the rows of all tables.
+
+    Rows are numbered through: table t starts at `offsets[t]`.
 
     Attributes:
         offsets: First number of each table, and the total at the end.
@@ -86,11 +88,10 @@ def contribution_map(tables: Sequence[TableLookups], clip_norm: float) -> Contri
 def _first_occurrence(
     rows: tf.Tensor, valid_flat: tf.Tensor, valid: tf.Tensor, num_rows: int
 ) -> tf.Tensor:
-    """1 for one valid lookup of each (example, row) pair, float32 `[lookups]`; the others are repetitions."""
+    """1 for one valid lookup of each (example, row) pair, else 0; float32 `[lookups]`."""
     example = tf.repeat(tf.range(tf.shape(valid, tf.int64)[0]), tf.shape(valid)[1])
-    nowhere = tf.constant(
-        -1, tf.int64
-    )  # all invalid lookups share one pair, and none of them counts
+    # All invalid lookups share one pair, and none of them counts.
+    nowhere = tf.constant(-1, tf.int64)
     pairs = tf.where(valid_flat, example * num_rows + rows, nowhere)
     unique, position = tf.unique(pairs, out_idx=tf.int64)
     lookup = tf.range(tf.size(pairs, tf.int64))

@@ -1,9 +1,9 @@
-"""Geometric skips: the successes of c independent trials of probability p, without looking at the c
-trials.
+"""Geometric skips: the successes of c independent trials of probability p.
 
-The gap to the next success is geometric; gaps come from float64 uniforms (k + ½)·2⁻⁵³ by
-`log1p(-p)` (float32 would cut the tail at 16.6 mean gaps). Time and memory O(c·p), so flat in c for
-a fixed expected number of successes. c up to 10⁹ and beyond, in int64.
+Found without looking at the c trials. The gap to the next success is geometric; gaps come from
+float64 uniforms (k + ½)·2⁻⁵³ by `log1p(-p)` (float32 would cut the tail at 16.6 mean gaps). Time
+and memory O(c·p), so flat in c for a fixed expected number of successes. c up to 10⁹ and beyond, in
+int64.
 """
 
 import math
@@ -40,7 +40,10 @@ def geometric_skips(draw: noise.Draw, num_trials: int, probability: float) -> tf
 
 
 def _chunk(expected: float) -> int:
-    """Gaps to draw at once: enough for all but e⁻³⁰ of the steps; even, as a Philox block holds two."""
+    """Gaps to draw at once: enough for all but e⁻³⁰ of the steps.
+
+    Even, as a Philox block holds two.
+    """
     return 2 * math.ceil((expected + 8 * math.sqrt(expected) + 24) / 2)
 
 

@@ -1,5 +1,6 @@
-"""DP-AdaFEST's selection: rows whose noisy contribution reaches a threshold (Algorithm 1, line 8,
-and B.2 corrected).
+"""DP-AdaFEST's selection: rows whose noisy contribution reaches a threshold.
+
+This is Algorithm 1, line 8, and B.2 corrected.
 
 A row that the batch looked up gets its own Gaussian draw; each of the others survives independently
 with `p0 = Ψ(τ / (σ1·C1))`, found by geometric skips over all c rows (the paper prints σ1²·C1²,
@@ -34,12 +35,18 @@ class Survivors:
 
 
 def survival_probability(threshold: float, deviation: float) -> float:
-    """p0 = Ψ(τ / s), the chance that a row nobody looked up survives noise of standard deviation s = σ1·C1."""
+    """p0 = Ψ(τ / s), the chance that a row nobody looked up survives.
+
+    The noise has standard deviation s = σ1·C1.
+    """
     return float(scipy.stats.norm.sf(threshold / deviation))
 
 
 def default_threshold(expected_false_rows: float, num_rows: int, deviation: float) -> float:
-    """τ for which `expected_false_rows` of c rows are expected to survive on noise alone, at most half of them."""
+    """τ for which `expected_false_rows` of c rows are expected to survive on noise alone.
+
+    At most half of the rows.
+    """
     return float(deviation * scipy.stats.norm.isf(min(expected_false_rows / num_rows, 0.5)))
 
 

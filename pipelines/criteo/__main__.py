@@ -1,4 +1,7 @@
-"""Runs the Criteo job: `python -m pipelines.criteo --config configs/criteo_sample.py --config.data.path=FILE`."""
+"""Runs the Criteo job.
+
+`python -m pipelines.criteo --config configs/criteo_sample.py --config.data.path=FILE`
+"""
 
 import sys
 from pathlib import Path
@@ -15,7 +18,7 @@ _CONFIG = config_flags.DEFINE_config_file("config", "configs/criteo_sample.py", 
 
 
 def prepared(config: ml_collections.ConfigDict) -> PreparedData:
-    """The records of `config.data.path`, made anew only when the file or the vocabularies changed."""
+    """The records of `config.data.path`, remade only when the file or the vocabularies changed."""
     if not config.data.path:
         raise PrepareError(
             "Expected a Criteo file, got data.path='': pass --config.data.path=FILE.tsv.gz."

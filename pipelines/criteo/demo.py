@@ -38,7 +38,10 @@ def run(data: Path | None, directory: Path) -> list[RunResult]:
         config.method = method
         results.append(train(config, prepared))
     origin = "made-up rows" if data is None else "rows"
-    note = f"{source}: {prepared.num_records:,} {origin}, the last {config.data.test_fraction:.0%} held out"
+    note = (
+        f"{source}: {prepared.num_records:,} {origin}, "
+        f"the last {config.data.test_fraction:.0%} held out"
+    )
     write_report(directory / "report.html", results, prepared, note)
     return results
 

@@ -38,7 +38,10 @@ def console_table(results: Sequence[RunResult]) -> str:
 
 
 def write_report(path: Path, results: Sequence[RunResult], data: PreparedData, source: str) -> None:
-    """One self-contained page: the comparison, what is guaranteed, AUC and ε over steps, survivors per table."""
+    """One self-contained page of results.
+
+    The comparison, what is guaranteed, AUC and ε over steps, survivors per table.
+    """
     sections = [("Comparison", reporting.table(_HEADERS, rows(results)))]
     curves = {r.method: ([s for s, _ in r.curve], [v for _, v in r.curve]) for r in results}
     sections.append(("AUC on held-out rows", reporting.chart("step", "AUC", curves)))

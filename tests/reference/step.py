@@ -1,7 +1,7 @@
-"""One noise-free step of DP-AdaFEST (MATH.md, section 1) and of DP-SGD in NumPy, from brute-force
-gradients.
+"""One noise-free step of DP-AdaFEST (MATH.md, section 1) and of DP-SGD in NumPy.
 
-Written from the page, line by line: it builds the map over all c rows and loops over the examples.
+Written from the page, line by line, on brute-force gradients: it builds the map over all c rows and
+loops over the examples.
 """
 
 import dataclasses

@@ -24,7 +24,7 @@ def batch() -> tuple[Any, Any, dict[str, Any]]:
 def test_sampled_batch() -> None:
     _, _, weights = batch()
     assert weights["marker"].dtype == np.int64
-    assert Marker(*weights["marker"]) == Marker(fingerprint=7, nonce=8, index=9)
+    assert Marker(*weights["marker"]) == Marker(fingerprint=7, nonce=8, position=9)
     assert is_sampled(batch())
 
 

@@ -200,7 +200,7 @@ def test_a_batch_is_padded_to_the_capacity() -> None:
         for leaf in (x["id"], x["vector"], y, found["sample_weight"]):
             assert leaf.shape[0] == 90 and not np.any(leaf.numpy()[count:])
         mark = Marker(*found["marker"].numpy())
-        assert mark.fingerprint == sampling.fingerprint and mark.index == index
+        assert mark.fingerprint == sampling.fingerprint and mark.position == index
 
 
 def test_an_empty_batch_is_a_batch() -> None:
@@ -231,7 +231,7 @@ def test_every_pass_is_fresh() -> None:
     nonces = [{mark.nonce for mark in each} for each in marks]
     assert all(len(each) == 1 and min(each) > 0 for each in nonces)
     assert len(set.union(*nonces)) == 3
-    assert all([mark.index for mark in each] == [0, 1, 2, 3, 4] for each in marks)
+    assert all([mark.position for mark in each] == [0, 1, 2, 3, 4] for each in marks)
 
 
 def test_a_seed_repeats_and_is_marked() -> None:

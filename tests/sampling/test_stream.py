@@ -98,7 +98,7 @@ def test_a_resumed_run_goes_on(passes: int) -> None:
         rest = sampling.batches(numbers(), first_step=first_step)
         assert int(rest.cardinality()) == sampling.steps - first_step
         assert [members(batch) for batch in rest] == [members(b) for b in whole[first_step:]]
-        assert [mark.index for mark in marks(rest)] == list(range(first_step, sampling.steps))
+        assert [mark.position for mark in marks(rest)] == list(range(first_step, sampling.steps))
 
 
 @pytest.mark.parametrize("first_step", [-1, 6, 100])
@@ -110,7 +110,7 @@ def test_a_step_outside_the_run_is_refused(first_step: int) -> None:
 def test_marks() -> None:
     sampling = sampler(passes=2)
     first, second = marks(sampling.batches(numbers())), marks(sampling.batches(numbers()))
-    assert [mark.index for mark in first] == list(range(6))
+    assert [mark.position for mark in first] == list(range(6))
     assert {mark.fingerprint for mark in first + second} == {sampling.fingerprint}
     nonces = {mark.nonce for mark in first}, {mark.nonce for mark in second}
     assert len(nonces[0]) == len(nonces[1]) == 1 and nonces[0] != nonces[1]
@@ -170,6 +170,22 @@ def test_bad_sample_weights_are_refused(weight: float) -> None:
     values = np.arange(N)
     source = tf.data.Dataset.from_tensor_slices((values, values % 2, weights))
     with pytest.raises(ValueError, match="Expected sample weights >= 0"), translated():
+        list(sampler().batches(source))
+
+
+def test_whole_numbers_as_sample_weights() -> None:
+    """As under Poisson sampling: they become float32."""
+    values = np.arange(N)
+    source = tf.data.Dataset.from_tensor_slices((values, values % 2, 1 + values % 3))
+    *_, (_, _, weights) = sampler().batches(source)
+    assert weights["sample_weight"].dtype == tf.float32
+    np.testing.assert_array_equal(weights["sample_weight"], [2, 3, 1, 2, 3, 1, 0, 0])
+
+
+def test_bad_sample_weights_of_a_second_output_are_shown() -> None:
+    values, ones = np.arange(N), np.ones(N, np.float32)
+    source = tf.data.Dataset.from_tensor_slices((values, values % 2, {"a": ones, "b": -7 * ones}))
+    with pytest.raises(ValueError, match="Expected sample weights >= 0.*-7"), translated():
         list(sampler().batches(source))
 
 

@@ -1,5 +1,6 @@
-"""One file per layer family; a rule covers exactly the layer class it names, never a subclass that
-may differ.
+"""One file per layer family; a rule covers exactly the layer class it names.
+
+A subclass may differ, so it is never covered.
 
 A rule runs the layer's own `call` and tells the tap which tensors' cotangents determine the
 gradients of the layer's variables: `rule(layer, call, tap, *args, **kwargs) -> outputs`.

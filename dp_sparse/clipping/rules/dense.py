@@ -1,4 +1,7 @@
-"""Dense: `z = x·W + b`. The pre-activation is learnt by swapping `layer.activation` while the layer's own call runs."""
+"""Dense: `z = x·W + b`.
+
+The pre-activation is learnt by swapping `layer.activation` while the layer's own call runs.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -14,7 +17,10 @@ from dp_sparse.clipping.uses import Direct, Product, Use
 def call_dense(
     layer: keras.layers.Dense, call: Callable[..., Any], tap: Tap, inputs: tf.Tensor, **kwargs: Any
 ) -> tf.Tensor:
-    """Runs a Dense call and records its product and its bias; positions are all axes but the first and last."""
+    """Runs a Dense call and records its product and its bias.
+
+    Positions are all axes but the first and last.
+    """
     activation = layer.activation
 
     def recorded(preactivation: tf.Tensor) -> tf.Tensor:

@@ -1,5 +1,4 @@
-"""Embedding: rows gathered from the resource variable itself, so that no copy of the table is ever
-made.
+"""Embedding: rows gathered from the resource variable itself, so the table is never copied.
 
 Keras' own call reads the whole table before it gathers, which copies it after each scatter (330 ms
 at 10M rows).

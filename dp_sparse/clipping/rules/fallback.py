@@ -1,5 +1,4 @@
-"""Any layer that works on each example alone: a vectorised per-example vector-Jacobian product of
-that layer by itself.
+"""Any layer that works on each example alone: its per-example vector-Jacobian product, vectorised.
 
 The layer is called once more on each example, as a batch of one, so it costs a second pass of this
 layer and memory batch × (its trainable parameters); above a budget it is refused. A layer that drew

@@ -1,7 +1,7 @@
-"""LayerNormalization: scale and offset, whose per-example gradients are sums over the positions of
-an example.
+"""LayerNormalization: scale and offset.
 
-Gradients are summed over positions before anything is squared.
+Their per-example gradients are sums over the positions of an example. Gradients are summed over
+positions before anything is squared.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,10 @@ from dp_sparse.clipping.uses import Direct, Use
 def call_layer_normalization(
     layer: keras.layers.LayerNormalization, call: Callable[..., Any], tap: Tap, inputs: tf.Tensor
 ) -> tf.Tensor:
-    """Runs the layer's own call; γ's gradient needs the normalised input, taken again from the same statistics."""
+    """Runs the layer's own call and records the uses of scale and offset.
+
+    γ's gradient needs the normalised input, taken again from the same statistics.
+    """
     outputs = call(inputs)
 
     def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:

@@ -1,0 +1,40 @@
+"""dp-accounting events as JSON-ready dictionaries: a saved plan keeps the releases it paid for."""
+
+from typing import Any
+
+import attr
+import dp_accounting
+
+
+def event_config(event: dp_accounting.DpEvent) -> dict[str, Any]:
+    """A description from which `event_from_config` makes an equal event."""
+    fields = {
+        field.name: _encoded(getattr(event, field.name)) for field in attr.fields(type(event))
+    }
+    return {"event": type(event).__name__, "fields": fields}
+
+
+def event_from_config(config: dict[str, Any]) -> dp_accounting.DpEvent:
+    """The event that `event_config` described.
+
+    Raises:
+        ValueError: dp-accounting has no event of that name.
+    """
+    kind = getattr(dp_accounting, config["event"], None)
+    if not (isinstance(kind, type) and issubclass(kind, dp_accounting.DpEvent)):
+        raise ValueError(f"Expected the name of a dp-accounting event, got {config['event']!r}.")
+    return kind(**{name: _decoded(value) for name, value in config["fields"].items()})
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, dp_accounting.DpEvent):
+        return event_config(value)
+    if isinstance(value, list | tuple):
+        return [_encoded(item) for item in value]
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return event_from_config(value)
+    return tuple(_decoded(item) for item in value) if isinstance(value, list) else value

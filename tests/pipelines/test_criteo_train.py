@@ -1,0 +1,113 @@
+"""The whole job on generated and on real rows, and the AUC it reports."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs.criteo_sample import get_config
+from pipelines.criteo.generate import generate
+from pipelines.criteo.prepare import prepare
+from pipelines.criteo.report import console_table, write_report
+from pipelines.criteo.train import METHODS, exact_auc, train
+
+ROOT = Path(__file__).parents[2]
+VOCABULARIES = (40, 7) * 13
+
+
+def brute_force_auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    difference = scores[labels == 1][:, None] - scores[labels == 0][None, :]
+    return float(np.mean((difference > 0) + 0.5 * (difference == 0)))
+
+
+@pytest.mark.parametrize("decimals", [0, 1, 6])
+def test_auc_is_exact_ties_included(decimals: int) -> None:
+    rng = np.random.default_rng(decimals)
+    labels = (rng.random(300) < 0.3).astype(np.float32)
+    scores = np.round(rng.normal(size=300) + labels, decimals)
+    assert exact_auc(labels, scores) == pytest.approx(brute_force_auc(labels, scores), abs=1e-12)
+
+
+@pytest.mark.parametrize("labels", [np.zeros(5), np.ones(5)])
+def test_auc_of_one_class_is_refused(labels: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="Expected clicks and non-clicks"):
+        exact_auc(labels, np.arange(5.0))
+
+
+def small_config(method: str):  # noqa: ANN201
+    config = get_config()
+    config.method = method
+    config.report.verbose = 0
+    config.training.batch_size = 128
+    config.training.epochs = 1.0
+    config.training.evaluations = 2
+    return config
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory):  # noqa: ANN201
+    folder = tmp_path_factory.mktemp("criteo")
+    rows = folder / "rows.tsv"
+    generate(3000, rows, seed=1, vocabularies=VOCABULARIES, progress=False)
+    rows.write_bytes(rows.read_bytes() + b"1\t2\n")
+    return prepare(rows, folder / "rows.records", VOCABULARIES, progress=False)
+
+
+def test_every_method_and_one_report(generated, tmp_path: Path) -> None:  # noqa: ANN001
+    results = [train(small_config(method), generated) for method in METHODS]
+    page = tmp_path / "report.html"
+    write_report(page, results, generated, "made up")
+    body = page.read_text()
+    assert all(name in body for name in (*METHODS, "epsilon over steps", "rows noised per step"))
+    assert "Malformed rows" not in body  # a count that no epsilon covers
+    assert [result.epsilon <= 1.0 for result in results] == [False, True, True]
+    assert results[2].reduction > 1 == results[1].reduction
+    assert len(console_table(results).splitlines()) == 4
+
+
+def test_bad_configurations_are_refused(generated) -> None:  # noqa: ANN001
+    with pytest.raises(ValueError, match="method='sgd'"):
+        train(small_config("sgd"), generated)
+    config = small_config("dp_sgd")
+    config.data.test_fraction = 1.5
+    with pytest.raises(ValueError, match=r"data.test_fraction < 1, got 1.5"):
+        train(config, generated)
+
+
+def run_pipeline(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipelines.criteo", "--config", "configs/criteo_sample.py"]
+    return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_an_unknown_key_is_an_error() -> None:
+    finished = run_pipeline("--config.training.batchsize=3")
+    assert finished.returncode != 0 and "batchsize" in finished.stderr
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    finished = run_pipeline(
+        "--config.data.path=nowhere.tsv", f"--config.report.directory={tmp_path}"
+    )
+    assert finished.returncode == 1
+    assert finished.stderr.strip().splitlines()[-1].startswith("error: No such file: nowhere.tsv")
+
+
+@pytest.mark.skipif("DP_SPARSE_DATA" not in os.environ, reason="DP_SPARSE_DATA is not set")
+def test_real_rows(tmp_path: Path) -> None:
+    """Real clicks, privately at ε = 1: half an epoch is far better than chance."""
+    sample = Path(os.environ["DP_SPARSE_DATA"]) / "criteo" / "kaggle_sample_120k.tsv.gz"
+    finished = run_pipeline(
+        f"--config.data.path={sample}",
+        f"--config.report.directory={tmp_path}",
+        "--config.training.epochs=0.5",
+        "--config.training.evaluations=1",
+        "--config.report.verbose=2",
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert (tmp_path / "report.html").exists()
+    row = next(line for line in finished.stdout.splitlines() if line.strip().startswith("dp_ada"))
+    method, auc, epsilon, *_ = row.split()
+    assert method == "dp_adafest" and float(auc) > 0.62 and float(epsilon) <= 1.0

@@ -1,0 +1,150 @@
+"""ε in the logs is never below what was spent, reports hold no training metric unasked, leaks are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import dp_sparse
+from dp_sparse.errors import PrivacyError
+
+N, V = 400, 50
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, V, (N, 2)).astype(np.int32)
+    return ids, (ids[:, :1] < 10).astype(np.float32)
+
+
+def model() -> keras.Model:
+    ids = keras.Input((2,), dtype="int32")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(V, 4)(ids))
+    return keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(rows))
+
+
+@pytest.fixture(scope="module")
+def plan() -> dp_sparse.PrivacyPlan:
+    sampling = dp_sparse.PoissonSampling(num_examples=N, expected_batch_size=40, steps=12)
+    return dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(2.0, 1e-4), sampling).calibrate()
+
+
+def compiled(plan: dp_sparse.PrivacyPlan, name: str = "DPAdaFESTOptimizer") -> keras.Model:
+    """A model under a plan of its own, with the noise of the given one."""
+    own = dp_sparse.PrivacyPlan.from_config(plan.get_config() | {"plan_id": str(np.random.rand())})
+    trained = model()
+    optimizer = getattr(dp_sparse, name)(keras.optimizers.SGD(0.1), own, clip_norm=1.0)
+    trained.compile(optimizer=optimizer, loss="binary_crossentropy", metrics=["accuracy"])
+    return trained
+
+
+def fit(trained: keras.Model, *callbacks: Any, **options: Any) -> keras.callbacks.History:
+    batches = trained.optimizer.plan.sampling.batches(data())
+    return trained.fit(batches, callbacks=list(callbacks), verbose=0, **options)
+
+
+class Logs(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[float] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.shown.append(logs["epsilon"])
+
+
+def test_epsilon_is_never_below_what_was_spent(plan: dp_sparse.PrivacyPlan) -> None:
+    trained, logs = compiled(plan), Logs()
+    history = fit(trained, dp_sparse.PrivacyReport(points=4), logs)
+    spent = [trained.optimizer.plan.spent(step + 1).epsilon for step in range(12)]
+    assert all(shown >= true for shown, true in zip(logs.shown, spent, strict=True))
+    assert logs.shown[-1] == spent[-1] == history.history["epsilon"][-1]
+    assert logs.shown[0] < spent[-1]
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 5])
+def test_points_and_rows(plan: dp_sparse.PrivacyPlan, steps_per_execution: int) -> None:
+    trained, report = compiled(plan), dp_sparse.PrivacyReport(points=4)
+    trained.compile(
+        optimizer=trained.optimizer, loss="mse", steps_per_execution=steps_per_execution
+    )
+    fit(trained, report)
+    steps, rows = report.history.steps, np.array(report.history.rows)
+    assert steps[-1] == 12
+    assert steps == ([3, 6, 9, 12] if steps_per_execution == 1 else [5, 10, 12])
+    gaps = np.diff([0, *steps])
+    assert (rows[:, 0] @ gaps) == pytest.approx(trained.optimizer.diagnostics.rows.numpy()[0])
+    assert report.reduction() == pytest.approx(V / rows.mean(), rel=1e-6)
+
+
+def test_dp_sgd_reports_no_rows_and_no_reduction(plan: dp_sparse.PrivacyPlan) -> None:
+    trained, report = compiled(plan, "DPSGDOptimizer"), dp_sparse.PrivacyReport()
+    fit(trained, report)
+    assert report.history.rows == [] and report.reduction() == 1.0
+    assert trained.optimizer.diagnostics.rows.numpy().sum() == 0
+
+
+def test_the_page_holds_no_training_metric_unless_asked(
+    plan: dp_sparse.PrivacyPlan, tmp_path: Path
+) -> None:
+    words = ("training loss", "training accuracy", "clip fraction", "quarantined", "batch size")
+    for diagnostics, held in (("private", False), ("non_private", True)):
+        page = tmp_path / f"{diagnostics}.html"
+        report = dp_sparse.PrivacyReport(str(page), diagnostics)
+        fit(compiled(plan), report, validation_data=data())
+        body = page.read_text()
+        body = body[body.index("Privacy spent") :]
+        assert all((word in body) == held for word in words)
+        assert "val_accuracy" in body and "Embedding rows noised per step" in body
+
+
+def test_without_a_private_optimizer_there_is_nothing_to_report() -> None:
+    stock = model()
+    stock.compile(optimizer="sgd", loss="mse")
+    with pytest.raises(ValueError, match="Expected a model compiled with a private optimizer"):
+        stock.fit(*data(), callbacks=[dp_sparse.PrivacyReport()], verbose=0)
+
+
+def test_another_value_of_diagnostics_is_refused() -> None:
+    with pytest.raises(ValueError, match="diagnostics='private' or 'non_private', got 'all'"):
+        dp_sparse.PrivacyReport(diagnostics="all")
+
+
+LEAKS = {
+    "early stopping": lambda d: keras.callbacks.EarlyStopping(monitor="loss"),
+    "plateau": lambda d: keras.callbacks.ReduceLROnPlateau(monitor="accuracy"),
+    "best": lambda d: keras.callbacks.ModelCheckpoint(
+        f"{d}/m.keras", monitor="loss", save_best_only=True
+    ),
+    "file name": lambda d: keras.callbacks.ModelCheckpoint(f"{d}/{{loss:.3f}}.keras"),
+    "csv": lambda d: keras.callbacks.CSVLogger(f"{d}/log.csv"),
+}
+HARMLESS = {
+    "validation": lambda d: keras.callbacks.EarlyStopping(monitor="val_loss"),
+    "every epoch": lambda d: keras.callbacks.ModelCheckpoint(f"{d}/{{epoch}}.keras"),
+    "schedule": lambda d: keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
+}
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_callback_that_uses_training_metrics_is_refused(
+    plan: dp_sparse.PrivacyPlan, tmp_path: Path, leak: str
+) -> None:
+    with pytest.raises(PrivacyError, match="which no epsilon covers"):
+        fit(compiled(plan), LEAKS[leak](tmp_path))
+    allowed = dp_sparse.PrivacyReport(diagnostics="non_private")
+    fit(compiled(plan), LEAKS[leak](tmp_path), allowed)
+
+
+@pytest.mark.parametrize("callback", HARMLESS)
+def test_others_are_left_alone(
+    plan: dp_sparse.PrivacyPlan, tmp_path: Path, callback: str
+) -> None:
+    fit(compiled(plan), HARMLESS[callback](tmp_path), validation_data=data())
+
+
+def test_stock_models_keep_their_callbacks(tmp_path: Path) -> None:
+    stock = model()
+    stock.compile(optimizer="sgd", loss="mse")
+    stock.fit(*data(), callbacks=[LEAKS["early stopping"](tmp_path)], verbose=0)
