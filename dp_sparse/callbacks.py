@@ -20,7 +20,11 @@ from dp_sparse import reporting
 from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
 
-_WRITES_LOGS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
+_WRITES_LOGS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
 
 
 @dataclasses.dataclass
@@ -194,7 +198,9 @@ def _refuse_leaks(callbacks: list[keras.callbacks.Callback]) -> None:
 
 def _leak(callback: keras.callbacks.Callback) -> str | None:
     if isinstance(callback, _WRITES_LOGS):
-        return "writes training metrics to a file"
+        return "writes training metrics to a file or sends them away"
+    if isinstance(callback, keras.callbacks.TerminateOnNaN):
+        return "steers training by the training loss"
     monitor = getattr(callback, "monitor", None)
     steers = getattr(callback, "save_best_only", True)
     if isinstance(monitor, str) and steers and not monitor.startswith("val_"):

@@ -13,10 +13,12 @@ cryptographic generator.
 """
 
 import enum
+import functools
 import os
 from typing import Any
 
 import numpy as np
+import scipy.special
 import tensorflow as tf
 
 _PHILOX = 1
@@ -126,6 +128,27 @@ def _noisy_mean(
 ) -> tf.Tensor:
     noise = _fused_normal(_bits(key, counter, [total.shape.num_elements()]))
     return (total + numbers[0] * tf.reshape(noise, total.shape)) * numbers[1]
+
+
+@functools.cache
+def self_check() -> None:
+    """Compares both transforms with SciPy at the tails and the middle, once a process.
+
+    Raises:
+        RuntimeError: This machine's TensorFlow computes the noise wrongly.
+    """
+    words = np.array([2**63, 2**63 + 2**40, 2**62, 0, 2**63 - 1, 2**64 - 1], np.uint64)
+    lower = ((words >> np.uint64(11)).view(np.int64) ^ 2**52).astype(np.float64)
+    expected = scipy.special.ndtri((lower + 0.5) * 2.0**-53)
+    expected[4] = -expected[0]  # (k + ½)·2⁻⁵³ rounds to 1 in float64; the grid is symmetric
+    bits = tf.constant(words)
+    fused = tf.function(_fused_normal, jit_compile=True, autograph=False)
+    for name, values in (("eager", _normal(bits)), ("XLA", fused(bits))):
+        if not np.allclose(values.numpy(), expected, rtol=1e-5, atol=1e-6):
+            raise RuntimeError(
+                f"This machine's TensorFlow ({name}) computes normal noise wrongly: expected "
+                f"{expected}, got {values.numpy()}. Use another TensorFlow build."
+            )
 
 
 def _bits(key: tf.Tensor, counter: tf.Tensor, shape: Any) -> tf.Tensor:

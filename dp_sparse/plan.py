@@ -22,7 +22,7 @@ from dp_sparse import _validate
 from dp_sparse.events import event_config, event_from_config
 from dp_sparse.sampling import Sampling
 
-_DISCRETIZATION = 1e-4  # of the privacy loss; the accountant rounds pessimistically
+_FINE, _COARSE = 1e-4, 1e-3  # intervals of the privacy loss; the accountant rounds pessimistically
 _SIGMA_TOLERANCE = 1e-4
 _SIGMA_LIMITS = (1e-2, 1e4)
 _OVERFLOW_ROUNDS = 5
@@ -108,36 +108,48 @@ class PrivacyPlan:
             ValueError: When no noise multiplier meets the budget, because the overflow of the batch
                 capacity or the releases alone exceed it.
         """
-        low, high = _SIGMA_LIMITS
-        if self._epsilon_at(high, self.sampling.steps) > self.budget.epsilon:
+        steps, budget = self.sampling.steps, self.budget
+        if self.sampling.overflow_delta(budget.epsilon, steps) >= budget.delta:
             raise ValueError(
-                f"No noise meets the budget: even noise_multiplier={high:g} spends more than "
-                f"epsilon={self.budget.epsilon:g} at delta={self.budget.delta:g}. Raise the "
-                f"budget or "
-                f"sampling.capacity, or lower the cost of {[r.name for r in self.releases]}."
+                f"Batches beyond capacity={self.sampling.batch_capacity} alone exceed "
+                f"delta={budget.delta:g} at epsilon={budget.epsilon:g}. Raise sampling.capacity."
             )
-        sigma = self._bisect(low, high)
+        if not self._meets(_SIGMA_LIMITS[1], _COARSE):
+            raise ValueError(
+                f"No noise meets the budget: even noise_multiplier={_SIGMA_LIMITS[1]:g} spends "
+                f"more than epsilon={budget.epsilon:g} at delta={budget.delta:g}. Raise the "
+                f"budget, or lower the cost of {[r.name for r in self.releases]}."
+            )
+        sigma = self._smallest_noise_multiplier()
         return dataclasses.replace(self, noise_multiplier=sigma, plan_id=secrets.token_hex(16))
 
-    def _bisect(self, low: float, high: float) -> float:
-        def feasible(sigma: float) -> bool:
-            return self._epsilon_at(sigma, self.sampling.steps) <= self.budget.epsilon
+    def _smallest_noise_multiplier(self) -> float:
+        """A coarse search (pessimistic, ten times faster), then a fine one around its answer."""
+        low, high = 0.5, 1.0
+        while not self._meets(high, _COARSE):
+            low, high = high, 2 * high
+        while low > _SIGMA_LIMITS[0] and self._meets(low, _COARSE):
+            low, high = low / 2, low
+        _, high = self._bisected(low, high, _COARSE, _SIGMA_TOLERANCE)
+        step = 0.01 * high
+        while not self._meets(high, _FINE):
+            high += step
+        low = high - step
+        while low > _SIGMA_LIMITS[0] and self._meets(low, _FINE):
+            low, high = low - step, low
+        return self._bisected(low, high, _FINE, _SIGMA_TOLERANCE)[1]
 
-        guess = 1.0  # doubling from here keeps the expensive, tiny sigmas out of the search
-        if feasible(guess):
-            high = guess
-            while high > low and feasible(high / 2):
-                high /= 2
-            low = max(low, high / 2)
-        else:
-            low = guess
-            while not feasible(low * 2):
-                low *= 2
-            high = low * 2
-        while high - low > _SIGMA_TOLERANCE:
+    def _bisected(
+        self, low: float, high: float, interval: float, tolerance: float
+    ) -> tuple[float, float]:
+        while high - low > tolerance:
             middle = (low + high) / 2
-            low, high = (low, middle) if feasible(middle) else (middle, high)
-        return high
+            low, high = (low, middle) if self._meets(middle, interval) else (middle, high)
+        return low, high
+
+    def _meets(self, noise_multiplier: float, interval: float) -> bool:
+        spent = self._epsilon_at(noise_multiplier, self.sampling.steps, interval)
+        return spent <= self.budget.epsilon
 
     def spent(self, steps: int) -> PrivacyBudget:
         """The (ε, δ) after `steps` steps, at the budget's δ.
@@ -164,7 +176,7 @@ class PrivacyPlan:
             f"Sampling: {self.sampling.description}.",
             f"Noise multiplier of one step: {self.noise_multiplier:.6g} (Gaussian mechanism); "
             f"accountant: privacy loss "
-            f"distributions, interval {_DISCRETIZATION:g}, dp-accounting.",
+            f"distributions, interval {_FINE:g}, dp-accounting.",
             f"Also covered: {', '.join(r.name for r in self.releases) or 'no other release'}.",
             f"Public: the number of examples ({self.sampling.num_examples}), the model's "
             f"architecture and initial "
@@ -203,7 +215,7 @@ class PrivacyPlan:
             plan_id=config["plan_id"],
         )
 
-    def _epsilon_at(self, noise_multiplier: float, steps: int) -> float:
+    def _epsilon_at(self, noise_multiplier: float, steps: int, interval: float = _FINE) -> float:
         """ε at the budget's δ less the overflow's share.
 
         The share grows with ε: rounds upwards until the two agree.
@@ -217,7 +229,7 @@ class PrivacyPlan:
             if needed <= overflow and attempt > 0:
                 return epsilon
             overflow = needed
-            epsilon = _pld_epsilon(event, self.budget.delta - overflow)
+            epsilon = _pld_epsilon(event, self.budget.delta - overflow, interval)
             if epsilon <= self.budget.epsilon:
                 return epsilon
         return math.inf
@@ -230,7 +242,7 @@ class PrivacyPlan:
 
 
 @functools.lru_cache(maxsize=1024)
-def _pld_epsilon(event: dp_accounting.DpEvent, delta: float) -> float:
-    accountant = PLDAccountant(value_discretization_interval=_DISCRETIZATION)
+def _pld_epsilon(event: dp_accounting.DpEvent, delta: float, interval: float) -> float:
+    accountant = PLDAccountant(value_discretization_interval=interval)
     accountant.compose(event)
     return float(accountant.get_epsilon(delta))

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import clipping
+from dp_sparse import clipping, noise
 from dp_sparse.clipping.uses import Rows, Use
 from dp_sparse.errors import PrivacyError, require, translated
 from dp_sparse.losses import per_example_losses
@@ -23,6 +23,7 @@ from dp_sparse.sampling.marker import is_sampled
 from dp_sparse.selection.contribution import TableLookups
 
 _REPLACED = ("train_step", "make_train_function")
+_ISOLATION_CHECKS = 3
 _ISOLATION_TOLERANCE = 1e-4  # relative: rounding may differ with the other rows of a product
 _Used = list[tuple[keras.Variable, Use]]
 
@@ -77,6 +78,8 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
             "Expected jit_compile=False with a private optimizer, got jit_compile=True: rows "
             "change by step."
         )
+    noise.self_check()
+    clipping.self_check()
     arguments["jit_compile"] = False
     arguments["auto_scale_loss"] = False
     optimizer.bind(model, functools.partial(clipping.embedding_tables, model))
@@ -263,47 +266,66 @@ def _private_sums(
 def _isolation_checks(
     model: keras.Model, optimizer: PrivateOptimizer, data: Any, capacity: int
 ) -> list[Any]:
-    """On the first batch of two examples or more, fails unless the first example's loss is its own.
+    """On the first batches of two examples or more, fails unless each example's loss is its own.
 
-    ∂loss[0]/∂z[1:] must be exactly 0 for every recorded z, and loss[0] must stay when copies of the
-    first example take the place of all others: this also sees what mixes examples before the first
-    layer, inside one, or by way of the labels.
+    ∂loss[0]/∂z[1:] must be exactly 0 for every recorded z. And every loss must stay when copies of
+    another example take the place of half of the batch: this also sees what mixes examples before
+    the first layer, inside one, along the batch, or by way of the labels.
     """
 
-    def first_loss(x: Any, y: Any, tape: tf.GradientTape) -> tuple[tf.Tensor, clipping.Recording]:
+    def losses_of(x: Any, y: Any, tape: tf.GradientTape) -> tuple[tf.Tensor, clipping.Recording]:
         recording = clipping.record(model, x, tape, capacity)
         weights = tf.nest.map_structure(tf.ones_like, dict(data[2]))
-        return _losses(model, y, recording.outputs, weights)[0], recording
+        return _losses(model, y, recording.outputs, weights), recording
 
     def coupled() -> tf.Tensor:
         x, y, _ = _finite(data)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            first, recording = first_loss(x, y, tape)
-        copied_x, copied_y = tf.nest.map_structure(
-            lambda leaf: tf.repeat(leaf[:1], tf.shape(leaf)[0], axis=0), (x, y)
-        )
-        with tf.GradientTape(watch_accessed_variables=False) as unused:
-            alone, _ = first_loss(copied_x, copied_y, unused)
-        moved = tf.abs(first - alone) > _ISOLATION_TOLERANCE * (1 + tf.abs(first))
+            losses, recording = losses_of(x, y, tape)
+            first = losses[0]
         cotangents = tape.gradient(
             first, recording.targets, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         others = [tf.convert_to_tensor(cotangent)[1:] for cotangent in cotangents]
-        # 0 · NaN is no dependence: an example that is not finite itself has NaN derivatives
-        # everywhere.
-        leaks = [tf.reduce_any(tf.not_equal(other, 0) & ~tf.math.is_nan(other)) for other in others]
-        return tf.reduce_any(tf.stack([moved, *leaks]))
+        # 0 · NaN is no dependence: a non-finite example has NaN derivatives everywhere.
+        leaks = [tf.reduce_any(tf.not_equal(o, 0) & ~tf.math.is_nan(o)) for o in others]
+        return tf.reduce_any(tf.stack([*leaks, _moves_with_others(losses_of, (x, y), losses)]))
 
-    checked = optimizer.diagnostics.isolation_checked
-    due = ~checked.read_value() & (tf.math.count_nonzero(data[2]["present"]) > 1)
+    checks = optimizer.diagnostics.isolation_checks
+    done = checks.read_value()
+    due = (done < _ISOLATION_CHECKS) & (tf.math.count_nonzero(data[2]["present"]) > 1)
     leaked = tf.cond(due, coupled, lambda: tf.constant(False))
-    checked.assign(checked.read_value() | due)
     message = (
-        "The loss of one example depends on another example of its batch, so clipping each "
-        "example would not bound its "
-        "influence. Remove what mixes examples (batch statistics, contrastive or in-batch losses)."
+        "The loss of one example depends on another example of its batch, so clipping each example "
+        "would not bound its influence. Remove what mixes examples (batch statistics, contrastive "
+        "or in-batch losses)."
     )
-    return [check for check in [require(~leaked, PrivacyError, message)] if check is not None]
+    required = [check for check in [require(~leaked, PrivacyError, message)] if check is not None]
+    with tf.control_dependencies(required):
+        checks.assign(done + tf.cast(due, tf.int64))
+    return required
+
+
+def _moves_with_others(losses_of: Any, batch: tuple[Any, Any], losses: tf.Tensor) -> tf.Tensor:
+    """Whether some example's loss changes when others are replaced by copies of one of the kept.
+
+    Kept are, in turn, the first half, the second half, the even and the odd positions.
+    """
+    size = tf.shape(losses)[0]
+    position = tf.range(size)
+    first_half, even = position < (size + 1) // 2, tf.equal(position % 2, 0)
+    kept = tf.stack([first_half, ~first_half, even, ~even])
+
+    def moves(keep: tf.Tensor) -> tf.Tensor:
+        copied = tf.cast(tf.argmax(tf.cast(keep, tf.int32)), tf.int32)  # the first one kept
+        rows = tf.where(keep, position, copied)
+        x, y = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), batch)
+        with tf.GradientTape(watch_accessed_variables=False) as unused:
+            alone, _ = losses_of(x, y, unused)
+        moved = tf.abs(alone - losses) > _ISOLATION_TOLERANCE * (1 + tf.abs(losses))
+        return tf.reduce_any(keep & moved)
+
+    return tf.reduce_any(tf.map_fn(moves, kept, fn_output_signature=tf.bool))
 
 
 def _finite(data: Any) -> Any:

@@ -118,6 +118,7 @@ LEAKS = {
         f"{d}/m.keras", monitor="loss", save_best_only=True
     ),
     "file name": lambda d: keras.callbacks.ModelCheckpoint(f"{d}/{{loss:.3f}}.keras"),
+    "stop at NaN": lambda d: keras.callbacks.TerminateOnNaN(),
     "csv": lambda d: keras.callbacks.CSVLogger(f"{d}/log.csv"),
 }
 HARMLESS = {

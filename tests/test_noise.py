@@ -327,3 +327,10 @@ def test_restoring_a_checkpoint_does_not_set_draws_back(tmp_path: object) -> Non
     first = noise.normal(owner.noise_key.next_draw(), 0, 20).numpy()
     checkpoint.read(prefix)
     assert not np.any(first == noise.normal(owner.noise_key.next_draw(), 0, 20).numpy())
+
+
+def test_the_self_check_passes_and_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise.self_check()
+    monkeypatch.setattr(noise, "_fused_normal", lambda bits: 1.5 * noise._normal(bits))
+    with pytest.raises(RuntimeError, match=r"\(XLA\) computes normal noise wrongly"):
+        noise.self_check.__wrapped__()

@@ -122,7 +122,7 @@ def test_a_smaller_capacity_spends_more() -> None:
 @pytest.mark.parametrize("capacity", [60, 80])
 def test_a_budget_that_overflows_exceed_is_refused(capacity: int) -> None:
     infeasible = plan(PoissonSampling(2000, 50, 40, capacity), 2.0, 1e-6)
-    with pytest.raises(ValueError, match=r"No noise meets the budget.*sampling\.capacity"):
+    with pytest.raises(ValueError, match=r"alone exceed delta=.*Raise sampling\.capacity"):
         infeasible.calibrate()
 
 

@@ -29,7 +29,9 @@ def test_a_chart_is_the_same_every_time() -> None:
 
 
 def test_text_is_escaped() -> None:
-    page = reporting.page("<t>", [("<h>", reporting.text("<b>") + reporting.table(["<c>"], [["<d>"]]))])
+    page = reporting.page(
+        "<t>", [("<h>", reporting.text("<b>") + reporting.table(["<c>"], [["<d>"]]))]
+    )
     assert not re.search("<[tbd]>", page) and "&lt;c&gt;" in page
 
 

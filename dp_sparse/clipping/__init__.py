@@ -5,5 +5,14 @@ Nothing per example is materialised.
 
 from dp_sparse.clipping.gradients import ClippedSums, clip
 from dp_sparse.clipping.recorder import Recording, embedding_tables, record, tapped_layers
+from dp_sparse.clipping.uses import self_check
 
-__all__ = ["ClippedSums", "Recording", "clip", "embedding_tables", "record", "tapped_layers"]
+__all__ = [
+    "ClippedSums",
+    "Recording",
+    "clip",
+    "embedding_tables",
+    "record",
+    "tapped_layers",
+    "self_check",
+]

@@ -7,10 +7,15 @@ of several uses do not add.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import tensorflow as tf
+
+
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 class Use(Protocol):
@@ -34,10 +39,16 @@ class Product:
     cotangents: tf.Tensor
 
     def squared_norms(self) -> tf.Tensor:
-        """⟨x xᵀ, dz dzᵀ⟩ or ‖xᵀ dz‖², whichever is cheaper by shape."""
-        positions = self.inputs.shape[1]
-        if positions == 1:
+        """⟨x xᵀ, dz dzᵀ⟩ or ‖xᵀ dz‖², whichever is cheaper by shape; see `_never_cancelled`."""
+        if self.inputs.shape[1] == 1:
             return _squares(self.inputs) * _squares(self.cotangents)
+        masses = tf.sqrt(_squares(self.inputs, start=2)) * tf.sqrt(
+            _squares(self.cotangents, start=2)
+        )
+        return _never_cancelled(self._summed_squared_norms(), tf.reduce_sum(masses, axis=1))
+
+    def _summed_squared_norms(self) -> tf.Tensor:
+        positions = self.inputs.shape[1]
         width_in, width_out = self.inputs.shape[2], self.cotangents.shape[2]
         if positions is not None and positions * (width_in + width_out) <= width_in * width_out:
             inner = tf.einsum("bsd,btd->bst", self.inputs, self.inputs)
@@ -121,8 +132,9 @@ class Rows:
         num_rows = tf.reduce_max(tf.concat([[0], tf.reshape(self.row_ids, [-1])], 0)) + 1
         pairs, position = tf.unique(example * num_rows + tf.reshape(self.row_ids, [-1]))
         sums = tf.math.unsorted_segment_sum(_flat(self.cotangents), position, tf.size(pairs))
-        squares = tf.reduce_sum(tf.square(sums), axis=1)
-        return tf.math.unsorted_segment_sum(squares, pairs // num_rows, batch)
+        squares = tf.math.unsorted_segment_sum(_squares(sums), pairs // num_rows, batch)
+        masses = tf.reduce_sum(tf.sqrt(_squares(self.cotangents, start=2)), axis=1)
+        return _never_cancelled(squares, masses)
 
     def clipped_sum(self, factors: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i on the step's rows, float32 `[num_slots, width]`."""
@@ -150,8 +162,52 @@ def joined(uses: Sequence[Use]) -> Use:
     )
 
 
-def _squares(values: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(tf.square(values), axis=list(range(1, values.shape.rank)))
+@functools.cache
+def self_check() -> None:
+    """Compares the products of this module with NumPy on odd shapes, once a process.
+
+    oneDNN has computed some matrix products silently wrongly on TensorFlow 2.19 to 2.21.
+
+    Raises:
+        RuntimeError: This machine's TensorFlow computes them wrongly.
+    """
+    rng = np.random.default_rng(0)
+    factors = rng.random(5).astype(np.float32)
+    for positions, width_in, width_out in ((1, 7, 3), (4, 33, 65), (9, 2, 5)):
+        x = rng.normal(size=(5, positions, width_in)).astype(np.float32)
+        dz = rng.normal(size=(5, positions, width_out)).astype(np.float32)
+        gradients = np.einsum("bsd,bsn->bdn", x, dz)
+        expected = (gradients**2).sum((1, 2)), np.tensordot(factors, gradients, 1)
+        use = Product(tf.constant(x), tf.constant(dz))
+        found = use.squared_norms().numpy(), use.clipped_sum(tf.constant(factors)).numpy()
+        for right, value in zip(expected, found, strict=True):
+            if not np.allclose(value, right, rtol=1e-3, atol=1e-3):
+                raise RuntimeError(
+                    "This machine's TensorFlow multiplies matrices wrongly "
+                    f"({positions} x {width_in} x {width_out}): set TF_ENABLE_ONEDNN_OPTS=0."
+                )
+
+
+def _squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:
+    """Sums of squares over the axes from `start` on, never below the true ones.
+
+    A square below float32's smallest normal number is flushed to 0, so each entry adds that number:
+    otherwise tiny inputs times huge cotangents would pass for a gradient of norm 0.
+    """
+    axes = list(range(start, values.shape.rank))
+    count = tf.cast(tf.reduce_prod(tf.shape(values)[start:]), tf.float32)
+    return tf.reduce_sum(tf.square(values), axis=axes) + count * _SMALLEST_NORMAL
+
+
+def _never_cancelled(squared_norms: tf.Tensor, masses: tf.Tensor) -> tf.Tensor:
+    """Squared norms, at least (mass / 1000)² of the example's terms, Σ of their norms.
+
+    Terms that cancel leave a norm that float32 cannot tell from 0, or below it; their clipped terms
+    would still swamp the batch's sum. The floor keeps every example's terms within 1000·C, so that
+    rounding moves the sum by less than 1e-4·C, and touches no example whose gradient is more than a
+    thousandth of its terms.
+    """
+    return tf.maximum(squared_norms, tf.square(masses / 1000.0))
 
 
 def _flat(values: tf.Tensor) -> tf.Tensor:

@@ -108,6 +108,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 "for each model."
             )
         self._model, self._find_tables = weakref.ref(model), find_tables
+        self.diagnostics.isolation_checks.assign(0)
 
     @property
     def tables(self) -> list[keras.Variable]:
@@ -258,7 +259,7 @@ class StepDiagnostics:
             self.examples = _total()
             self.clipped = _total()
             self.not_finite = _total()
-            self.isolation_checked = tf.Variable(False, trainable=False)
+            self.isolation_checks = _total()
             self.rows = tf.Variable([], shape=[None], dtype=tf.int64, trainable=False)
 
     def start(self, num_tables: int) -> None:

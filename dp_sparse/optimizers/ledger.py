@@ -5,6 +5,8 @@ it, so neither a clone nor a second model gets steps of its own. A saved optimiz
 count; whichever is larger holds.
 """
 
+import time
+
 import keras
 import tensorflow as tf
 
@@ -12,6 +14,8 @@ from dp_sparse.errors import PrivacyError, require
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.sampling.marker import SEEDED, Marker
 
+# Nonces are times: batches that an earlier process left on a disk are older than this one.
+_IMPORTED = time.time_ns()
 _SPENT: dict[str, tf.Variable] = {}  # by plan_id; untracked, so no checkpoint can set them back
 _LAST: dict[str, tf.Variable] = {}  # nonce and position of the last batch, by plan_id
 
@@ -25,7 +29,7 @@ class StepLedger:
         with tf.init_scope():
             if plan.plan_id not in _SPENT:
                 _SPENT[plan.plan_id] = tf.Variable(0, dtype=tf.int64, trainable=False)
-                _LAST[plan.plan_id] = tf.Variable([0, -1], dtype=tf.int64, trainable=False)
+                _LAST[plan.plan_id] = tf.Variable([_IMPORTED, -1], dtype=tf.int64, trainable=False)
         self._spent, self._last = _SPENT[plan.plan_id], _LAST[plan.plan_id]
 
     def spend(self, marker: tf.Tensor, saved: keras.Variable) -> list[tf.Operation]:

@@ -143,15 +143,8 @@ class StreamSampling(Sampling):
             widths = [[0, self.batch_size - count]] + [[0, 0]] * (leaf.shape.rank - 1)
             return tf.ensure_shape(tf.pad(leaf, widths), [self.batch_size, *leaf.shape[1:]])
 
-        fits = [
-            tf.reduce_all(tf.math.is_finite(weight) & (weight >= 0))
-            for weight in tf.nest.flatten(weights)
-        ]
-        message = "Expected sample weights >= 0 and finite, got {} in batch {}."
-        check = require(
-            tf.reduce_all(fits), ValueError, message, tf.nest.flatten(weights)[0], index
-        )
-        with tf.control_dependencies([check]):
+        checks = [_weight_check(weight, index) for weight in tf.nest.flatten(weights)]
+        with tf.control_dependencies(checks):
             x, y, weights = tf.nest.map_structure(pad, (x, y, weights))
         present = tf.cast(tf.range(self.batch_size) < count, tf.float32)
         mark = tf.stack(
@@ -160,9 +153,16 @@ class StreamSampling(Sampling):
         return x, y, {"sample_weight": weights, "present": present, "marker": mark}
 
 
+def _weight_check(weights: tf.Tensor, index: tf.Tensor) -> tf.Operation:
+    bad = tf.boolean_mask(weights, ~(tf.math.is_finite(weights) & (weights >= 0)))
+    message = "Expected sample weights >= 0 and finite, got {} in batch {}."
+    return require(tf.equal(tf.size(bad), 0), ValueError, message, bad[:1], index)
+
+
 def _weighted(*example: Any) -> tuple[Any, Any, Any]:
     x, y, weight = unpacked(example)
-    return x, y, tf.constant(1.0) if weight is None else weight
+    weight = tf.constant(1.0) if weight is None else weight
+    return x, y, tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), weight)
 
 
 def _empty_like(spec: Any) -> Any:

@@ -13,6 +13,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dp_sparse.clipping import clip
+from dp_sparse.clipping.uses import Direct
 from tests.clipping_cases import assert_as_brute_force, clipped
 
 
@@ -150,6 +152,15 @@ def test_a_non_finite_example_is_zeroed_exactly(bad: float | str) -> None:
     for ours, theirs in zip(result.sums, expected.sums, strict=True):
         assert np.all(np.isfinite(ours))
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_loss_that_is_not_finite_zeroes_an_example_whose_gradient_is() -> None:
+    variable, gradients = keras.Variable(np.zeros(2, np.float32)), tf.constant([[1.0, 0], [0, 2]])
+    for bad in (np.nan, np.inf):
+        uses = [(variable, Direct(gradients))]
+        result = clip(uses, {}, 10.0, tf.constant([bad, 1.0]), tf.ones(2))
+        np.testing.assert_array_equal(result.dense[0][1], [0, 2])
+        assert result.finite.numpy().tolist() == [False, True]
 
 
 def test_nan_padding_adds_exact_zeros() -> None:

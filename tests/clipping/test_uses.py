@@ -10,6 +10,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dp_sparse.clipping import uses
 from dp_sparse.clipping.uses import Direct, Product, Rows, joined
 
 SIZES = st.integers(1, 6)
@@ -102,3 +103,10 @@ def test_a_table_that_is_also_a_matrix_is_refused() -> None:
     rows = Rows(tf.zeros([2, 1], tf.int64), tf.ones([2, 1], tf.bool), tf.ones([2, 1, 3]))
     with pytest.raises(ValueError, match=r"used in different ways: \['Product', 'Rows'\]"):
         joined([rows, Product(tf.ones([2, 1, 3]), tf.ones([2, 1, 3]))])
+
+
+def test_the_self_check_passes_and_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses.self_check()
+    monkeypatch.setattr(uses.Product, "clipped_sum", lambda use, factors: tf.zeros([7, 3]))
+    with pytest.raises(RuntimeError, match="multiplies matrices wrongly"):
+        uses.self_check.__wrapped__()

@@ -37,7 +37,7 @@ def test_auc_of_one_class_is_refused(labels: np.ndarray) -> None:
         exact_auc(labels, np.arange(5.0))
 
 
-def small_config(method: str):  # noqa: ANN201
+def small_config(method: str):
     config = get_config()
     config.method = method
     config.report.verbose = 0
@@ -48,7 +48,7 @@ def small_config(method: str):  # noqa: ANN201
 
 
 @pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory):  # noqa: ANN201
+def generated(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("criteo")
     rows = folder / "rows.tsv"
     generate(3000, rows, seed=1, vocabularies=VOCABULARIES, progress=False)
@@ -56,7 +56,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory):  # noqa: ANN201
     return prepare(rows, folder / "rows.records", VOCABULARIES, progress=False)
 
 
-def test_every_method_and_one_report(generated, tmp_path: Path) -> None:  # noqa: ANN001
+def test_every_method_and_one_report(generated, tmp_path: Path) -> None:
     results = [train(small_config(method), generated) for method in METHODS]
     page = tmp_path / "report.html"
     write_report(page, results, generated, "made up")
@@ -68,7 +68,7 @@ def test_every_method_and_one_report(generated, tmp_path: Path) -> None:  # noqa
     assert len(console_table(results).splitlines()) == 4
 
 
-def test_bad_configurations_are_refused(generated) -> None:  # noqa: ANN001
+def test_bad_configurations_are_refused(generated) -> None:
     with pytest.raises(ValueError, match="method='sgd'"):
         train(small_config("sgd"), generated)
     config = small_config("dp_sgd")

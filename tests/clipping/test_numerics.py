@@ -1,0 +1,69 @@
+"""One hostile example cannot move a clipped sum by more than C through float32: tiny times huge,
+cancelling positions, and rows that cancel."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dp_sparse import clipping
+from dp_sparse.clipping.uses import Product, Rows
+
+CLIP = 1.0
+OTHERS = 8
+
+
+def moved(use: Product | Rows, others_only: Product | Rows) -> float:
+    """‖clipped sum with the hostile example − without‖, in units of C."""
+    variable = keras.Variable(np.zeros((1, 1), np.float32))
+    sums = []
+    for records in (use, others_only):
+        batch = records.cotangents.shape[0]
+        result = clipping.clip(
+            [(variable, records)],
+            {id(variable): tf.constant(1)},
+            CLIP,
+            tf.zeros(batch),
+            tf.ones(batch),
+        )
+        [(_, total)] = result.tables or result.dense
+        sums.append(total.numpy().astype(np.float64))
+    return float(np.linalg.norm(sums[0] - sums[1])) / CLIP
+
+
+def with_and_without(x: np.ndarray, dz: np.ndarray) -> tuple[Product, Product]:
+    """A hostile example before ordinary ones of the same shapes."""
+    rng = np.random.default_rng(0)
+    ordinary = [
+        rng.normal(size=(OTHERS, *values.shape)).astype(np.float32) * 0.1 for values in (x, dz)
+    ]
+    x, dz = x.astype(np.float32)[None], dz.astype(np.float32)[None]
+    both = [np.concatenate([h, o]) for h, o in zip((x, dz), ordinary, strict=True)]
+    return Product(*map(tf.constant, both)), Product(*map(tf.constant, ordinary))
+
+
+@pytest.mark.parametrize("tiny", [1e-19, 1e-22, 1e-38])
+def test_tiny_inputs_times_huge_cotangents(tiny: float) -> None:
+    huge = min(1e19, 1 / tiny)
+    x, dz = np.full((1, 4096), tiny), np.full((1, 1), huge)
+    assert moved(*with_and_without(x, dz)) <= CLIP * 1.001
+
+
+@pytest.mark.parametrize("magnitude", [1e1, 1e3, 1e6, 1e9])
+@pytest.mark.parametrize("width_out", [1, 64])
+def test_positions_that_cancel(magnitude: float, width_out: int) -> None:
+    direction = np.random.default_rng(1).normal(size=64)
+    x = magnitude * np.stack([direction, -direction * (1 + 1e-5)])
+    dz = np.ones((2, width_out))
+    assert moved(*with_and_without(x, dz)) <= CLIP * 1.01
+
+
+@pytest.mark.parametrize("magnitude", [1e3, 1e10, 1e18])
+def test_rows_that_cancel(magnitude: float) -> None:
+    ids, valid = tf.zeros([OTHERS + 1, 2], tf.int64), tf.ones([OTHERS + 1, 2], tf.bool)
+    dz = np.full((OTHERS + 1, 2, 1), 0.25, np.float32)
+    dz[0, :, 0] = magnitude, -magnitude
+    slots = tf.zeros([OTHERS + 1, 2], tf.int32)
+    use = Rows(ids, valid, tf.constant(dz)).restricted(slots)
+    without = Rows(ids[1:], valid[1:], tf.constant(dz[1:])).restricted(slots[1:])
+    assert moved(use, without) <= CLIP * 1.001
