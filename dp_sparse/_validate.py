@@ -11,6 +11,13 @@ def positive(name: str, value: Any) -> float:
     return float(value)
 
 
+def clip_norm(name: str, value: Any) -> float:
+    """Returns `value` as a float; raises ValueError unless float32 can hold noise at its scale."""
+    if positive(name, value) < 1e-12 or value > 1e12:
+        raise ValueError(f"Expected 1e-12 <= {name} <= 1e12, got {name}={value!r}.")
+    return float(value)
+
+
 def finite(name: str, value: Any) -> float:
     """Returns `value` as a float; raises ValueError unless it is a finite number."""
     if not _is_number(value) or not math.isfinite(value):

@@ -75,6 +75,8 @@ class _PerExample:
                 "examples of a batch. Return the values without reducing over the batch, from "
                 "outputs `[batch, ...]` of rank 2 or more."
             )
+        own = getattr(values, "_keras_mask", None)  # of an ignored class
+        mask = own if mask is None else mask if own is None else mask & own
         return _own_mean(tf.cast(values, tf.float32), mask, sample_weight)
 
 
@@ -107,6 +109,8 @@ def _checked_labels(loss: keras.losses.Loss, y_true: tf.Tensor, y_pred: tf.Tenso
     elif _function_name(loss) == "sparse_categorical_crossentropy":
         classes = y_pred.shape[-1]
         bad, accepted = ~((y_true >= 0) & (y_true < classes)), f"[0, {classes})"
+        ignored = getattr(loss, "ignore_class", None)
+        bad = bad if ignored is None else bad & tf.not_equal(y_true, float(ignored))
     else:
         return y_true
     worst = tf.concat([tf.boolean_mask(y_true, bad), [0.0]], 0)[0]

@@ -7,13 +7,14 @@ own sampler ends at 5.68 σ, which would void small δ). Fused by XLA a value co
 cores, for tensors of fixed shape; rows, of a new count every step, about 20 ns.
 
 ### Formal Guarantees
-A key is 64 bits of `os.urandom`, lives in one untracked variable, is never a constant of a graph
-and never saved. Streams (draw, purpose) are disjoint ranges of the counter. Philox is not a
-cryptographic generator.
+A key is 128 bits of `os.urandom` (64 of Philox, 64 on its counter), lives in untracked variables,
+is never a constant of a graph and never saved. Streams (draw, purpose) are disjoint ranges of the
+counter. Philox is not a cryptographic generator.
 """
 
 import enum
 import functools
+import math
 import os
 from typing import Any
 
@@ -45,12 +46,14 @@ class NoiseKey:
 
     def __init__(self) -> None:
         with tf.init_scope():
-            self._key = tf.Variable(self._fresh(), trainable=False, name="noise_key")
+            self._key = tf.Variable(_fresh_word(), trainable=False, name="noise_key")
+            self._offset = tf.Variable(_fresh_word(), trainable=False, name="noise_offset")
             self._draws = tf.Variable(0, trainable=False, dtype=tf.int64, name="noise_draws")
 
     def refresh(self) -> None:
         """Replaces the key by a new one from the operating system."""
-        self._key.assign(self._fresh())
+        self._key.assign(_fresh_word())
+        self._offset.assign(_fresh_word())
 
     def draws(self) -> tf.Tensor:
         """Draws made so far, int64 scalar."""
@@ -62,7 +65,7 @@ class NoiseKey:
         This holds whatever `iterations` is set to.
         """
         draw = self._draws.assign_add(1, read_value=True)
-        return Draw(tf.identity(self._key), tf.identity(draw))
+        return Draw(tf.identity(self._key), tf.identity(draw), tf.identity(self._offset)[0])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "NoiseKey":
         return NoiseKey()
@@ -70,9 +73,9 @@ class NoiseKey:
     def __reduce__(self) -> tuple[type["NoiseKey"], tuple[()]]:
         return NoiseKey, ()
 
-    @staticmethod
-    def _fresh() -> np.ndarray:
-        return np.frombuffer(os.urandom(8), np.uint64)
+
+def _fresh_word() -> np.ndarray:
+    return np.frombuffer(os.urandom(8), np.uint64)
 
 
 class Draw:
@@ -81,20 +84,23 @@ class Draw:
     Attributes:
         key: uint64 `[1]`.
         number: int64 scalar, below 2⁴⁰.
+        offset: uint64 scalar: secret bits on which the counters start, beside the key's.
     """
 
-    def __init__(self, key: tf.Tensor, number: tf.Tensor) -> None:
+    def __init__(self, key: tf.Tensor, number: tf.Tensor, offset: tf.Tensor) -> None:
         self.key = key
         self.number = number
+        self.offset = offset
 
     def counter(self, purpose: int) -> tf.Tensor:
         """Where the stream of a purpose begins: uint64 `[2]`, low word first."""
         high = self.number * 2**_PURPOSE_BITS + purpose
-        return tf.stack([tf.zeros([], tf.uint64), tf.bitcast(high, tf.uint64)])
+        high = tf.bitwise.bitwise_xor(tf.bitcast(high, tf.uint64), self.offset)
+        return tf.stack([tf.zeros([], tf.uint64), high])
 
 
 def normal(draw: Draw, purpose: int, count: tf.Tensor) -> tf.Tensor:
-    """`count` independent standard normals, float32 `[count]`; `count` may change each step."""
+    """`count` independent standard normals, float64 `[count]`; `count` may change each step."""
     return _normal(_bits(draw.key, draw.counter(purpose), [count]))
 
 
@@ -117,17 +123,37 @@ def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int 
 def noisy_mean(
     total: tf.Tensor, deviation: float, divisor: float, draw: Draw, purpose: int
 ) -> tf.Tensor:
-    """`(total + N(0, deviation²)) / divisor` per entry, float32, for a tensor of static shape."""
-    numbers = tf.constant([deviation, 1 / divisor], tf.float32)
+    """`(total + N(0, deviation²)) / divisor` per entry, float32, for a tensor of static shape.
+
+    The noisy sum is rounded to the grid of `grid_step`.
+    """
+    numbers = tf.constant([deviation, grid_step(deviation), 1 / divisor], tf.float64)
     return _noisy_mean(tf.cast(total, tf.float32), numbers, draw.key, draw.counter(purpose))
+
+
+def grid_step(deviation: float) -> float:
+    """The grid on which noisy sums are released: a power of two near deviation · 2⁻¹⁶.
+
+    Sum and noise are added in float64 and rounded to it, so that the low bits of a released value
+    do not tell which sum it came from (Mironov 2012), whatever float32 values noise and sum had.
+    """
+    return 2.0 ** (math.ceil(math.log2(deviation)) - 16)
+
+
+def on_grid(values: tf.Tensor, step: tf.Tensor | float) -> tf.Tensor:
+    """`values` (float64) rounded to multiples of `step`."""
+    return tf.round(values / step) * step
 
 
 @tf.function(jit_compile=True, autograph=False)
 def _noisy_mean(
     total: tf.Tensor, numbers: tf.Tensor, key: tf.Tensor, counter: tf.Tensor
 ) -> tf.Tensor:
-    noise = _fused_normal(_bits(key, counter, [total.shape.num_elements()]))
-    return (total + numbers[0] * tf.reshape(noise, total.shape)) * numbers[1]
+    noise = tf.reshape(
+        _fused_normal(_bits(key, counter, [total.shape.num_elements()])), total.shape
+    )
+    noisy = on_grid(tf.cast(total, tf.float64) + numbers[0] * noise, numbers[1])
+    return tf.cast(noisy * numbers[2], tf.float32)
 
 
 @functools.cache
@@ -164,7 +190,7 @@ def _normal(bits: tf.Tensor) -> tf.Tensor:
     """
     centred = _centred(bits)
     lower = np.sqrt(2.0) * tf.math.erfinv(-tf.abs(centred))
-    return tf.cast(tf.where(centred < 0, lower, -lower), tf.float32)
+    return tf.where(centred < 0, lower, -lower)
 
 
 def _fused_normal(bits: tf.Tensor) -> tf.Tensor:
@@ -172,7 +198,7 @@ def _fused_normal(bits: tf.Tensor) -> tf.Tensor:
 
     Without the fold XLA fuses it at half the cost.
     """
-    return tf.cast(np.sqrt(2.0) * tf.math.erfinv(_centred(bits)), tf.float32)
+    return np.sqrt(2.0) * tf.math.erfinv(_centred(bits))
 
 
 def _centred(bits: tf.Tensor) -> tf.Tensor:

@@ -21,6 +21,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_sparse import _validate
 from dp_sparse.events import event_config, event_from_config
 from dp_sparse.sampling import Sampling
+from dp_sparse.sampling.marker import fingerprint
 
 _FINE, _COARSE = 1e-4, 1e-3  # intervals of the privacy loss; the accountant rounds pessimistically
 _SIGMA_TOLERANCE = 1e-4
@@ -184,13 +185,21 @@ class PrivacyPlan:
             "Covers: the weights, optimizer state and survivor counts of one training run, at "
             "every step.",
             "Not covered by any epsilon: training loss and metrics, clip fraction, realised batch "
-            "sizes, quarantine "
-            "counts, which survivors were false, and choices made by looking at this data "
-            "(hyper-parameters included).",
-            "Randomness: Philox keyed by the operating system; Philox is not a cryptographic "
-            "generator.",
+            "sizes, quarantine counts, which survivors were false, the time a step took, that no "
+            "bad value stopped the run, and choices made by looking at this data (hyper-parameters "
+            "included).",
+            "Assumed: batches reach fit as the sampler made them; non-trainable weights, adapted "
+            "statistics and vocabularies, and held-out data are public.",
+            "Randomness: Philox, keyed by the operating system, which is not a cryptographic "
+            "generator; noisy sums are rounded to a grid of 2^-16 noise deviations.",
         ]
         return "\n".join(lines)
+
+    @property
+    def digest(self) -> int:
+        """Names what the plan guarantees (sampling, noise, releases), the same in every process."""
+        config = {k: v for k, v in self.get_config().items() if k not in ("plan_id", "budget")}
+        return fingerprint(config)
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description from which `from_config` makes an equal plan."""

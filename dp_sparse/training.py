@@ -78,6 +78,7 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
             "Expected jit_compile=False with a private optimizer, got jit_compile=True: rows "
             "change by step."
         )
+    tf.config.experimental.enable_tensor_float_32_execution(False)  # norms need float32's own bits
     noise.self_check()
     clipping.self_check()
     arguments["jit_compile"] = False
@@ -89,6 +90,8 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     stock_make = model.make_train_function
 
     def make_train_function(force: bool = False) -> Any:
+        if tf.distribute.has_strategy():
+            raise PrivacyError("Expected fit outside strategy.scope(): train on one device.")
         if model.built and not optimizer.built:
             optimizer.build(model.trainable_variables)  # before callbacks restore its state
         stock_make(force)
@@ -144,8 +147,8 @@ def private_train_step(
     if not optimizer.built:
         _build(model, optimizer, (x, y, weights["sample_weight"]))
     draw, spent = optimizer.begin_step(weights["marker"])
-    checks = [*spent, *_isolation_checks(model, optimizer, data, capacity)]
-    with tf.control_dependencies(checks):
+    checks = _isolation_checks(model, optimizer, data, capacity)
+    with tf.control_dependencies([spent, *checks]):
         x = tf.nest.map_structure(tf.identity, x)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recording = clipping.record(model, x, tape, capacity)
@@ -153,6 +156,7 @@ def private_train_step(
         total = tf.reduce_sum(losses)
     uses = recording.uses(tape.gradient(total, recording.targets))
     recording.commit()
+    uses += _unused_tables(optimizer, uses, tf.shape(losses)[0])
     real = weights["present"] * _any_weight(weights["sample_weight"])
     uses, choices = _restricted(uses, optimizer, real, draw)
     num_slots = {table: tf.size(choice.row_ids) for table, choice in choices.items()}
@@ -218,6 +222,17 @@ def _any_weight(sample_weight: Any) -> tf.Tensor:
         for weight in tf.nest.flatten(sample_weight)
     ]
     return tf.cast(functools.reduce(tf.logical_or, used), tf.float32)
+
+
+def _unused_tables(optimizer: PrivateOptimizer, uses: _Used, batch: tf.Tensor) -> _Used:
+    """Tables that this batch never looked up: they get false rows, or dense noise, all the same."""
+    used = {id(variable) for variable, _ in uses}
+    ids = tf.zeros([batch, 0], tf.int64)
+    return [
+        (table, Rows(ids, tf.cast(ids, tf.bool), tf.zeros([batch, 0, table.shape[1]])))
+        for table in optimizer.tables
+        if id(table) not in used
+    ]
 
 
 def _restricted(

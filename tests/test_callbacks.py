@@ -1,4 +1,4 @@
-"""ε in the logs is never below what was spent, reports hold no training metric unasked, leaks are refused."""
+"""ε in the logs never understates; reports hold no training metric unasked; leaks are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -139,9 +139,7 @@ def test_a_callback_that_uses_training_metrics_is_refused(
 
 
 @pytest.mark.parametrize("callback", HARMLESS)
-def test_others_are_left_alone(
-    plan: dp_sparse.PrivacyPlan, tmp_path: Path, callback: str
-) -> None:
+def test_others_are_left_alone(plan: dp_sparse.PrivacyPlan, tmp_path: Path, callback: str) -> None:
     fit(compiled(plan), HARMLESS[callback](tmp_path), validation_data=data())
 
 

@@ -72,7 +72,9 @@ def test_noisy_mean_adds_noise_then_divides() -> None:
     total = tf.random.stateless_normal([30, 40], [1, 2])
     unit = noise.normal(draw, 5, 30 * 40).numpy().reshape(30, 40)
     got = noise.noisy_mean(total, 3.0, 7.0, draw, 5).numpy()
-    np.testing.assert_allclose(got, (total.numpy() + 3.0 * unit) / 7.0, rtol=1e-5, atol=1e-6)
+    step = noise.grid_step(3.0)
+    expected = np.round((total.numpy().astype(np.float64) + 3.0 * unit) / step) * step / 7.0
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [[], [0, 4], [1], [3, 1, 5]])
@@ -126,16 +128,35 @@ def test_both_paths_give_the_same_values(count: int) -> None:
     draw = noise.NoiseKey().next_draw()
     graph = noise.normal(draw, 4, count).numpy()
     xla = noise.noisy_mean(tf.zeros([count]), 1.0, 1.0, draw, 4).numpy()
-    np.testing.assert_array_equal(graph, xla)
+    step = noise.grid_step(1.0)
+    np.testing.assert_allclose(np.round(graph / step) * step, xla, atol=1e-9)
+
+
+@pytest.mark.parametrize("deviation", [0.3, 1.0, 5.7, 1e-5, 1e6])
+def test_released_values_lie_on_one_grid_whatever_the_sum(deviation: float) -> None:
+    """The low bits of a released sum do not tell which sum it came from."""
+    step = noise.grid_step(deviation)
+    assert deviation * 2**-17 < step <= deviation * 2**-15
+    for total in (0.0, deviation, deviation / 3):
+        draw = noise.NoiseKey().next_draw()
+        released = noise.noisy_mean(tf.fill([5000], total), deviation, 1.0, draw, 4).numpy()
+        multiples = released.astype(np.float64) / step
+        np.testing.assert_array_equal(multiples, np.round(multiples))
+        assert len(np.unique(multiples)) > 4000
 
 
 def test_same_key_draw_and_purpose_give_the_same_values() -> None:
     key, number = tf.constant([2**63 + 5], tf.uint64), tf.constant(9, tf.int64)
-    first, second = (noise.normal(noise.Draw(key, number), 1, 100).numpy() for _ in range(2))
+    first, second = (
+        noise.normal(noise.Draw(key, number, tf.constant(0, tf.uint64)), 1, 100).numpy()
+        for _ in range(2)
+    )
     np.testing.assert_array_equal(first, second)
-    other_key = noise.normal(noise.Draw(key + 1, number), 1, 100).numpy()
-    other_draw = noise.normal(noise.Draw(key, number + 1), 1, 100).numpy()
-    other_purpose = noise.normal(noise.Draw(key, number), 2, 100).numpy()
+    other_key = noise.normal(noise.Draw(key + 1, number, tf.constant(0, tf.uint64)), 1, 100).numpy()
+    other_draw = noise.normal(
+        noise.Draw(key, number + 1, tf.constant(0, tf.uint64)), 1, 100
+    ).numpy()
+    other_purpose = noise.normal(noise.Draw(key, number, tf.constant(0, tf.uint64)), 2, 100).numpy()
     for other in (other_key, other_draw, other_purpose):
         assert not np.any(first == other)
 
@@ -153,7 +174,9 @@ def test_streams_do_not_overlap() -> None:
     numbers = [1, 2, 255, 2**23, 2**24, 2**32, 2**32 + 1, 2**38]
     purposes = [0, 1, 2, 3, 4, 300, 2**24 - 1]
     values = [
-        noise.uniform(noise.Draw(key, tf.constant(number, tf.int64)), purpose, 1500).numpy()
+        noise.uniform(
+            noise.Draw(key, tf.constant(number, tf.int64), tf.constant(0, tf.uint64)), purpose, 1500
+        ).numpy()
         for number in numbers
         for purpose in purposes
     ]
@@ -164,7 +187,11 @@ def test_counters_are_injective() -> None:
     """(draw, purpose) is the high word of the counter, the position in a stream the low word."""
     key = tf.constant([17], tf.uint64)
     counters = {
-        tuple(noise.Draw(key, tf.constant(number, tf.int64)).counter(purpose).numpy())
+        tuple(
+            noise.Draw(key, tf.constant(number, tf.int64), tf.constant(0, tf.uint64))
+            .counter(purpose)
+            .numpy()
+        )
         for number in (0, 1, 2**16, 2**24, 2**38, 2**39 - 1)
         for purpose in (0, 1, 2, 3, 2**16, 2**24 - 1)
     }

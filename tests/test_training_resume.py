@@ -83,7 +83,7 @@ def no_noise_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     from dp_sparse import noise
     from dp_sparse.optimizers import adafest
 
-    monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count]))
+    monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float64))
     monkeypatch.setattr(noise, "noisy_mean", lambda total, deviation, divisor, *_: total / divisor)
     monkeypatch.setattr(adafest, "default_threshold", lambda *_: -1e6)
 

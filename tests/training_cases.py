@@ -79,7 +79,7 @@ def marked_dataset(
 @pytest.fixture
 def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every normal is 0."""
-    monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float32))
+    monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float64))
     monkeypatch.setattr(
         noise, "noisy_mean", lambda total, deviation, divisor, draw, purpose: total / divisor
     )

@@ -13,6 +13,6 @@ __all__ = [
     "clip",
     "embedding_tables",
     "record",
-    "tapped_layers",
     "self_check",
+    "tapped_layers",
 ]

@@ -20,6 +20,14 @@ from dp_sparse.clipping.tap import Record, Tap
 from dp_sparse.clipping.uses import Use, joined
 from dp_sparse.errors import UnsupportedLayerError
 
+# Preprocessing layers, and the argument that makes their state public.
+_ADAPTED = {
+    keras.layers.Normalization: "input_mean",
+    keras.layers.Discretization: "bin_boundaries",
+    keras.layers.StringLookup: "input_vocabulary",
+    keras.layers.IntegerLookup: "input_vocabulary",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
@@ -146,6 +154,10 @@ def _problem(layer: keras.layers.Layer) -> str | None:
         isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
     ):  # frozen, it runs in inference mode
         return "mixes the examples of a batch. Use keras.layers.GroupNormalization instead."
+    given = _ADAPTED.get(type(layer))
+    if given is not None and getattr(layer, given, None) is None:
+        argument = given.removeprefix("input_")
+        return f"its state was adapted to data without privacy. Give it a public {argument}=."
     if layer.activity_regularizer is not None:
         return "activity regularizers add a loss over the whole batch. Remove activity_regularizer."
     special = getattr(layer, "lora_enabled", False) or layer.quantization_mode is not None

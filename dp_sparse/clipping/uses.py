@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
@@ -51,9 +50,10 @@ class Product:
         positions = self.inputs.shape[1]
         width_in, width_out = self.inputs.shape[2], self.cotangents.shape[2]
         if positions is not None and positions * (width_in + width_out) <= width_in * width_out:
-            inner = tf.einsum("bsd,btd->bst", self.inputs, self.inputs)
-            outer = tf.einsum("bsn,btn->bst", self.cotangents, self.cotangents)
-            return tf.reduce_sum(inner * outer, axis=[1, 2])
+            # In float64: the terms of ⟨·,·⟩ may cancel, and squares of tiny numbers vanish.
+            x, dz = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangents, tf.float64)
+            inner, outer = tf.einsum("bsd,btd->bst", x, x), tf.einsum("bsn,btn->bst", dz, dz)
+            return tf.cast(tf.reduce_sum(inner * outer, axis=[1, 2]), tf.float32)
         return self._squared_norms_by_chunk(width_in, width_out)
 
     def _squared_norms_by_chunk(self, width_in: int, width_out: int) -> tf.Tensor:

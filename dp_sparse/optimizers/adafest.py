@@ -65,7 +65,7 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         name: str | None = None,
     ) -> None:
         super().__init__(optimizer, plan, clip_norm, name=name)
-        self.contribution_clip_norm = _validate.positive(
+        self.contribution_clip_norm = _validate.clip_norm(
             "contribution_clip_norm", contribution_clip_norm
         )
         self.noise_ratio = _validate.positive("noise_ratio", noise_ratio)
@@ -143,10 +143,12 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         batch = self.plan.sampling.expected_batch_size
         sizes = tf.stack([tf.size(rows.values) for rows in tables])
         values = tf.split(noise.normal(draw, noise.Purpose.ROWS, tf.reduce_sum(sizes)), sizes)
+        step = noise.grid_step(deviation)
         noisy = []
         for rows, value in zip(tables, values, strict=True):
-            total = rows.values + deviation * tf.reshape(value, tf.shape(rows.values))
-            noisy.append(tf.IndexedSlices(total / batch, rows.indices))
+            noise_values = deviation * tf.reshape(value, tf.shape(rows.values))
+            total = noise.on_grid(tf.cast(rows.values, tf.float64) + noise_values, step)
+            noisy.append(tf.IndexedSlices(tf.cast(total / batch, tf.float32), rows.indices))
         return noisy
 
     def _add_slot(self, table: keras.Variable, name: str, value: float) -> keras.Variable:

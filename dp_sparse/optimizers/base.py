@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from dp_sparse import _validate, noise
@@ -83,10 +84,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         super().__init__(learning_rate=0.0, name=name)
         self.optimizer = _checked_optimizer(optimizer)
         self.plan = _checked_plan(plan)
-        self.clip_norm = _validate.positive("clip_norm", clip_norm)
+        self.clip_norm = _validate.clip_norm("clip_norm", clip_norm)
         self.steps_spent = self.add_variable(
             (), "zeros", "int64", "only_first_replica", name="steps_spent"
         )
+        self.plan_digest = self.add_variable(
+            (), keras.initializers.Constant(0), "int64", "only_first_replica", name="plan_digest"
+        )
+        self.plan_digest.assign(plan.digest)
         self.diagnostics = StepDiagnostics()
         self._noise_key = noise.NoiseKey()
         self._ledger = StepLedger(plan)
@@ -115,11 +120,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """The embedding tables, in the order of the model's variables; known once built."""
         return self._split.tables
 
-    def begin_step(self, marker: tf.Tensor) -> tuple[noise.Draw, list[tf.Operation]]:
-        """Spends one step of the plan on the batch with this marker.
-
-        The update must wait for the operations.
-        """
+    def begin_step(self, marker: tf.Tensor) -> tuple[noise.Draw, tf.Tensor]:
+        """Spends a step on the batch with this marker; the update must wait for the count."""
         return self._noise_key.next_draw(), self._ledger.spend(marker, self.steps_spent)
 
     def steps_in_process(self) -> tf.Tensor:
@@ -184,10 +186,21 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 f"{len(store.keys())}: the spent steps "
                 "would be lost. Load into a model compiled as the saved one was."
             )
+        self._refuse_another_plan(store)
         spent = self.steps_spent.numpy()
         super().load_own_variables(store)
         self.steps_spent.assign(max(spent, self.steps_spent.numpy()))
         self._noise_key.refresh()
+
+    def _refuse_another_plan(self, store: Any) -> None:
+        saved = {v.name: store[str(i)] for i, v in enumerate(self.variables)}
+        steps, digest = int(np.asarray(saved["steps_spent"])), int(np.asarray(saved["plan_digest"]))
+        if steps and digest != self.plan.digest:
+            raise PrivacyError(
+                f"The saved optimizer spent {steps} steps under another plan, whose noise or "
+                "sampling differs: this plan's statement would not hold for them. Compile with the "
+                "plan of the saved run."
+            )
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
         """Refused: gradients that were not clipped and noised must not reach the weights."""

@@ -30,32 +30,32 @@ class StepLedger:
             if plan.plan_id not in _SPENT:
                 _SPENT[plan.plan_id] = tf.Variable(0, dtype=tf.int64, trainable=False)
                 _LAST[plan.plan_id] = tf.Variable([_IMPORTED, -1], dtype=tf.int64, trainable=False)
+            self._section = tf.CriticalSection(shared_name=f"dp_sparse_{plan.plan_id}")
         self._spent, self._last = _SPENT[plan.plan_id], _LAST[plan.plan_id]
 
-    def spend(self, marker: tf.Tensor, saved: keras.Variable) -> list[tf.Operation]:
-        """Checks one batch and counts its step; the update must wait for the returned operations.
+    def spend(self, marker: tf.Tensor, saved: keras.Variable) -> tf.Tensor:
+        """Checks one batch and counts its step; the update must wait for the returned count.
 
         Args:
             marker: The batch's marker, int64 `[3]`.
             saved: The optimizer's own count, brought up to date.
         """
         fields = Marker(*tf.unstack(marker, 3))
-        spent = tf.maximum(self._spent.read_value(), tf.cast(saved.value, tf.int64))
-        with tf.control_dependencies(self._checks(fields, spent)):
-            operations = [
-                self._spent.assign(spent + 1),
-                self._last.assign(tf.stack([fields.nonce, fields.position])),
-                saved.value.assign(tf.cast(spent + 1, saved.dtype)),
-            ]
-        return [
-            getattr(operation, "op", operation) for operation in operations if operation is not None
-        ]
+
+        def counted() -> tf.Tensor:
+            spent = tf.maximum(self._spent.read_value(), tf.cast(saved.value, tf.int64))
+            with tf.control_dependencies(self._checks(fields, spent)):
+                last = self._last.assign(tf.stack([fields.nonce, fields.position]))
+                after = self._spent.assign(spent + 1)
+            with tf.control_dependencies([tf.identity(last)]):
+                return tf.identity(after)
+
+        after = self._section.execute(counted)  # no other thread reads in between
+        saved.value.assign(tf.cast(after, saved.dtype))
+        return after
 
     def _checks(self, marker: Marker, spent: tf.Tensor) -> list[tf.Operation]:
         sampling = self._plan.sampling
-        last = Marker(0, *tf.unstack(self._last.read_value(), 2))
-        same_pass = tf.equal(marker.nonce, last.nonce)
-        fresh = (marker.nonce > last.nonce) | (same_pass & (marker.position > last.position))
         checks = [
             require(
                 tf.equal(marker.fingerprint, sampling.fingerprint),
@@ -69,13 +69,7 @@ class StepLedger:
                 "Expected batches under a secret key, got batches made with a seed: use batches() "
                 "without seed.",
             ),
-            require(
-                fresh,
-                PrivacyError,
-                "Expected each batch once, got batch {} again: do not cache, repeat or reorder "
-                "the sampler's batches.",
-                marker.position,
-            ),
+            self._in_turn(marker, spent),
             require(
                 spent < sampling.steps,
                 PrivacyError,
@@ -84,16 +78,28 @@ class StepLedger:
                 spent,
             ),
         ]
-        if sampling.ordered:
-            checks.append(
-                require(
-                    tf.equal(marker.position, spent),
-                    PrivacyError,
-                    "Expected batch {} of the stream, got batch {}: go on with batches(dataset, "
-                    "first_step={}).",
-                    spent,
-                    marker.position,
-                    spent,
-                )
-            )
         return [check for check in checks if check is not None]
+
+    def _in_turn(self, marker: Marker, spent: tf.Tensor) -> tf.Operation:
+        """A stream's batch t is for step t; any other batch is used once, none is left out."""
+        if self._plan.sampling.ordered:
+            return require(
+                tf.equal(marker.position, spent),
+                PrivacyError,
+                "Expected batch {} of the stream, got batch {}: go on with batches(dataset, "
+                "first_step={}).",
+                spent,
+                marker.position,
+                spent,
+            )
+        last = Marker(0, *tf.unstack(self._last.read_value(), 2))
+        next_of_pass = tf.equal(marker.nonce, last.nonce) & tf.equal(
+            marker.position, last.position + 1
+        )
+        return require(
+            (marker.nonce > last.nonce) | next_of_pass,
+            PrivacyError,
+            "Expected each batch once, got batch {} again or out of turn: do not cache, "
+            "filter, repeat or reorder the sampler's batches.",
+            marker.position,
+        )

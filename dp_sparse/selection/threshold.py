@@ -65,9 +65,8 @@ def select_rows(
     The survivors are a post-processing of the Gaussian mechanism of noise multiplier σ1 on the map,
     all rows included.
     """
-    noisy = contributions.values + deviation * noise.normal(
-        draw, noise.Purpose.CONTRIBUTION, tf.size(contributions.values)
-    )
+    values = tf.cast(contributions.values, tf.float64)
+    noisy = values + deviation * noise.normal(draw, noise.Purpose.CONTRIBUTION, tf.size(values))
     survived = noisy >= threshold
     false_rows = geometric_skips(
         draw, contributions.num_rows, survival_probability(threshold, deviation)

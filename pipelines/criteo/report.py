@@ -49,7 +49,9 @@ def write_report(path: Path, results: Sequence[RunResult], data: PreparedData, s
     for result in private:
         sections.extend(_private_sections(result))
     quarantine = [(reason, count) for reason, count in data.quarantined.items()] or [("none", 0)]
-    if all(r.report.diagnostics == "non_private" for r in private if r.report is not None):
+    if private and all(
+        r.report.diagnostics == "non_private" for r in private if r.report is not None
+    ):
         sections.append(
             ("Malformed rows set aside", reporting.table(("reason", "rows"), quarantine))
         )

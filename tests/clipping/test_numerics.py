@@ -67,3 +67,9 @@ def test_rows_that_cancel(magnitude: float) -> None:
     use = Rows(ids, valid, tf.constant(dz)).restricted(slots)
     without = Rows(ids[1:], valid[1:], tf.constant(dz[1:])).restricted(slots[1:])
     assert moved(use, without) <= CLIP * 1.001
+
+
+@pytest.mark.parametrize("tiny", [1e-19, 1e-22])
+def test_tiny_inputs_at_several_positions(tiny: float) -> None:
+    x, dz = np.full((2, 4096), tiny), np.full((2, 64), 0.1 / tiny)
+    assert moved(*with_and_without(x, dz)) <= CLIP * 1.001

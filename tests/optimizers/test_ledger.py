@@ -1,6 +1,8 @@
 """The counter behind the budget: one for each plan and process, never set back, each batch once."""
 
+import contextlib
 import os
+import threading
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -70,7 +72,8 @@ def test_the_larger_of_the_saved_and_the_counted_steps_holds() -> None:
     [
         ([(0, 0), (0, 0)], True),
         ([(0, 0), (0, 1), (0, 0)], True),
-        ([(0, 0), (0, 2)], False),  # a batch that was skipped is no harm
+        ([(0, 0), (0, 2)], True),  # one was filtered out, perhaps by what it held
+        ([(0, 3), (0, 4)], False),
         ([(0, 0), (1, 0)], False),
         ([(0, 0), (1, 0), (0, 0)], True),
         ([(0, 0), (1, 0), (0, 1)], True),
@@ -128,7 +131,7 @@ def test_in_a_graph_the_update_waits_for_the_checks() -> None:
 
     @tf.function(autograph=False)
     def step(mark: tf.Tensor) -> None:
-        with tf.control_dependencies(ledger.spend(mark, saved)):
+        with tf.control_dependencies([ledger.spend(mark, saved)]):
             weight.assign_add(1.0)
 
     mark = np.array(Marker(plan.sampling.fingerprint, new_nonce(None), 0), np.int64)
@@ -137,3 +140,22 @@ def test_in_a_graph_the_update_waits_for_the_checks() -> None:
         step(tf.constant([*mark[:2], 1], tf.int64))
     assert float(weight) == 1.0
     assert int(saved) == 1
+
+
+def test_threads_share_one_budget() -> None:
+    """Two optimizers of one plan in two threads spend no more than the plan's steps together."""
+    plan, spent = plan_for(8, steps=60), []
+
+    def train(ledger: StepLedger) -> None:
+        saved = saved_count()
+        with contextlib.suppress(PrivacyError):
+            for _ in range(60):
+                spend(ledger, plan, new_nonce(None), 0, saved)
+                spent.append(1)
+
+    threads = [threading.Thread(target=train, args=(StepLedger(plan),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(spent) <= 60
