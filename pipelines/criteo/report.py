@@ -11,6 +11,12 @@ from pipelines.criteo.train import RunResult
 _HEADERS = ("method", "AUC", "epsilon", "delta", "gradient size reduction", "ms/step", "steps")
 
 
+_CAVEAT = (
+    "No epsilon covers the held-out rows (every AUC is computed on them), the non-private run, or "
+    "step times. The number of rows, malformed ones left out, is taken to be public."
+)
+
+
 def rows(results: Sequence[RunResult]) -> list[tuple[object, ...]]:
     """One row of the comparison for each run."""
     return [
@@ -55,7 +61,7 @@ def write_report(path: Path, results: Sequence[RunResult], data: PreparedData, s
         sections.append(
             ("Malformed rows set aside", reporting.table(("reason", "rows"), quarantine))
         )
-    sections.append(("Data", reporting.text(source)))
+    sections.append(("Data", reporting.text(f"{source}\n{_CAVEAT}")))
     reporting.write(path, reporting.page("Criteo pCTR", sections))
 
 
