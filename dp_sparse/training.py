@@ -14,17 +14,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import clipping, noise
+from dp_sparse import clipping, isolation, noise
 from dp_sparse.clipping.uses import Rows, Use
-from dp_sparse.errors import PrivacyError, require, translated
+from dp_sparse.errors import PrivacyError, translated
 from dp_sparse.losses import per_example_losses
 from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
 from dp_sparse.sampling.marker import is_sampled
 from dp_sparse.selection.contribution import TableLookups
 
 _REPLACED = ("train_step", "make_train_function")
-_ISOLATION_CHECKS = 3
-_ISOLATION_TOLERANCE = 1e-4  # relative: rounding may differ with the other rows of a product
 _Used = list[tuple[keras.Variable, Use]]
 
 
@@ -143,11 +141,16 @@ def private_train_step(
             "plan's accounting."
         )
     capacity = optimizer.plan.sampling.batch_capacity
-    x, y, weights = data = _trimmed(data)
+    x, y, weights = _trimmed(data)
     if not optimizer.built:
         _build(model, optimizer, (x, y, weights["sample_weight"]))
     draw, spent = optimizer.begin_step(weights["marker"])
-    checks = _isolation_checks(model, optimizer, data, capacity)
+    checks = isolation.checks(
+        _losses_of(model, weights, capacity),
+        (x, y),
+        weights["present"],
+        optimizer.diagnostics.isolation_checks,
+    )
     with tf.control_dependencies([spent, *checks]):
         x = tf.nest.map_structure(tf.identity, x)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -278,78 +281,15 @@ def _private_sums(
     return PrivateSums(dense, tables)
 
 
-def _isolation_checks(
-    model: keras.Model, optimizer: PrivateOptimizer, data: Any, capacity: int
-) -> list[Any]:
-    """On the first batches of two examples or more, fails unless each example's loss is its own.
+def _losses_of(model: keras.Model, weights: dict[str, Any], capacity: int) -> isolation.LossesOf:
+    """The recorded forward pass with all weights 1, as the isolation checks call it."""
+    everyone = tf.nest.map_structure(tf.ones_like, dict(weights))
 
-    ∂loss[0]/∂z[1:] must be exactly 0 for every recorded z. And every loss must stay when copies of
-    another example take the place of half of the batch: this also sees what mixes examples before
-    the first layer, inside one, along the batch, or by way of the labels.
-    """
-
-    def losses_of(x: Any, y: Any, tape: tf.GradientTape) -> tuple[tf.Tensor, clipping.Recording]:
+    def losses_of(x: Any, y: Any, tape: tf.GradientTape) -> tuple[tf.Tensor, list[tf.Tensor]]:
         recording = clipping.record(model, x, tape, capacity)
-        weights = tf.nest.map_structure(tf.ones_like, dict(data[2]))
-        return _losses(model, y, recording.outputs, weights), recording
+        return _losses(model, y, recording.outputs, everyone), recording.targets
 
-    def coupled() -> tf.Tensor:
-        x, y, _ = _finite(data)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            losses, recording = losses_of(x, y, tape)
-            first = losses[0]
-        cotangents = tape.gradient(
-            first, recording.targets, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        others = [tf.convert_to_tensor(cotangent)[1:] for cotangent in cotangents]
-        # 0 · NaN is no dependence: a non-finite example has NaN derivatives everywhere.
-        leaks = [tf.reduce_any(tf.not_equal(o, 0) & ~tf.math.is_nan(o)) for o in others]
-        return tf.reduce_any(tf.stack([*leaks, _moves_with_others(losses_of, (x, y), losses)]))
-
-    checks = optimizer.diagnostics.isolation_checks
-    done = checks.read_value()
-    due = (done < _ISOLATION_CHECKS) & (tf.math.count_nonzero(data[2]["present"]) > 1)
-    leaked = tf.cond(due, coupled, lambda: tf.constant(False))
-    message = (
-        "The loss of one example depends on another example of its batch, so clipping each example "
-        "would not bound its influence. Remove what mixes examples (batch statistics, contrastive "
-        "or in-batch losses)."
-    )
-    required = [check for check in [require(~leaked, PrivacyError, message)] if check is not None]
-    with tf.control_dependencies(required):
-        checks.assign(done + tf.cast(due, tf.int64))
-    return required
-
-
-def _moves_with_others(losses_of: Any, batch: tuple[Any, Any], losses: tf.Tensor) -> tf.Tensor:
-    """Whether some example's loss changes when others are replaced by copies of one of the kept.
-
-    Kept are, in turn, the first half, the second half, the even and the odd positions.
-    """
-    size = tf.shape(losses)[0]
-    position = tf.range(size)
-    first_half, even = position < (size + 1) // 2, tf.equal(position % 2, 0)
-    kept = tf.stack([first_half, ~first_half, even, ~even])
-
-    def moves(keep: tf.Tensor) -> tf.Tensor:
-        copied = tf.cast(tf.argmax(tf.cast(keep, tf.int32)), tf.int32)  # the first one kept
-        rows = tf.where(keep, position, copied)
-        x, y = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), batch)
-        with tf.GradientTape(watch_accessed_variables=False) as unused:
-            alone, _ = losses_of(x, y, unused)
-        moved = tf.abs(alone - losses) > _ISOLATION_TOLERANCE * (1 + tf.abs(losses))
-        return tf.reduce_any(keep & moved)
-
-    return tf.reduce_any(tf.map_fn(moves, kept, fn_output_signature=tf.bool))
-
-
-def _finite(data: Any) -> Any:
-    """The batch with zeros for what is not finite."""
-
-    def clean(value: tf.Tensor) -> tf.Tensor:
-        return tf.where(tf.math.is_finite(value), value, 0) if value.dtype.is_floating else value
-
-    return tf.nest.map_structure(clean, data)
+    return losses_of
 
 
 def _count(

@@ -1,0 +1,87 @@
+"""Checks on real batches that the loss of one example is its own.
+
+Clipping bounds what one example adds to a sum; it bounds nothing if the example also changes the
+gradients of others. The first batches of a process pay for five more forward passes to find out.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from dp_sparse.errors import PrivacyError, require
+
+_BATCHES = 3
+_TOLERANCE = 1e-4  # relative: rounding may differ with the other rows of a product
+
+# (x, y, tape) -> per-example losses, and the recorded tensors on the tape
+LossesOf = Callable[[Any, Any, tf.GradientTape], tuple[tf.Tensor, list[tf.Tensor]]]
+
+
+def checks(
+    losses_of: LossesOf, batch: tuple[Any, Any], present: tf.Tensor, counter: tf.Variable
+) -> list[tf.Operation]:
+    """Operations that fail unless, in this batch, each example's loss is its own.
+
+    ∂loss[0]/∂z[1:] must be exactly 0 for every recorded z. And every loss must stay when copies of
+    another example take the place of half of the batch: this also sees what mixes examples before
+    the first layer, inside one, along the batch, or by way of the labels.
+
+    Args:
+        losses_of: The model's forward pass.
+        batch: `(x, y)`.
+        present: float32 `[batch]`; a batch with fewer than two real examples proves nothing.
+        counter: int64 scalar: batches that passed so far; after three, nothing is done.
+    """
+
+    def coupled() -> tf.Tensor:
+        x, y = tf.nest.map_structure(_finite, batch)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            losses, targets = losses_of(x, y, tape)
+            first = losses[0]
+        cotangents = tape.gradient(
+            first, targets, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        others = [tf.convert_to_tensor(cotangent)[1:] for cotangent in cotangents]
+        # 0 · NaN is no dependence: a non-finite example has NaN derivatives everywhere.
+        leaks = [tf.reduce_any(tf.not_equal(o, 0) & ~tf.math.is_nan(o)) for o in others]
+        return tf.reduce_any(tf.stack([*leaks, _moves_with_others(losses_of, (x, y), losses)]))
+
+    done = counter.read_value()
+    due = (done < _BATCHES) & (tf.math.count_nonzero(present) > 1)
+    leaked = tf.cond(due, coupled, lambda: tf.constant(False))
+    message = (
+        "The loss of one example depends on another example of its batch, so clipping each example "
+        "would not bound its influence. Remove what mixes examples (batch statistics, contrastive "
+        "or in-batch losses)."
+    )
+    required = [check for check in [require(~leaked, PrivacyError, message)] if check is not None]
+    with tf.control_dependencies(required):
+        counter.assign(done + tf.cast(due, tf.int64))
+    return required
+
+
+def _moves_with_others(losses_of: LossesOf, batch: tuple[Any, Any], losses: tf.Tensor) -> tf.Tensor:
+    """Whether some example's loss changes when others are replaced by copies of one of the kept.
+
+    Kept are, in turn, the first half, the second half, the even and the odd positions.
+    """
+    position = tf.range(tf.shape(losses)[0])
+    first_half, even = position < (tf.size(position) + 1) // 2, tf.equal(position % 2, 0)
+    kept = tf.stack([first_half, ~first_half, even, ~even])
+
+    def moves(keep: tf.Tensor) -> tf.Tensor:
+        copied = tf.cast(tf.argmax(tf.cast(keep, tf.int32)), tf.int32)  # the first one kept
+        rows = tf.where(keep, position, copied)
+        x, y = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), batch)
+        with tf.GradientTape(watch_accessed_variables=False) as unused:
+            alone, _ = losses_of(x, y, unused)
+        moved = tf.abs(alone - losses) > _TOLERANCE * (1 + tf.abs(losses))
+        return tf.reduce_any(keep & moved)
+
+    return tf.reduce_any(tf.map_fn(moves, kept, fn_output_signature=tf.bool))
+
+
+def _finite(value: tf.Tensor) -> tf.Tensor:
+    """`value` with zeros for what is not finite."""
+    return tf.where(tf.math.is_finite(value), value, 0) if value.dtype.is_floating else value
