@@ -1,5 +1,6 @@
-"""One embedding table of growing vocabulary (seed S, Table 4): d = 64, batch 1,024, one id an
-example, SGD.
+"""One embedding table of growing vocabulary (Ghazi et al., NeurIPS 2023, Table 4).
+
+d = 64, batch 1,024, one id an example, SGD.
 
 Three steps on equal batches: DP-AdaFEST through Keras, the leanest non-private step (gather,
 gradient, scatter, in one graph), and DP-SGD with dense noise of the same quality, as fast as we

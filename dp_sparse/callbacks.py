@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from dp_sparse import reporting
+from dp_sparse import _validate, reporting
 from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
 
@@ -72,7 +72,7 @@ class PrivacyReport(keras.callbacks.Callback):
             )
         self.path = path
         self.diagnostics = diagnostics
-        self.points = points
+        self.points = _validate.positive_integer("points", points)
         self.history = RunHistory()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -203,7 +203,7 @@ def _leak(callback: keras.callbacks.Callback) -> str | None:
         return "steers training by the training loss"
     monitor = getattr(callback, "monitor", None)
     steers = getattr(callback, "save_best_only", True)
-    if isinstance(monitor, str) and steers and not monitor.startswith("val_"):
+    if isinstance(monitor, str) and steers and not monitor.startswith(("val_", "epsilon")):
         return f"steers training by the training metric monitor={monitor!r}"
     fields = {
         name
@@ -211,7 +211,9 @@ def _leak(callback: keras.callbacks.Callback) -> str | None:
         if name
     }
     named = sorted(
-        name for name in fields if name not in ("epoch", "batch") and not name.startswith("val_")
+        name
+        for name in fields
+        if name not in ("epoch", "batch", "epsilon") and not name.startswith("val_")
     )
     return f"writes the training metric {named[0]!r} into a file name" if named else None
 

@@ -56,7 +56,8 @@ def marked() -> Iterator[None]:
         yield
     except tuple(_KINDS.values()) as error:
         code = base64.urlsafe_b64encode(str(error).encode()).decode()
-        raise type(error)(f"{error} {_MARK}{type(error).__name__}|{code}|") from None
+        kind = next(kind for kind in _KINDS.values() if isinstance(error, kind))
+        raise kind(f"{error} {_MARK}{kind.__name__}|{code}|") from None
 
 
 @contextlib.contextmanager

@@ -180,10 +180,9 @@ class PrivacyPlan:
             f"distributions, interval {_FINE:g}, dp-accounting.",
             f"Also covered: {', '.join(r.name for r in self.releases) or 'no other release'}.",
             f"Public: the number of examples ({self.sampling.num_examples}), the model's "
-            f"architecture and initial "
-            "weights, every hyper-parameter, and which rows each step updated.",
-            "Covers: the weights, optimizer state and survivor counts of one training run, at "
-            "every step.",
+            "architecture and initial weights, and every hyper-parameter.",
+            "Covers: the weights, the optimizer's state and the rows that each step updated, of "
+            "one training run, at every step.",
             "Not covered by any epsilon: training loss and metrics, clip fraction, realised batch "
             "sizes, quarantine counts, which survivors were false, the time a step took, that no "
             "bad value stopped the run, and choices made by looking at this data (hyper-parameters "

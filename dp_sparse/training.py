@@ -162,7 +162,7 @@ def private_train_step(
     uses += _unused_tables(optimizer, uses, tf.shape(losses)[0])
     real = weights["present"] * _any_weight(weights["sample_weight"])
     uses, choices = _restricted(uses, optimizer, real, draw)
-    num_slots = {table: tf.size(choice.row_ids) for table, choice in choices.items()}
+    num_slots = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
     sums = clipping.clip(uses, num_slots, optimizer.clip_norm, losses, real)
     optimizer.apply_private(_private_sums(model, sums, choices), draw)
     _count(

@@ -1,4 +1,4 @@
-"""The pCTR model of seed S, D.1.1.
+"""The pCTR model of Ghazi et al., NeurIPS 2023, D.1.1.
 
 Embedded categories and log-transformed integers, four layers of 598 ReLU, one logit.
 """

@@ -23,7 +23,6 @@ from dp_sparse.errors import UnsupportedLayerError
 # Preprocessing layers, and the argument that makes their state public.
 _ADAPTED = {
     keras.layers.Normalization: "input_mean",
-    keras.layers.Discretization: "bin_boundaries",
     keras.layers.StringLookup: "input_vocabulary",
     keras.layers.IntegerLookup: "input_vocabulary",
 }
@@ -128,10 +127,11 @@ def _collect(
     problem = _problem(layer)
     if problem is not None:
         problems.append(f"{layer.path} ({type(layer).__name__}): {problem}")
-    if not layer.trainable_variables:
-        return
-    rule = rule_for(layer)
-    if rule is None and (_owns_variables(layer) or isinstance(layer, keras.layers.RNN)):
+    rule = rule_for(layer) if layer.trainable_variables else None
+    owns = layer.trainable_variables and (
+        _owns_variables(layer) or isinstance(layer, keras.layers.RNN)
+    )
+    if rule is None and owns:
         rule = fallback_for(layer)
     if rule is not None:
         found.setdefault(id(layer), (layer, rule))
@@ -154,6 +154,8 @@ def _problem(layer: keras.layers.Layer) -> str | None:
         isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
     ):  # frozen, it runs in inference mode
         return "mixes the examples of a batch. Use keras.layers.GroupNormalization instead."
+    if type(layer) is keras.layers.Discretization and layer.num_bins is not None:
+        return "its state was adapted to data without privacy. Give it public bin_boundaries=."
     given = _ADAPTED.get(type(layer))
     if given is not None and getattr(layer, given, None) is None:
         argument = given.removeprefix("input_")

@@ -1,7 +1,7 @@
 """How a layer call used a variable: squared per-example gradient norms and the clipped sum.
 
 A use holds activations and cotangents of a whole batch, from which both quantities come without any
-per-example gradient of a matrix or a table ("book-keeping", seed F): a product costs what an
+per-example gradient of a matrix or a table ("book-keeping"): a product costs what an
 ordinary weight gradient costs. Uses of one variable are joined before norms are taken, since norms
 of several uses do not add.
 """

@@ -1,7 +1,7 @@
 """DP-AdaFEST: noise only on the embedding rows whose noisy contribution reaches a threshold.
 
-This is Algorithm 1 of seed S. A step releases the contribution map with noise σ1·C1 (then
-thresholded) and the clipped sum with noise σ2·C2 on the survivors and on every dense parameter.
+This is Algorithm 1 of Ghazi et al., NeurIPS 2023. A step releases the contribution map with noise
+σ1·C1 (then thresholded) and the clipped sum with noise σ2·C2 on the survivors and on every dense parameter.
 With r = σ1/σ2: σ1 = σ√(1 + r²), σ2 = σ√(1 + 1/r²). Its cost is flat in the size of the tables.
 """
 
@@ -14,7 +14,12 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import _validate, noise
-from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums, RowChoice
+from dp_sparse.optimizers.base import (
+    PrivateOptimizer,
+    PrivateSums,
+    RowChoice,
+    checked_optimizer,
+)
 from dp_sparse.optimizers.row_wise import RowWise
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
@@ -32,8 +37,8 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         contribution_clip_norm: C1 > 0. Above √(lookups of an example) it only adds noise, and a
             warning says so.
         noise_ratio: r = σ1/σ2 > 0.
-        threshold: τ, in units of the contribution map: an example with p lookups adds min(1, C1/√p)
-            to each of its rows. By default such that `expected_false_rows` rows survive on noise
+        threshold: τ, in units of the contribution map: an example with p distinct rows adds
+            min(1, C1/√p) to each of its rows. By default such that `expected_false_rows` rows survive on noise
             alone.
         expected_false_rows: λ > 0, for the default threshold.
         table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
@@ -71,6 +76,13 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         self.noise_ratio = _validate.positive("noise_ratio", noise_ratio)
         self.threshold = None if threshold is None else _validate.finite("threshold", threshold)
         self.expected_false_rows = _validate.positive("expected_false_rows", expected_false_rows)
+        if threshold is not None and self.expected_false_rows != 32:
+            raise ValueError(
+                f"Expected threshold or expected_false_rows, got threshold={threshold!r} and "
+                f"expected_false_rows={expected_false_rows!r}: leave one out."
+            )
+        if table_optimizer is not None:
+            table_optimizer = checked_optimizer(table_optimizer)
         self.table_optimizer = table_optimizer
         self._row_wise = RowWise(table_optimizer or self.optimizer)
 

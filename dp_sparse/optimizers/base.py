@@ -82,7 +82,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         name: str | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
-        self.optimizer = _checked_optimizer(optimizer)
+        self.optimizer = checked_optimizer(optimizer)
         self.plan = _checked_plan(plan)
         self.clip_norm = _validate.clip_norm("clip_norm", clip_norm)
         self.steps_spent = self.add_variable(
@@ -125,7 +125,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return self._noise_key.next_draw(), self._ledger.spend(marker, self.steps_spent)
 
     def steps_in_process(self) -> tf.Tensor:
-        """Steps begun since this optimizer was made or loaded, int64 scalar."""
+        """Steps begun since this optimizer was made, int64 scalar."""
         return self._noise_key.draws()
 
     @abc.abstractmethod
@@ -296,7 +296,7 @@ def _regularised(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
 
 
 def _checked_plan(plan: PrivacyPlan) -> PrivacyPlan:
-    if not isinstance(plan, PrivacyPlan) or plan.noise_multiplier is None:
+    if not isinstance(plan, PrivacyPlan) or plan.plan_id is None:
         raise ValueError(
             f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate()."
         )
@@ -307,7 +307,10 @@ def _checked_plan(plan: PrivacyPlan) -> PrivacyPlan:
     return plan
 
 
-def _checked_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+def checked_optimizer(
+    optimizer: keras.optimizers.Optimizer | str,
+) -> keras.optimizers.Optimizer:
+    """A plain Keras optimizer that a private one may wrap."""
     if isinstance(optimizer, str):
         optimizer = keras.optimizers.get(optimizer)
     refused = (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)

@@ -3,7 +3,7 @@
 The baseline; its step costs what its tables weigh.
 
 One step: clip each example's gradient to C, sum, add N(0, (C·σ)²) to every entry, divide by the
-expected batch size (seed S, equation 1, with the expected instead of the realised batch size).
+expected batch size (Ghazi et al., NeurIPS 2023, equation 1, where the realised one is printed).
 """
 
 from collections.abc import Sequence

@@ -74,7 +74,8 @@ class StepLedger:
                 spent < sampling.steps,
                 PrivacyError,
                 f"The plan has no steps left: {{}} of {sampling.steps} are spent. "
-                "Calibrate a plan with more steps before training.",
+                "Stop here; a resumed run takes steps_per_epoch= what is left of the plan, and a "
+                "longer one a plan calibrated for more steps.",
                 spent,
             ),
         ]
@@ -84,7 +85,7 @@ class StepLedger:
         """A stream's batch t is for step t; any other batch is used once, none is left out."""
         if self._plan.sampling.ordered:
             return require(
-                tf.equal(marker.position, spent),
+                tf.equal(marker.position, spent) | (spent >= self._plan.sampling.steps),
                 PrivacyError,
                 "Expected batch {} of the stream, got batch {}: go on with batches(dataset, "
                 "first_step={}).",
@@ -97,7 +98,7 @@ class StepLedger:
             marker.position, last.position + 1
         )
         return require(
-            (marker.nonce > last.nonce) | next_of_pass,
+            (marker.nonce > last.nonce) | next_of_pass | tf.equal(marker.nonce, SEEDED),
             PrivacyError,
             "Expected each batch once, got batch {} again or out of turn: do not cache, "
             "filter, repeat or reorder the sampler's batches.",

@@ -1,7 +1,7 @@
 """True Poisson sampling: every example joins every batch independently with probability q = B / N.
 
 Drawn by geometric skips over the N examples, O(B) a batch; batches are padded to a fixed capacity,
-and the chance that one overflows it is part of δ (MATH: T·(1 + e^ε)·P[Bin(N, q) > capacity]).
+and the chance that one overflows it is part of δ (T·(1 + e^ε)·P[Bin(N, q) > capacity]).
 """
 
 import dataclasses

@@ -79,6 +79,6 @@ def _private_sections(result: RunResult) -> list[tuple[str, str]]:
         )
     if history.diagnostics:
         pairs = [(name, points[-1][1]) for name, points in history.diagnostics.items()]
-        heading = f"{result.method}: covered by no epsilon, shown because the data is made up"
+        heading = f"{result.method}: covered by no epsilon (diagnostics='non_private')"
         sections.append((heading, reporting.table(("quantity", "last value"), pairs)))
     return sections

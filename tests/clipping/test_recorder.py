@@ -300,3 +300,28 @@ def test_without_commit_the_same_pass_draws_the_same_masks() -> None:
         one = clipping.record(model, x, tape, batch_capacity=3).outputs
         two = clipping.record(model, x, tape, batch_capacity=3).outputs
     np.testing.assert_array_equal(one, two)
+
+
+def adapted(layer: keras.layers.Layer) -> keras.layers.Layer:
+    layer.adapt(np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "mend"),
+    [
+        (lambda: adapted(keras.layers.Normalization()), "public mean="),
+        (lambda: keras.Sequential([adapted(keras.layers.Normalization())]), "public mean="),
+        (lambda: adapted(keras.layers.Discretization(num_bins=4)), "public bin_boundaries="),
+    ],
+    ids=["normalization", "nested", "discretization"],
+)
+def test_layers_adapted_to_the_data_are_refused(make: Any, mend: str) -> None:
+    model = keras.Sequential([keras.Input((3,)), make(), keras.layers.Dense(1)])
+    with pytest.raises(UnsupportedLayerError, match=f"adapted to data without privacy.*{mend}"):
+        clipping.tapped_layers(model)
+
+
+def test_layers_with_public_statistics_are_fine() -> None:
+    layers = [keras.layers.Normalization(mean=0.0, variance=1.0), keras.layers.Dense(1)]
+    assert len(clipping.tapped_layers(keras.Sequential([keras.Input((3,)), *layers]))) == 1

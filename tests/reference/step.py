@@ -1,4 +1,4 @@
-"""One noise-free step of DP-AdaFEST (MATH.md, section 1) and of DP-SGD in NumPy.
+"""One noise-free step of DP-AdaFEST (Algorithm 1, corrected) and of DP-SGD in NumPy.
 
 Written from the page, line by line, on brute-force gradients: it builds the map over all c rows and
 loops over the examples.
