@@ -65,7 +65,8 @@ def chart(x_label: str, y_label: str, series: Mapping[str, Points], *, log_y: bo
             "A report needs matplotlib: pip install 'dp-sparse[pipelines]'."
         ) from error
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dp_sparse"}):
-        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        crowded = len(series) > 10
+        figure = Figure(figsize=(8, 5.4 if crowded else 3.6), layout="constrained")
         axes = figure.subplots()
         for label, (x, y) in series.items():
             axes.plot(x, y, marker=".", linewidth=1.2, label=label)
@@ -74,13 +75,10 @@ def chart(x_label: str, y_label: str, series: Mapping[str, Points], *, log_y: bo
         axes.grid(alpha=0.3)
         if log_y:
             axes.set_yscale("symlog")
-        if len(series) > 1:
-            axes.legend(
-                fontsize="x-small",
-                ncols=1 + len(series) // 10,
-                loc="center left",
-                bbox_to_anchor=(1, 0.5),
-            )
+        if crowded:
+            figure.legend(fontsize="xx-small", ncols=5, loc="outside lower center")
+        elif len(series) > 1:
+            axes.legend(fontsize="small")
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
     return drawn.getvalue()[drawn.getvalue().index("<svg") :]

@@ -1,8 +1,9 @@
 """DP-AdaFEST: noise only on the embedding rows whose noisy contribution reaches a threshold.
 
 This is Algorithm 1 of Ghazi et al., NeurIPS 2023. A step releases the contribution map with noise
-σ1·C1 (then thresholded) and the clipped sum with noise σ2·C2 on the survivors and on every dense parameter.
-With r = σ1/σ2: σ1 = σ√(1 + r²), σ2 = σ√(1 + 1/r²). Its cost is flat in the size of the tables.
+σ1·C1 (then thresholded) and the clipped sum with noise σ2·C2 on the survivors and on every dense
+parameter. With r = σ1/σ2: σ1 = σ√(1 + r²), σ2 = σ√(1 + 1/r²). Its cost is flat in the size of the
+tables.
 """
 
 import math
@@ -38,8 +39,8 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
             warning says so.
         noise_ratio: r = σ1/σ2 > 0.
         threshold: τ, in units of the contribution map: an example with p distinct rows adds
-            min(1, C1/√p) to each of its rows. By default such that `expected_false_rows` rows survive on noise
-            alone.
+            min(1, C1/√p) to each of its rows. By default such that `expected_false_rows` rows
+            survive on noise alone.
         expected_false_rows: λ > 0, for the default threshold.
         table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
             rate.

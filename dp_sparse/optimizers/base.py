@@ -296,7 +296,7 @@ def _regularised(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
 
 
 def _checked_plan(plan: PrivacyPlan) -> PrivacyPlan:
-    if not isinstance(plan, PrivacyPlan) or plan.plan_id is None:
+    if not isinstance(plan, PrivacyPlan) or not (plan.noise_multiplier and plan.plan_id):
         raise ValueError(
             f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate()."
         )
