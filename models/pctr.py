@@ -17,6 +17,7 @@ def pctr(
     vocabularies: Sequence[int],
     num_integers: int = 13,
     hidden: Sequence[int] = (598, 598, 598, 598),
+    embeddings_initializer: str = "uniform",
 ) -> keras.Model:
     """The click model.
 
@@ -24,6 +25,7 @@ def pctr(
         vocabularies: Buckets of each categorical feature; the paper's are in its Table 3.
         num_integers: Integer features, already log-transformed.
         hidden: Widths of the ReLU layers.
+        embeddings_initializer: Of the tables, as in Keras.
 
     Returns:
         A model from {"integers": float `[batch, num_integers]`, "categories": int `[batch,
@@ -33,7 +35,10 @@ def pctr(
     categories = keras.Input((len(vocabularies),), dtype="int32", name="categories")
     embedded = [
         keras.layers.Embedding(
-            size, embedding_width(size), name=f"category_{index + num_integers + 1}"
+            size,
+            embedding_width(size),
+            embeddings_initializer=embeddings_initializer,
+            name=f"category_{index + num_integers + 1}",
         )(categories[:, index])
         for index, size in enumerate(vocabularies)
     ]
