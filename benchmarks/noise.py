@@ -1,0 +1,54 @@
+"""What one Gaussian noise value costs, for 598 x 598 dense parameters, on this machine.
+
+Compared are the noise of the training step (float64 inverse CDF fused by XLA, added to a sum), the
+same for rows of a changing number (unfused), half the sum of four of TensorFlow's normals, and one
+of TensorFlow's normals, whose tails end at 5.68 σ and which no private step may use.
+"""
+
+import tensorflow as tf
+
+from benchmarks import harness
+from dp_sparse import noise
+
+SIDE = 598
+
+
+def main() -> None:
+    """Prints ns per value of each way to draw noise."""
+    rounds = 40 if harness.arguments(__doc__ or "").quick else 400
+    key, total = noise.NoiseKey(), tf.zeros([SIDE, SIDE])
+
+    @tf.function
+    def fused() -> tf.Tensor:
+        return noise.noisy_mean(total, 1.0, 1.0, key.next_draw(), noise.Purpose.DENSE)
+
+    @tf.function
+    def rows() -> tf.Tensor:
+        return noise.normal(key.next_draw(), noise.Purpose.ROWS, tf.size(total))
+
+    @tf.function
+    def four_normals() -> tf.Tensor:
+        seed = tf.stack([key.draws(), key.draws()])
+        return 0.5 * tf.reduce_sum(tf.random.stateless_normal([4, SIDE, SIDE], seed), 0)
+
+    @tf.function
+    def one_normal() -> tf.Tensor:
+        return tf.random.stateless_normal([SIDE, SIDE], tf.stack([key.draws(), key.draws()]))
+
+    candidates = {
+        "inverse CDF, fused": fused,
+        "inverse CDF, rows": rows,
+        "four TensorFlow normals": four_normals,
+        "one TensorFlow normal": one_normal,
+    }
+    seconds = harness.in_turns(candidates, rounds)
+    ns = {name: 1e9 * value / SIDE**2 for name, value in seconds.items()}
+    metrics = {
+        "four_normals_over_fused": ns["four TensorFlow normals"] / ns["inverse CDF, fused"],
+        "fused_over_one_normal": ns["inverse CDF, fused"] / ns["one TensorFlow normal"],
+    }
+    harness.report("noise", ("noise", "ns per value"), list(ns.items()), metrics)
+
+
+if __name__ == "__main__":
+    main()
