@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from dp_sparse import _validate, reporting
+from dp_sparse import reporting, validate
 from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
 
@@ -72,7 +72,7 @@ class PrivacyReport(keras.callbacks.Callback):
             )
         self.path = path
         self.diagnostics = diagnostics
-        self.points = _validate.positive_integer("points", points)
+        self.points = validate.positive_integer("points", points)
         self.history = RunHistory()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

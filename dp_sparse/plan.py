@@ -18,7 +18,7 @@ from typing import Any
 import dp_accounting
 from dp_accounting.pld import PLDAccountant
 
-from dp_sparse import _validate
+from dp_sparse import validate
 from dp_sparse.events import event_config, event_from_config
 from dp_sparse.sampling import Sampling
 from dp_sparse.sampling.marker import fingerprint
@@ -42,8 +42,8 @@ class PrivacyBudget:
     delta: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", _validate.positive("epsilon", self.epsilon))
-        object.__setattr__(self, "delta", _validate.probability("delta", self.delta))
+        object.__setattr__(self, "epsilon", validate.positive("epsilon", self.epsilon))
+        object.__setattr__(self, "delta", validate.probability("delta", self.delta))
 
 
 @dataclasses.dataclass(frozen=True)

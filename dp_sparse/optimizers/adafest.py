@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import _validate, noise
+from dp_sparse import noise, validate
 from dp_sparse.optimizers.base import (
     PrivateOptimizer,
     PrivateSums,
@@ -71,12 +71,12 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         name: str | None = None,
     ) -> None:
         super().__init__(optimizer, plan, clip_norm, name=name)
-        self.contribution_clip_norm = _validate.clip_norm(
+        self.contribution_clip_norm = validate.clip_norm(
             "contribution_clip_norm", contribution_clip_norm
         )
-        self.noise_ratio = _validate.positive("noise_ratio", noise_ratio)
-        self.threshold = None if threshold is None else _validate.finite("threshold", threshold)
-        self.expected_false_rows = _validate.positive("expected_false_rows", expected_false_rows)
+        self.noise_ratio = validate.positive("noise_ratio", noise_ratio)
+        self.threshold = None if threshold is None else validate.finite("threshold", threshold)
+        self.expected_false_rows = validate.positive("expected_false_rows", expected_false_rows)
         if threshold is not None and self.expected_false_rows != 32:
             raise ValueError(
                 f"Expected threshold or expected_false_rows, got threshold={threshold!r} and "

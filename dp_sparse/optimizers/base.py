@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse import _validate, noise
+from dp_sparse import noise, validate
 from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers.ledger import StepLedger
 from dp_sparse.plan import GaussianMechanism, PrivacyPlan
@@ -84,7 +84,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         super().__init__(learning_rate=0.0, name=name)
         self.optimizer = checked_optimizer(optimizer)
         self.plan = _checked_plan(plan)
-        self.clip_norm = _validate.clip_norm("clip_norm", clip_norm)
+        self.clip_norm = validate.clip_norm("clip_norm", clip_norm)
         self.steps_spent = self.add_variable(
             (), "zeros", "int64", "only_first_replica", name="steps_spent"
         )

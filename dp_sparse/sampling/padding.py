@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse import _validate
+from dp_sparse import validate
 
 
 def padded(values: Any, capacity: int) -> Any:
@@ -54,7 +54,7 @@ def checked_weights(weights: Any, count: int, class_weight: dict[int, float] | N
 
 def _class_factors(y: Any, class_weight: dict[int, float]) -> np.ndarray:
     bad = {
-        label: weight for label, weight in class_weight.items() if not _validate.is_weight(weight)
+        label: weight for label, weight in class_weight.items() if not validate.is_weight(weight)
     }
     if bad:
         raise ValueError(f"Expected every class_weight >= 0 and finite, got {bad}.")

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.stats
 import tensorflow as tf
 
-from dp_sparse import _validate
+from dp_sparse import validate
 from dp_sparse.errors import PrivacyError, marked
 from dp_sparse.sampling import marker, padding, records
 from dp_sparse.sampling.base import Sampling
@@ -44,9 +44,9 @@ class PoissonSampling(Sampling):
     capacity: int | None = None
 
     def __post_init__(self) -> None:
-        self._set("num_examples", _validate.positive_integer)
-        self._set("expected_batch_size", _validate.positive)
-        self._set("steps", _validate.positive_integer)
+        self._set("num_examples", validate.positive_integer)
+        self._set("expected_batch_size", validate.positive)
+        self._set("steps", validate.positive_integer)
         if self.expected_batch_size > self.num_examples:
             raise ValueError(
                 f"Expected expected_batch_size <= num_examples={self.num_examples}, got "
@@ -54,7 +54,7 @@ class PoissonSampling(Sampling):
             )
         if self.capacity is None:
             object.__setattr__(self, "capacity", self._default_capacity())
-        self._set("capacity", _validate.positive_integer)
+        self._set("capacity", validate.positive_integer)
 
     @property
     def sampling_probability(self) -> float:

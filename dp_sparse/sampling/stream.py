@@ -12,7 +12,7 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
-from dp_sparse import _validate
+from dp_sparse import validate
 from dp_sparse.errors import PrivacyError, require
 from dp_sparse.sampling import marker
 from dp_sparse.sampling.base import Sampling
@@ -40,7 +40,7 @@ class StreamSampling(Sampling):
 
     def __post_init__(self) -> None:
         for name in ("num_examples", "batch_size", "passes"):
-            self._set(name, _validate.positive_integer)
+            self._set(name, validate.positive_integer)
 
     @property
     def steps(self) -> int:  # type: ignore[override]
