@@ -1,10 +1,9 @@
 """Counter-based randomness: Gaussian noise for tensors and rows, uniforms for geometric skips.
 
 Every value is a function of (key, draw, purpose, position) through Philox, so all replicas draw the
-same without talking. Normals are √2·erfinv(v) in float64, v = (m + ½)·2⁻⁵² for a signed 53-bit m:
-the inverse of the normal distribution function at (k + ½)·2⁻⁵³, with tails to 8.3 σ (TensorFlow's
-own sampler ends at 5.68 σ, which would void small δ). Fused by XLA a value costs about 9 ns on two
-cores, for tensors of fixed shape; rows, of a new count every step, about 20 ns.
+same without talking. A normal is the inverse of the normal distribution function at (k + ½)·2⁻⁵³,
+in float64, with tails to 8.3 σ (TensorFlow's own sampler ends at 5.68 σ, which would void small δ).
+Bits, transform, sum and division are one kernel of XLA: about 2 ns a value on two cores.
 
 ### Formal Guarantees
 A key is 128 bits of `os.urandom` (64 of Philox, 64 on its counter), lives in untracked variables,
@@ -22,8 +21,12 @@ import numpy as np
 import scipy.special
 import tensorflow as tf
 
+from dp_sparse import philox
+from dp_sparse.normal_quantile import normal_quantile
+
 _PHILOX = 1
 _PURPOSE_BITS = 24
+_BLOCK = 2**14  # values of a changing number are drawn in blocks: XLA needs fixed shapes
 
 
 class Purpose(enum.IntEnum):
@@ -101,7 +104,13 @@ class Draw:
 
 def normal(draw: Draw, purpose: int, count: tf.Tensor) -> tf.Tensor:
     """`count` independent standard normals, float64 `[count]`; `count` may change each step."""
-    return _normal(_bits(draw.key, draw.counter(purpose), [count]))
+    blocks, start = -(-count // _BLOCK), draw.counter(purpose)
+    values = tf.map_fn(
+        lambda index: _normal_block(draw.key, _skipped(start, index)),
+        tf.range(blocks),
+        fn_output_signature=tf.TensorSpec([_BLOCK], tf.float64),
+    )
+    return tf.reshape(values, [-1])[:count]
 
 
 def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int = 0) -> tf.Tensor:
@@ -123,12 +132,23 @@ def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int 
 def noisy_mean(
     total: tf.Tensor, deviation: float, divisor: float, draw: Draw, purpose: int
 ) -> tf.Tensor:
-    """`(total + N(0, deviation²)) / divisor` per entry, float32, for a tensor of static shape.
+    """`(total + N(0, deviation²)) / divisor` per entry, float32, of the shape of `total`.
 
     The noisy sum is rounded to the grid of `grid_step`.
     """
     numbers = tf.constant([deviation, grid_step(deviation), 1 / divisor], tf.float64)
-    return _noisy_mean(tf.cast(total, tf.float32), numbers, draw.key, draw.counter(purpose))
+    total, start = tf.cast(total, tf.float32), draw.counter(purpose)
+    if total.shape.is_fully_defined():
+        return _noisy_mean(total, numbers, draw.key, start)
+    flat = tf.reshape(total, [-1])
+    blocks = -(-tf.size(flat) // _BLOCK)
+    padded = tf.pad(flat, [[0, blocks * _BLOCK - tf.size(flat)]])
+    noisy = tf.map_fn(
+        lambda block: _noisy_mean(block[0], numbers, draw.key, _skipped(start, block[1])),
+        (tf.reshape(padded, [blocks, _BLOCK]), tf.range(blocks)),
+        fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32),
+    )
+    return tf.reshape(tf.reshape(noisy, [-1])[: tf.size(flat)], tf.shape(total))
 
 
 def grid_step(deviation: float) -> float:
@@ -140,65 +160,62 @@ def grid_step(deviation: float) -> float:
     return 2.0 ** (math.ceil(math.log2(deviation)) - 16)
 
 
-def on_grid(values: tf.Tensor, step: tf.Tensor | float) -> tf.Tensor:
-    """`values` (float64) rounded to multiples of `step`."""
-    return tf.round(values / step) * step
-
-
 @tf.function(jit_compile=True, autograph=False)
 def _noisy_mean(
     total: tf.Tensor, numbers: tf.Tensor, key: tf.Tensor, counter: tf.Tensor
 ) -> tf.Tensor:
-    noise = tf.reshape(
-        _fused_normal(_bits(key, counter, [total.shape.num_elements()])), total.shape
-    )
-    noisy = on_grid(tf.cast(total, tf.float64) + numbers[0] * noise, numbers[1])
-    return tf.cast(noisy * numbers[2], tf.float32)
+    words = philox.words(key, counter, total.shape.num_elements())
+    noise = tf.reshape(normal_quantile(_centred(words)), total.shape)
+    noisy = tf.cast(total, tf.float64) + numbers[0] * noise
+    on_grid = tf.round(noisy / numbers[1]) * numbers[1]
+    return tf.cast(on_grid * numbers[2], tf.float32)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _normal_block(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    return normal_quantile(_centred(philox.words(key, counter, _BLOCK)))
+
+
+def _skipped(counter: tf.Tensor, blocks: tf.Tensor) -> tf.Tensor:
+    """The counter after `blocks` blocks of values; one count of Philox makes two."""
+    return counter + tf.stack([tf.cast(blocks, tf.uint64) * (_BLOCK // 2), tf.zeros([], tf.uint64)])
 
 
 @functools.cache
 def self_check() -> None:
-    """Compares both transforms with SciPy at the tails and the middle, once a process.
+    """Compares bits with TensorFlow's Philox and normals with SciPy, once a process.
 
     Raises:
         RuntimeError: This machine's TensorFlow computes the noise wrongly.
     """
-    words = np.array([2**63, 2**63 + 2**40, 2**62, 0, 2**63 - 1, 2**64 - 1], np.uint64)
-    lower = ((words >> np.uint64(11)).view(np.int64) ^ 2**52).astype(np.float64)
+    key = tf.constant([0x0123456789ABCDEF], tf.uint64)
+    counter = tf.constant([2**40 + 3, 0xFEDCBA9876543210], tf.uint64)
+    words = tf.function(philox.words, jit_compile=True, autograph=False)
+    got, wanted = words(key, counter, 9).numpy(), _bits(key, counter, [9]).numpy()
+    _require_same("random bits", got, wanted, np.array_equal(got, wanted))
+    extremes = np.array([2**63, 2**63 + 2**40, 2**62, 0, 2**63 - 1, 2**64 - 1], np.uint64)
+    signed = (extremes >> np.uint64(11)).view(np.int64)
+    lower = (signed ^ 2**52).astype(np.float64)
     expected = scipy.special.ndtri((lower + 0.5) * 2.0**-53)
     expected[4] = -expected[0]  # (k + ½)·2⁻⁵³ rounds to 1 in float64; the grid is symmetric
-    bits = tf.constant(words)
-    fused = tf.function(_fused_normal, jit_compile=True, autograph=False)
-    for name, values in (("eager", _normal(bits)), ("XLA", fused(bits))):
-        if not np.allclose(values.numpy(), expected, rtol=1e-5, atol=1e-6):
-            raise RuntimeError(
-                f"This machine's TensorFlow ({name}) computes normal noise wrongly: expected "
-                f"{expected}, got {values.numpy()}. Use another TensorFlow build."
-            )
+    transform = tf.function(normal_quantile, jit_compile=True, autograph=False)
+    normals = transform(_centred(tf.constant(extremes))).numpy()
+    close = np.allclose(normals, expected, rtol=1e-10, atol=1e-15)
+    _require_same("normal noise", normals, expected, close)
+
+
+def _require_same(name: str, got: np.ndarray, expected: np.ndarray, same: bool) -> None:
+    if not same:
+        raise RuntimeError(
+            f"This machine's TensorFlow computes {name} wrongly: expected {expected}, got {got}. "
+            f"Use another TensorFlow build."
+        )
 
 
 def _bits(key: tf.Tensor, counter: tf.Tensor, shape: Any) -> tf.Tensor:
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=shape, key=key, counter=counter, alg=_PHILOX, dtype=tf.uint64
     )
-
-
-def _normal(bits: tf.Tensor) -> tf.Tensor:
-    """The transform for Eigen's kernels.
-
-    Their erfinv loses the upper tail (up to an infinity) but not the lower.
-    """
-    centred = _centred(bits)
-    lower = np.sqrt(2.0) * tf.math.erfinv(-tf.abs(centred))
-    return tf.where(centred < 0, lower, -lower)
-
-
-def _fused_normal(bits: tf.Tensor) -> tf.Tensor:
-    """The same transform for XLA, whose erfinv keeps both tails.
-
-    Without the fold XLA fuses it at half the cost.
-    """
-    return np.sqrt(2.0) * tf.math.erfinv(_centred(bits))
 
 
 def _centred(bits: tf.Tensor) -> tf.Tensor:

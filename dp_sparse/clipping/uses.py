@@ -30,8 +30,8 @@ class Product:
     """`z = x·W`, summed over positions.
 
     Attributes:
-        inputs: x, float32 `[batch, positions, in]`.
-        cotangents: ∂L/∂z, float32 `[batch, positions, out]`.
+        inputs: x, float32 `[batch, positions, in]`, or `[batch, in]` for a single position.
+        cotangents: ∂L/∂z, float32 `[batch, positions, out]` or `[batch, out]`.
     """
 
     inputs: tf.Tensor
@@ -39,7 +39,7 @@ class Product:
 
     def squared_norms(self) -> tf.Tensor:
         """⟨x xᵀ, dz dzᵀ⟩ or ‖xᵀ dz‖², whichever is cheaper by shape; see `_never_cancelled`."""
-        if self.inputs.shape[1] == 1:
+        if self.inputs.shape.rank == 2:
             return _squares(self.inputs) * _squares(self.cotangents)
         masses = tf.sqrt(_squares(self.inputs, start=2)) * tf.sqrt(
             _squares(self.cotangents, start=2)
@@ -69,8 +69,14 @@ class Product:
 
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i x_iᵀ dz_i, float32 `[in, out]`."""
-        scaled = self.cotangents * factors[:, tf.newaxis, tf.newaxis]
+        scaled = self.cotangents * _expanded(factors, self.cotangents)
         return tf.matmul(_flat(self.inputs), _flat(scaled), transpose_a=True)
+
+    def by_position(self) -> "Product":
+        """The same with an axis of positions."""
+        if self.inputs.shape.rank == 3:
+            return self
+        return Product(self.inputs[:, tf.newaxis, :], self.cotangents[:, tf.newaxis, :])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +162,8 @@ def joined(uses: Sequence[Use]) -> Use:
     first = uses[0]
     if isinstance(first, Direct):
         return Direct(tf.add_n([use.gradients for use in uses]))  # type: ignore[attr-defined]
+    if isinstance(first, Product):
+        uses = [use.by_position() for use in uses]  # type: ignore[attr-defined]
     fields = [f.name for f in dataclasses.fields(first) if f.name != "slots"]  # type: ignore[arg-type]
     return type(first)(
         *(tf.concat([getattr(use, name) for use in uses], axis=1) for name in fields)
@@ -179,6 +187,8 @@ def self_check() -> None:
         gradients = np.einsum("bsd,bsn->bdn", x, dz)
         expected = (gradients**2).sum((1, 2)), np.tensordot(factors, gradients, 1)
         use = Product(tf.constant(x), tf.constant(dz))
+        if positions == 1:
+            use = Product(use.inputs[:, 0], use.cotangents[:, 0])
         found = use.squared_norms().numpy(), use.clipped_sum(tf.constant(factors)).numpy()
         for right, value in zip(expected, found, strict=True):
             if not np.allclose(value, right, rtol=1e-3, atol=1e-3):
@@ -195,8 +205,10 @@ def _squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:
     otherwise tiny inputs times huge cotangents would pass for a gradient of norm 0.
     """
     axes = list(range(start, values.shape.rank))
-    count = tf.cast(tf.reduce_prod(tf.shape(values)[start:]), tf.float32)
-    return tf.reduce_sum(tf.square(values), axis=axes) + count * _SMALLEST_NORMAL
+    entries = values.shape[start:].num_elements()
+    count = tf.reduce_prod(tf.shape(values)[start:]) if entries is None else entries
+    floor = tf.cast(count, tf.float32) * _SMALLEST_NORMAL
+    return tf.reduce_sum(tf.square(values), axis=axes) + floor
 
 
 def _never_cancelled(squared_norms: tf.Tensor, masses: tf.Tensor) -> tf.Tensor:
@@ -208,6 +220,11 @@ def _never_cancelled(squared_norms: tf.Tensor, masses: tf.Tensor) -> tf.Tensor:
     thousandth of its terms.
     """
     return tf.maximum(squared_norms, tf.square(masses / 1000.0))
+
+
+def _expanded(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """`factors` `[batch]` with as many axes as `values`."""
+    return tf.reshape(factors, [-1] + [1] * (values.shape.rank - 1))
 
 
 def _flat(values: tf.Tensor) -> tf.Tensor:

@@ -153,16 +153,14 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         """Each table's noisy mean on its chosen rows, from one stream for all tables."""
         if not tables:
             return []
+        flat = tf.concat([tf.reshape(rows.values, [-1]) for rows in tables], 0)
         batch = self.plan.sampling.expected_batch_size
-        sizes = tf.stack([tf.size(rows.values) for rows in tables])
-        values = tf.split(noise.normal(draw, noise.Purpose.ROWS, tf.reduce_sum(sizes)), sizes)
-        step = noise.grid_step(deviation)
-        noisy = []
-        for rows, value in zip(tables, values, strict=True):
-            noise_values = deviation * tf.reshape(value, tf.shape(rows.values))
-            total = noise.on_grid(tf.cast(rows.values, tf.float64) + noise_values, step)
-            noisy.append(tf.IndexedSlices(tf.cast(total / batch, tf.float32), rows.indices))
-        return noisy
+        noisy = noise.noisy_mean(flat, deviation, batch, draw, noise.Purpose.ROWS)
+        parts = tf.split(noisy, tf.stack([tf.size(rows.values) for rows in tables]))
+        return [
+            tf.IndexedSlices(tf.reshape(part, tf.shape(rows.values)), rows.indices)
+            for part, rows in zip(parts, tables, strict=True)
+        ]
 
     def _add_slot(self, table: keras.Variable, name: str, value: float) -> keras.Variable:
         initializer = keras.initializers.Constant(value)

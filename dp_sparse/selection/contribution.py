@@ -7,8 +7,9 @@ tables at once, clipped to `C1` in L2. With n_i distinct rows it adds min(1, C1/
 them. Time and memory O(lookups), whatever c is.
 
 ### Formal Guarantees
-Adding, removing or zeroing out one example moves the map by at most `C1` in L2. Padding examples
-(weight 0) and masked lookups contribute nothing.
+Adding, removing or zeroing out one example moves the map by at most `C1` in L2: shares are rounded
+down to whole units and summed as integers, so this holds to the last bit. Padding examples (weight
+0) and masked lookups contribute nothing.
 """
 
 import dataclasses
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+
+_UNITS = 2**32  # of the largest share; sums of two million examples are exact in float64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +45,7 @@ class ContributionMap:
     Attributes:
         offsets: First number of each table, and the total at the end.
         row_ids: int64 `[unique]`: every row looked up at all, valid or not, in no particular order.
-        values: float32 `[unique]`: the clipped sum; 0 for rows looked up only by padding.
+        values: float64 `[unique]`: the clipped sum; 0 for rows looked up only by padding.
         positions: For each table int32 `[batch, lookups]`: where in `row_ids` a lookup's row
             stands.
     """
@@ -68,27 +71,27 @@ def contribution_map(tables: Sequence[TableLookups], clip_norm: float) -> Contri
     offsets = np.concatenate([[0], np.cumsum([table.num_rows for table in tables], dtype=np.int64)])
     rows = tf.concat([t.row_ids + int(o) for t, o in zip(tables, offsets, strict=False)], axis=1)
     valid = tf.concat([t.valid for t in tables], axis=1)  # [batch, lookups of all tables]
-    unique, position = tf.unique(tf.reshape(rows, [-1]))
-    present = tf.reshape(tf.cast(valid, tf.float32), [-1])
+    flat = tf.reshape(rows, [-1])
+    unique, position = tf.unique(tf.cast(flat, tf.int32) if offsets[-1] < 2**31 else flat)
+    present = tf.reshape(tf.cast(valid, tf.int64), [-1])
     if any(table.row_ids.shape[1] != 1 for table in tables):
-        present *= _first_occurrence(
-            tf.reshape(rows, [-1]), tf.reshape(valid, [-1]), valid, int(offsets[-1])
-        )
+        present *= _first_occurrence(flat, tf.reshape(valid, [-1]), valid, int(offsets[-1]))
     present = tf.reshape(present, tf.shape(rows))
     distinct = tf.reduce_sum(present, axis=1, keepdims=True)  # n_i
-    share = tf.minimum(1.0, clip_norm * tf.math.rsqrt(tf.maximum(distinct, 1.0)))
-    values = tf.math.unsorted_segment_sum(
-        tf.reshape(present * share, [-1]), position, tf.size(unique)
-    )
+    unit = min(1.0, clip_norm) / _UNITS
+    share = tf.minimum(clip_norm / tf.sqrt(tf.cast(tf.maximum(distinct, 1), tf.float64)), 1.0)
+    units = tf.reshape(present * tf.cast(tf.floor(share / unit), tf.int64), [-1])
+    sums = tf.raw_ops.DenseBincount(input=position, size=tf.size(unique), weights=units)
     widths = [table.row_ids.shape[1] for table in tables]
     positions = tf.split(tf.reshape(position, tf.shape(rows)), widths, axis=1)
-    return ContributionMap(offsets, unique, values, positions)
+    values = unit * tf.cast(sums, tf.float64)
+    return ContributionMap(offsets, tf.cast(unique, tf.int64), values, positions)
 
 
 def _first_occurrence(
     rows: tf.Tensor, valid_flat: tf.Tensor, valid: tf.Tensor, num_rows: int
 ) -> tf.Tensor:
-    """1 for one valid lookup of each (example, row) pair, else 0; float32 `[lookups]`."""
+    """1 for one valid lookup of each (example, row) pair, else 0; int64 `[lookups]`."""
     example = tf.repeat(tf.range(tf.shape(valid, tf.int64)[0]), tf.shape(valid)[1])
     # All invalid lookups share one pair, and none of them counts.
     nowhere = tf.constant(-1, tf.int64)
@@ -96,4 +99,4 @@ def _first_occurrence(
     unique, position = tf.unique(pairs, out_idx=tf.int64)
     lookup = tf.range(tf.size(pairs, tf.int64))
     first = tf.math.unsorted_segment_min(lookup, position, tf.size(unique, tf.int64))
-    return tf.cast(tf.equal(tf.gather(first, position), lookup), tf.float32)
+    return tf.cast(tf.equal(tf.gather(first, position), lookup), tf.int64)

@@ -65,7 +65,7 @@ def select_rows(
     The survivors are a post-processing of the Gaussian mechanism of noise multiplier σ1 on the map,
     all rows included.
     """
-    values = tf.cast(contributions.values, tf.float64)
+    values = contributions.values
     noisy = values + deviation * noise.normal(draw, noise.Purpose.CONTRIBUTION, tf.size(values))
     survived = noisy >= threshold
     false_rows = geometric_skips(

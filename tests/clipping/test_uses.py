@@ -31,6 +31,19 @@ def test_product_is_the_outer_product_of_each_example(b: int, s: int, d: int, n:
     np.testing.assert_allclose(use.clipped_sum(tf.constant(factors)), expected, atol=1e-4)
 
 
+@settings(max_examples=20, deadline=None)
+@given(SIZES, SIZES, SIZES)
+def test_product_without_positions_is_one_position(b: int, d: int, n: int) -> None:
+    x, dz = tf.constant(values(b, d)), tf.constant(values(b, n, seed=1))
+    factors = tf.constant(values(b, seed=2))
+    flat, deep = Product(x, dz), Product(x[:, tf.newaxis], dz[:, tf.newaxis])
+    np.testing.assert_allclose(flat.squared_norms(), deep.squared_norms(), rtol=1e-4)
+    np.testing.assert_allclose(flat.clipped_sum(factors), deep.clipped_sum(factors), atol=1e-5)
+    both, twice = joined([flat, flat]), joined([deep, deep])
+    np.testing.assert_allclose(both.squared_norms(), twice.squared_norms(), rtol=1e-4)
+    np.testing.assert_allclose(both.squared_norms(), 4 * deep.squared_norms(), rtol=1e-4)
+
+
 def test_both_formulas_for_a_product_agree() -> None:
     x, dz = values(3, 4, 50), values(3, 4, 70, seed=1)
     use = Product(tf.constant(x), tf.constant(dz))
@@ -90,7 +103,10 @@ def test_direct_gradients_of_any_rank() -> None:
 
 
 def test_joined_uses_have_the_norm_of_the_whole_gradient() -> None:
-    one, two = (Product(values(3, s, 2, seed=s), values(3, s, 4, seed=9 + s)) for s in (1, 3))
+    one, two = (
+        Product(tf.constant(values(3, s, 2, seed=s)), tf.constant(values(3, s, 4, seed=9 + s)))
+        for s in (1, 3)
+    )
     whole = sum(np.einsum("bsd,bsn->bdn", use.inputs, use.cotangents) for use in (one, two))
     use = joined([one, two])
     np.testing.assert_allclose(use.squared_norms(), np.sum(whole**2, axis=(1, 2)), rtol=1e-5)

@@ -27,7 +27,7 @@ def given_map(table_rows: list[int], values: dict[int, float]) -> ContributionMa
     """A map with these values on these rows, numbered through; listed in the order of the dict."""
     offsets = np.concatenate([[0], np.cumsum(table_rows, dtype=np.int64)])
     rows = tf.constant(list(values), tf.int64)
-    return ContributionMap(offsets, rows, tf.constant(list(values.values()), tf.float32), [])
+    return ContributionMap(offsets, rows, tf.constant(list(values.values()), tf.float64), [])
 
 
 def new_draw() -> noise.Draw:
@@ -189,7 +189,7 @@ def brute_force(
     survived = {
         row
         for row, value, normal in zip(rows, values, normals, strict=True)
-        if value + np.float32(deviation) * normal >= np.float32(threshold)
+        if value + deviation * normal >= threshold
     }
     chance = stats.norm.sf(threshold / deviation)
     hits = set(geometric_skips(draw, contributions.num_rows, float(chance)).numpy().tolist())
@@ -245,7 +245,9 @@ def test_rows_of_huge_tables() -> None:
 def test_graph_and_eager_agree() -> None:
     draw = new_draw()
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None])])
+    signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.float64)]
+
+    @tf.function(input_signature=signature)
     def traced(rows: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         contributions = ContributionMap(np.array([0, 40, 90]), rows, values, [])
         found = select_rows(contributions, 0.4, 0.6, draw)

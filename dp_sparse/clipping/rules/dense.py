@@ -31,7 +31,7 @@ def call_dense(
                 x = _by_position(tf.cast(inputs, tf.float32))
                 uses.append((layer.kernel, Product(x, dz)))
             if tap.trains(layer.bias):
-                uses.append((layer.bias, Direct(tf.reduce_sum(dz, axis=1))))
+                uses.append((layer.bias, Direct(_over_positions(dz))))
             return uses
 
         tap.watch([preactivation], uses_of)
@@ -52,9 +52,13 @@ def _swapped_activation(layer: keras.layers.Layer, activation: Any) -> Iterator[
 
 
 def _by_position(values: tf.Tensor) -> tf.Tensor:
-    """`[batch, ..., width]` as `[batch, positions, width]`."""
+    """`[batch, ..., width]` as `[batch, positions, width]`; `[batch, width]` stays as it is."""
     if values.shape.rank == 2:
-        return values[:, tf.newaxis, :]
+        return values
     inner = values.shape[1:-1]
     positions = inner.num_elements() if inner.is_fully_defined() else -1
     return tf.reshape(values, [tf.shape(values)[0], positions, values.shape[-1]])
+
+
+def _over_positions(values: tf.Tensor) -> tf.Tensor:
+    return values if values.shape.rank == 2 else tf.reduce_sum(values, axis=1)
