@@ -16,7 +16,7 @@ import dp_sparse
 from tests.subprocesses import run_python
 from tests.training_cases import click_model, clicks, marked, plan_for
 
-ROWS, WIDTH = 7919, 3  # more than any other tensor of the step has elements
+ROWS, WIDTH = 49_999, 3  # more than any other tensor of the step has elements (noise: 2¹⁴)
 
 
 def step_graph(make: Any, **arguments: Any) -> tf.Graph:

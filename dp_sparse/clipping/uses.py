@@ -208,7 +208,7 @@ def _squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:
     entries = values.shape[start:].num_elements()
     count = tf.reduce_prod(tf.shape(values)[start:]) if entries is None else entries
     floor = tf.cast(count, tf.float32) * _SMALLEST_NORMAL
-    return tf.reduce_sum(tf.square(values), axis=axes) + floor
+    return tf.square(tf.math.reduce_euclidean_norm(values, axis=axes)) + floor
 
 
 def _never_cancelled(squared_norms: tf.Tensor, masses: tf.Tensor) -> tf.Tensor:

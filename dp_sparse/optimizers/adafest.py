@@ -24,7 +24,7 @@ from dp_sparse.optimizers.base import (
 from dp_sparse.optimizers.row_wise import RowWise
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
-from dp_sparse.selection.threshold import default_threshold, select_rows
+from dp_sparse.selection.threshold import Survivors, default_threshold, select_rows
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
@@ -130,7 +130,7 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
                 self.expected_false_rows, contributions.num_rows, deviation
             )
         survivors = select_rows(contributions, threshold, deviation, draw)
-        return _by_table(contributions, survivors.row_ids, survivors.slots, survivors.starts)
+        return _by_table(contributions, survivors)
 
     def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
         """Noise on the chosen rows and on every dense parameter, and on nothing else."""
@@ -193,17 +193,20 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         }
 
 
-def _by_table(
-    contributions: ContributionMap, row_ids: tf.Tensor, slots: tf.Tensor, starts: tf.Tensor
-) -> list[RowChoice]:
-    """The survivors of each table under its own row numbers."""
-    choices = []
-    for index, positions in enumerate(contributions.positions):
-        start, end = starts[index], starts[index + 1]
-        slot = tf.gather(slots, positions)
-        slot = tf.where(slot >= 0, slot - tf.cast(start, tf.int32), -1)
-        choices.append(RowChoice(row_ids[start:end] - int(contributions.offsets[index]), slot))
-    return choices
+def _by_table(contributions: ContributionMap, survivors: Survivors) -> list[RowChoice]:
+    """The survivors of each table under its own row numbers.
+
+    Computed for all tables at once, since operations on each of many would cost more than the work.
+    """
+    starts, widths = survivors.starts, contributions.widths
+    sizes = starts[1:] - starts[:-1]
+    first_rows = tf.constant(contributions.offsets[:-1], tf.int64)
+    row_ids = survivors.row_ids - tf.repeat(first_rows, sizes)
+    slots = tf.gather(survivors.slots, contributions.positions)
+    within = slots - tf.repeat(tf.cast(starts[:-1], tf.int32), widths)
+    slots = tf.where(slots >= 0, within, -1)
+    parts = tf.split(row_ids, sizes, num=len(widths)), tf.split(slots, widths, axis=1, num=len(widths))
+    return [RowChoice(*part) for part in zip(*parts, strict=True)]
 
 
 def _refuse_whole_table(table: keras.Variable) -> None:

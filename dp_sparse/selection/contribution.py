@@ -46,14 +46,15 @@ class ContributionMap:
         offsets: First number of each table, and the total at the end.
         row_ids: int64 `[unique]`: every row looked up at all, valid or not, in no particular order.
         values: float64 `[unique]`: the clipped sum; 0 for rows looked up only by padding.
-        positions: For each table int32 `[batch, lookups]`: where in `row_ids` a lookup's row
-            stands.
+        positions: int32 `[batch, lookups of all tables]`: where in `row_ids` a lookup's row stands.
+        widths: How many of the lookups belong to each table.
     """
 
     offsets: np.ndarray
     row_ids: tf.Tensor
     values: tf.Tensor
-    positions: list[tf.Tensor]
+    positions: tf.Tensor
+    widths: list[int | tf.Tensor]
 
     @property
     def num_rows(self) -> int:
@@ -82,10 +83,18 @@ def contribution_map(tables: Sequence[TableLookups], clip_norm: float) -> Contri
     share = tf.minimum(clip_norm / tf.sqrt(tf.cast(tf.maximum(distinct, 1), tf.float64)), 1.0)
     units = tf.reshape(present * tf.cast(tf.floor(share / unit), tf.int64), [-1])
     sums = tf.raw_ops.DenseBincount(input=position, size=tf.size(unique), weights=units)
-    widths = [table.row_ids.shape[1] for table in tables]
-    positions = tf.split(tf.reshape(position, tf.shape(rows)), widths, axis=1)
-    values = unit * tf.cast(sums, tf.float64)
-    return ContributionMap(offsets, tf.cast(unique, tf.int64), values, positions)
+    return ContributionMap(
+        offsets,
+        tf.cast(unique, tf.int64),
+        unit * tf.cast(sums, tf.float64),
+        tf.reshape(position, tf.shape(rows)),
+        [_width(table) for table in tables],
+    )
+
+
+def _width(table: TableLookups) -> int | tf.Tensor:
+    static = table.row_ids.shape[1]
+    return tf.shape(table.row_ids)[1] if static is None else static
 
 
 def _first_occurrence(

@@ -93,7 +93,9 @@ def test_bookkeeping(batch: Batch) -> None:
     listed = found.row_ids.numpy()
     looked_up = [ids + offset for ids, offset in zip(batch.row_ids, offsets[:-1], strict=True)]
     assert set(listed.tolist()) == set(np.concatenate([ids.ravel() for ids in looked_up]).tolist())
-    for ids, position in zip(looked_up, found.positions, strict=True):
+    for ids, position in zip(
+        looked_up, tf.split(found.positions, found.widths, axis=1), strict=True
+    ):
         assert position.shape == ids.shape
         np.testing.assert_array_equal(listed[position.numpy()], ids)
 
@@ -152,12 +154,13 @@ def test_rows_of_huge_tables_keep_their_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize("lookups", [3, None])
 @pytest.mark.parametrize("size", [0, 1, 4])
-def test_batch_size_unknown_to_the_graph(size: int) -> None:
+def test_sizes_unknown_to_the_graph(size: int, lookups: int | None) -> None:
     @tf.function(
-        input_signature=[tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None, 3], tf.bool)]
+        input_signature=[tf.TensorSpec([None, lookups], kind) for kind in (tf.int64, tf.bool)]
     )
-    def traced(ids: tf.Tensor, valid: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    def traced(ids: tf.Tensor, valid: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         found = contribution_map([TableLookups(9, ids, valid), TableLookups(9, ids, valid)], 0.7)
         return found.row_ids, found.values, found.positions
 
@@ -168,4 +171,4 @@ def test_batch_size_unknown_to_the_graph(size: int) -> None:
     vector[rows.numpy()] = values.numpy()
     expected = adafest.contribution_map([[row, row] for row in ids], [9, 9], 0.7)
     np.testing.assert_allclose(vector, expected, rtol=1e-5)
-    assert [position.shape for position in positions] == [(size, 3)] * 2
+    assert positions.shape == (size, 6)

@@ -27,7 +27,9 @@ def given_map(table_rows: list[int], values: dict[int, float]) -> ContributionMa
     """A map with these values on these rows, numbered through; listed in the order of the dict."""
     offsets = np.concatenate([[0], np.cumsum(table_rows, dtype=np.int64)])
     rows = tf.constant(list(values), tf.int64)
-    return ContributionMap(offsets, rows, tf.constant(list(values.values()), tf.float64), [])
+    return ContributionMap(
+        offsets, rows, tf.constant(list(values.values()), tf.float64), tf.zeros([0, 0]), []
+    )
 
 
 def new_draw() -> noise.Draw:
@@ -249,7 +251,7 @@ def test_graph_and_eager_agree() -> None:
 
     @tf.function(input_signature=signature)
     def traced(rows: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        contributions = ContributionMap(np.array([0, 40, 90]), rows, values, [])
+        contributions = ContributionMap(np.array([0, 40, 90]), rows, values, tf.zeros([0, 0]), [])
         found = select_rows(contributions, 0.4, 0.6, draw)
         return found.row_ids, found.slots, found.starts
 
