@@ -119,31 +119,29 @@ class Rows:
     slots: tf.Tensor | None = None
 
     def restricted(self, slots: tf.Tensor) -> "Rows":
-        """These lookups with unchosen rows (slot -1) and masked ones zeroed, before clipping."""
-        slots = tf.where(self.valid, slots, -1)
-        kept = tf.cast(slots >= 0, tf.float32)
-        return dataclasses.replace(
-            self, cotangents=self.cotangents * kept[..., tf.newaxis], slots=slots
-        )
+        """These lookups without those of unchosen rows (slot -1) and masked ones."""
+        return dataclasses.replace(self, slots=tf.where(self.valid, slots, -1))
 
     def squared_norms(self) -> tf.Tensor:
-        """Σ over the distinct rows of an example of ‖Σ of its cotangents for that row‖².
+        """Σ over the distinct chosen rows of an example of ‖Σ of its cotangents for that row‖².
 
         Costs O(lookups · width).
         """
+        chosen = tf.cast(self.valid if self.slots is None else self.slots >= 0, tf.float32)
         if self.row_ids.shape[1] == 1:
-            return _squares(self.cotangents)
+            return _squares(self.cotangents) * chosen[:, 0]
+        cotangents = self.cotangents * chosen[..., tf.newaxis]
         batch = tf.shape(self.row_ids, tf.int64)[0]
         example = tf.repeat(tf.range(batch), tf.shape(self.row_ids)[1])
         num_rows = tf.reduce_max(tf.concat([[0], tf.reshape(self.row_ids, [-1])], 0)) + 1
         pairs, position = tf.unique(example * num_rows + tf.reshape(self.row_ids, [-1]))
-        sums = tf.math.unsorted_segment_sum(_flat(self.cotangents), position, tf.size(pairs))
+        sums = tf.math.unsorted_segment_sum(_flat(cotangents), position, tf.size(pairs))
         squares = tf.math.unsorted_segment_sum(_squares(sums), pairs // num_rows, batch)
-        masses = tf.reduce_sum(tf.sqrt(_squares(self.cotangents, start=2)), axis=1)
+        masses = tf.reduce_sum(tf.sqrt(_squares(cotangents, start=2)), axis=1)
         return _never_cancelled(squares, masses)
 
     def clipped_sum(self, factors: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
-        """Σ_i f_i g_i on the step's rows, float32 `[num_slots, width]`."""
+        """Σ_i f_i g_i on the step's rows, float32 `[num_slots, width]`; slot -1 is dropped."""
         scaled = self.cotangents * factors[:, tf.newaxis, tf.newaxis]
         return tf.math.unsorted_segment_sum(_flat(scaled), tf.reshape(self.slots, [-1]), num_slots)
 

@@ -205,7 +205,10 @@ def _by_table(contributions: ContributionMap, survivors: Survivors) -> list[RowC
     slots = tf.gather(survivors.slots, contributions.positions)
     within = slots - tf.repeat(tf.cast(starts[:-1], tf.int32), widths)
     slots = tf.where(slots >= 0, within, -1)
-    parts = tf.split(row_ids, sizes, num=len(widths)), tf.split(slots, widths, axis=1, num=len(widths))
+    parts = (
+        tf.split(row_ids, sizes, num=len(widths)),
+        tf.split(slots, widths, axis=1, num=len(widths)),
+    )
     return [RowChoice(*part) for part in zip(*parts, strict=True)]
 
 

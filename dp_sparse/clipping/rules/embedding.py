@@ -44,13 +44,12 @@ def _lookups(row_ids: tf.Tensor) -> int:
 
 
 def _checked(row_ids: tf.Tensor, layer: keras.layers.Embedding) -> tf.Tensor:
-    flat = tf.reshape(row_ids, [-1])
-    low = tf.reduce_min(tf.concat([flat, [0]], 0))
-    high = tf.reduce_max(tf.concat([flat, [0]], 0))
+    worst = tf.reduce_max(tf.bitcast(row_ids, tf.uint64))  # below 0 wraps round to the largest
     message = (
-        f"Expected ids in [0, {layer.input_dim}) at layer {layer.path}, got ids from {{}} to {{}}. "
+        f"Expected ids in [0, {layer.input_dim}) at layer {layer.path}, got {{}}. "
         "Hash or clip them to the vocabulary before training."
     )
-    inside = tf.logical_and(low >= 0, high < layer.input_dim)
-    with tf.control_dependencies([require(inside, BadExampleError, message, low, high)]):
+    inside = worst < tf.constant(layer.input_dim, tf.uint64)
+    check = require(inside, BadExampleError, message, tf.bitcast(worst, tf.int64))
+    with tf.control_dependencies([check]):
         return tf.identity(row_ids)
