@@ -171,6 +171,8 @@ def private_train_step(
         real,
         [choices[id(table)] for table in optimizer.tables if id(table) in choices],
     )
+    with tf.control_dependencies([losses]):  # its labels are checked; Keras' own are not
+        y = tf.nest.map_structure(tf.identity, y)
     return _metrics(model, x, y, recording.outputs, weights)
 
 
