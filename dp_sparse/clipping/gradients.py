@@ -12,7 +12,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.uses import Product, Rows, Use
+from dp_sparse.clipping.uses import Linear, Product, Rows, Use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,23 +65,22 @@ def _sanitised(
 
     Free when there is none.
     """
-    fields = [_float_fields(use) for _, use in uses]
-    tensors = [
-        getattr(use, name) for (_, use), names in zip(uses, fields, strict=True) for name in names
-    ]
+    structures = [{name: getattr(use, name) for name in _float_fields(use)} for _, use in uses]
+    tensors = tf.nest.flatten(structures)
 
     def zeroed() -> list[tf.Tensor]:
         return [tf.where(_expanded(finite, tensor), tensor, 0.0) for tensor in tensors]
 
-    clean = iter(tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in tensors], zeroed))
+    clean = tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in tensors], zeroed)
+    fields = tf.nest.pack_sequence_as(structures, clean)
     return [
-        (variable, dataclasses.replace(use, **{name: next(clean) for name in names}))  # type: ignore[type-var]
-        for (variable, use), names in zip(uses, fields, strict=True)
+        (variable, dataclasses.replace(use, **own))  # type: ignore[type-var]
+        for (variable, use), own in zip(uses, fields, strict=True)
     ]
 
 
 def _float_fields(use: Use) -> list[str]:
-    if isinstance(use, Product):
+    if isinstance(use, Product | Linear):
         return ["inputs", "cotangents"]
     return ["cotangents"] if isinstance(use, Rows) else ["gradients"]
 

@@ -8,7 +8,7 @@ of several uses do not add.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -101,6 +101,53 @@ class Direct:
         )
 
 
+class BilinearForm(Protocol):
+    """An operation `z = op(x, W)` that is linear in each of both, and works on each example alone.
+
+    Its blocks depend on the shape of W alone, so that those of several calls can be joined.
+    """
+
+    def blocks(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> Iterator[Product]:
+        """Products whose weights are disjoint parts of W, together all of it."""
+        ...
+
+    def gradient(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
+        """Σ_i g_i, of the shape of W, at the cost of an ordinary weight gradient."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """`z = op(x, W)` in one or several calls: convolutions, einsums.
+
+    Attributes:
+        inputs: x of each call, float32 `[batch, ...]`.
+        cotangents: ∂L/∂z of each call, float32 `[batch, ...]`.
+        form: The operation, the same for all calls.
+    """
+
+    inputs: tuple[tf.Tensor, ...]
+    cotangents: tuple[tf.Tensor, ...]
+    form: BilinearForm
+
+    def squared_norms(self) -> tf.Tensor:
+        """Σ over the blocks of W of ‖g_i on the block‖², one block after the other in memory."""
+        calls = zip(self.inputs, self.cotangents, strict=True)
+        blocks = [self.form.blocks(x, dz) for x, dz in calls]
+        norms = tf.zeros(tf.shape(self.inputs[0])[:1])
+        while True:
+            with tf.control_dependencies([norms]):
+                block = [next(of_call, None) for of_call in blocks]
+                if block[0] is None:
+                    return norms
+                norms += joined(block).squared_norms()  # type: ignore[arg-type]
+
+    def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
+        """Σ_i f_i g_i, of the shape of W."""
+        calls = zip(self.inputs, self.cotangents, strict=True)
+        return tf.add_n([self.form.gradient(x, dz * _expanded(factors, dz)) for x, dz in calls])
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Lookups in a table.
@@ -160,11 +207,23 @@ def joined(uses: Sequence[Use]) -> Use:
     first = uses[0]
     if isinstance(first, Direct):
         return Direct(tf.add_n([use.gradients for use in uses]))  # type: ignore[attr-defined]
+    if isinstance(first, Linear):
+        return _joined_calls(uses)  # type: ignore[arg-type]
     if isinstance(first, Product):
         uses = [use.by_position() for use in uses]  # type: ignore[attr-defined]
     fields = [f.name for f in dataclasses.fields(first) if f.name != "slots"]  # type: ignore[arg-type]
     return type(first)(
         *(tf.concat([getattr(use, name) for use in uses], axis=1) for name in fields)
+    )
+
+
+def _joined_calls(uses: Sequence[Linear]) -> Linear:
+    if any(use.form != uses[0].form for use in uses):
+        raise ValueError(f"used in different ways: {[use.form for use in uses]}")
+    return Linear(
+        tuple(x for use in uses for x in use.inputs),
+        tuple(dz for use in uses for dz in use.cotangents),
+        uses[0].form,
     )
 
 

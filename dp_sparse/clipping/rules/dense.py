@@ -1,15 +1,12 @@
-"""Dense: `z = x·W + b`.
+"""Dense: `z = x·W + b`."""
 
-The pre-activation is learnt by swapping `layer.activation` while the layer's own call runs.
-"""
-
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping.rules.activation import watched_preactivation
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Direct, Product, Use
 
@@ -21,34 +18,22 @@ def call_dense(
 
     Positions are all axes but the first and last.
     """
-    activation = layer.activation
 
-    def recorded(preactivation: tf.Tensor) -> tf.Tensor:
-        def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
-            uses: list[tuple[keras.Variable, Use]] = []
-            dz = _by_position(cotangents[0])
-            if tap.trains(layer.kernel):
-                x = _by_position(tf.cast(inputs, tf.float32))
-                uses.append((layer.kernel, Product(x, dz)))
-            if tap.trains(layer.bias):
-                uses.append((layer.bias, Direct(_over_positions(dz))))
-            return uses
+    def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
+        uses: list[tuple[keras.Variable, Use]] = []
+        dz = _by_position(cotangents[0])
+        if tap.trains(layer.kernel):
+            uses.append((layer.kernel, Product(_by_position(tf.cast(inputs, tf.float32)), dz)))
+        if tap.trains(layer.bias):
+            uses.append((layer.bias, Direct(_over_positions(dz))))
+        return uses
 
+    def watch(preactivation: tf.Tensor) -> tf.Tensor:
         tap.watch([preactivation], uses_of)
-        return preactivation if activation is None else activation(preactivation)
+        return preactivation
 
-    with _swapped_activation(layer, recorded):
+    with watched_preactivation(layer, watch):
         return call(inputs, **kwargs)
-
-
-@contextlib.contextmanager
-def _swapped_activation(layer: keras.layers.Layer, activation: Any) -> Iterator[None]:
-    original = layer.activation
-    layer.activation = activation
-    try:
-        yield
-    finally:
-        layer.activation = original
 
 
 def _by_position(values: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,29 @@
+"""Learning a layer's pre-activation: its `activation` is swapped while the layer's own call runs."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@contextlib.contextmanager
+def watched_preactivation(
+    layer: keras.layers.Layer, watch: Callable[[tf.Tensor], tf.Tensor]
+) -> Iterator[None]:
+    """While it is open, `watch` gets each pre-activation of `layer` and what it returns is used.
+
+    A layer without an activation calls `watch` too.
+    """
+    original = layer.activation
+
+    def activation(preactivation: tf.Tensor) -> Any:
+        watched = watch(preactivation)
+        return watched if original is None else original(watched)
+
+    layer.activation = activation
+    try:
+        yield
+    finally:
+        layer.activation = original
