@@ -1,4 +1,4 @@
-"""Learning a layer's pre-activation: its `activation` is swapped while the layer's own call runs."""
+"""A layer's pre-activation, learnt by swapping its `activation` while its own call runs."""
 
 import contextlib
 from collections.abc import Callable, Iterator
