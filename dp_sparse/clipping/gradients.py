@@ -12,7 +12,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.uses import Linear, Product, Rows, Use
+from dp_sparse.clipping.uses import Rows, Use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _sanitised(
 
     Free when there is none.
     """
-    structures = [{name: getattr(use, name) for name in _float_fields(use)} for _, use in uses]
+    structures = [{name: getattr(use, name) for name in use.float_fields} for _, use in uses]
     tensors = tf.nest.flatten(structures)
 
     def zeroed() -> list[tf.Tensor]:
@@ -77,12 +77,6 @@ def _sanitised(
         (variable, dataclasses.replace(use, **own))  # type: ignore[type-var]
         for (variable, use), own in zip(uses, fields, strict=True)
     ]
-
-
-def _float_fields(use: Use) -> list[str]:
-    if isinstance(use, Product | Linear):
-        return ["inputs", "cotangents"]
-    return ["cotangents"] if isinstance(use, Rows) else ["gradients"]
 
 
 def _expanded(finite: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.rules import Rule, fallback_for, rule_for
+from dp_sparse.clipping.rules import Rule, fallback_for, rule_for, tables_of
 from dp_sparse.clipping.tap import Record, Tap
 from dp_sparse.clipping.uses import Use, joined
 from dp_sparse.errors import UnsupportedLayerError
@@ -26,6 +26,7 @@ _ADAPTED = {
     keras.layers.StringLookup: "input_vocabulary",
     keras.layers.IntegerLookup: "input_vocabulary",
 }
+_LORA = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +115,7 @@ def tapped_layers(model: keras.Model) -> list[tuple[keras.layers.Layer, Rule]]:
 
 def embedding_tables(model: keras.Model) -> list[keras.Variable]:
     """The trainable variables used through lookups alone, in the order of the model's variables."""
-    layers = (layer for layer, _ in tapped_layers(model) if type(layer) is keras.layers.Embedding)
-    tables = {id(layer.embeddings): layer.embeddings for layer in layers}
+    tables = {id(table) for layer, _ in tapped_layers(model) for table in tables_of(layer)}
     return [variable for variable in model.trainable_variables if id(variable) in tables]
 
 
@@ -162,11 +162,17 @@ def _problem(layer: keras.layers.Layer) -> str | None:
         return f"its state was adapted to data without privacy. Give it a public {argument}=."
     if layer.activity_regularizer is not None:
         return "activity regularizers add a loss over the whole batch. Remove activity_regularizer."
-    special = getattr(layer, "lora_enabled", False) or layer.quantization_mode is not None
-    if special and layer.trainable_variables:
+    if not layer.trainable_variables:
+        return None
+    if layer.quantization_mode is not None:
         return (
-            "LoRA and quantised layers have no clipping rule. Train the plain layer, or freeze it "
-            "with trainable=False."
+            "quantised layers have no clipping rule. Train the plain layer, or freeze it with "
+            "trainable=False."
+        )
+    if getattr(layer, "lora_enabled", False) and type(layer) not in _LORA:
+        return (
+            f"LoRA has a clipping rule for {', '.join(kind.__name__ for kind in _LORA)} alone. "
+            "Train the plain layer, or freeze it with trainable=False."
         )
     return None
 

@@ -9,16 +9,23 @@ of several uses do not add.
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+CHUNK_ENTRIES = 2**16  # per example, of a gradient that is only needed for its norm
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 class Use(Protocol):
-    """One variable's use in a batch, with cotangents of the sum of per-example losses."""
+    """One variable's use in a batch, with cotangents of the sum of per-example losses.
+
+    Attributes:
+        float_fields: Names of the fields that hold values of examples, `[batch, ...]`.
+    """
+
+    float_fields: ClassVar[tuple[str, ...]]
 
     def squared_norms(self) -> tf.Tensor:
         """‖g_i‖² of each example's gradient of this variable, float32 `[batch]`."""
@@ -34,17 +41,16 @@ class Product:
         cotangents: ∂L/∂z, float32 `[batch, positions, out]` or `[batch, out]`.
     """
 
+    float_fields: ClassVar[tuple[str, ...]] = ("inputs", "cotangents")
     inputs: tf.Tensor
     cotangents: tf.Tensor
 
     def squared_norms(self) -> tf.Tensor:
-        """⟨x xᵀ, dz dzᵀ⟩ or ‖xᵀ dz‖², whichever is cheaper by shape; see `_never_cancelled`."""
+        """⟨x xᵀ, dz dzᵀ⟩ or ‖xᵀ dz‖², whichever is cheaper by shape; see `never_cancelled`."""
         if self.inputs.shape.rank == 2:
-            return _squares(self.inputs) * _squares(self.cotangents)
-        masses = tf.sqrt(_squares(self.inputs, start=2)) * tf.sqrt(
-            _squares(self.cotangents, start=2)
-        )
-        return _never_cancelled(self._summed_squared_norms(), tf.reduce_sum(masses, axis=1))
+            return squares(self.inputs) * squares(self.cotangents)
+        masses = tf.sqrt(squares(self.inputs, start=2)) * tf.sqrt(squares(self.cotangents, start=2))
+        return never_cancelled(self._summed_squared_norms(), tf.reduce_sum(masses, axis=1))
 
     def _summed_squared_norms(self) -> tf.Tensor:
         positions = self.inputs.shape[1]
@@ -57,14 +63,16 @@ class Product:
         return self._squared_norms_by_chunk(width_in, width_out)
 
     def _squared_norms_by_chunk(self, width_in: int, width_out: int) -> tf.Tensor:
-        """‖xᵀ dz‖² over chunks of columns, so `[batch, in, chunk]` stays near the size of x."""
-        columns = max(1, min(width_out, 65_536 // width_in))
+        """‖xᵀ dz‖² over chunks of the wider side, so `[batch, narrow, chunk]` stays small."""
+        wide, narrow = self.inputs, self.cotangents
+        if width_in < width_out:
+            wide, narrow = narrow, wide
+        columns = max(1, CHUNK_ENTRIES // min(width_in, width_out))
         norms = tf.zeros(tf.shape(self.inputs)[:1])
-        for start in range(0, width_out, columns):
-            part = tf.einsum(
-                "bsd,bsn->bdn", self.inputs, self.cotangents[:, :, start : start + columns]
-            )
-            norms += _squares(part)
+        for start in range(0, max(width_in, width_out), columns):
+            with tf.control_dependencies([norms]):  # one chunk in memory at a time
+                part = tf.matmul(narrow, wide[:, :, start : start + columns], transpose_a=True)
+                norms += squares(part)
         return norms
 
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
@@ -87,11 +95,12 @@ class Direct:
         gradients: float32 `[batch, *shape of the variable]`.
     """
 
+    float_fields: ClassVar[tuple[str, ...]] = ("gradients",)
     gradients: tf.Tensor
 
     def squared_norms(self) -> tf.Tensor:
         """‖g_i‖²."""
-        return _squares(self.gradients)
+        return squares(self.gradients)
 
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i, of the variable's shape."""
@@ -126,6 +135,7 @@ class Linear:
         form: The operation, the same for all calls.
     """
 
+    float_fields: ClassVar[tuple[str, ...]] = ("inputs", "cotangents")
     inputs: tuple[tf.Tensor, ...]
     cotangents: tuple[tf.Tensor, ...]
     form: BilinearForm
@@ -141,6 +151,17 @@ class Linear:
                 if block[0] is None:
                     return norms
                 norms += joined(block).squared_norms()  # type: ignore[arg-type]
+
+    def joined_with(self, others: Sequence["Linear"]) -> "Linear":
+        """All calls as one use."""
+        if any(other.form != self.form for other in others):
+            raise ValueError(f"used in different ways: {[self.form, *(o.form for o in others)]}")
+        uses = [self, *others]
+        return Linear(
+            tuple(x for use in uses for x in use.inputs),
+            tuple(dz for use in uses for dz in use.cotangents),
+            self.form,
+        )
 
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i, of the shape of W."""
@@ -160,6 +181,7 @@ class Rows:
             set by `restricted`.
     """
 
+    float_fields: ClassVar[tuple[str, ...]] = ("cotangents",)
     row_ids: tf.Tensor
     valid: tf.Tensor
     cotangents: tf.Tensor
@@ -176,16 +198,16 @@ class Rows:
         """
         chosen = tf.cast(self.valid if self.slots is None else self.slots >= 0, tf.float32)
         if self.row_ids.shape[1] == 1:
-            return _squares(self.cotangents) * chosen[:, 0]
+            return squares(self.cotangents) * chosen[:, 0]
         cotangents = self.cotangents * chosen[..., tf.newaxis]
         batch = tf.shape(self.row_ids, tf.int64)[0]
         example = tf.repeat(tf.range(batch), tf.shape(self.row_ids)[1])
         num_rows = tf.reduce_max(tf.concat([[0], tf.reshape(self.row_ids, [-1])], 0)) + 1
         pairs, position = tf.unique(example * num_rows + tf.reshape(self.row_ids, [-1]))
         sums = tf.math.unsorted_segment_sum(_flat(cotangents), position, tf.size(pairs))
-        squares = tf.math.unsorted_segment_sum(_squares(sums), pairs // num_rows, batch)
-        masses = tf.reduce_sum(tf.sqrt(_squares(cotangents, start=2)), axis=1)
-        return _never_cancelled(squares, masses)
+        masses = tf.reduce_sum(tf.sqrt(squares(cotangents, start=2)), axis=1)
+        norms = tf.math.unsorted_segment_sum(squares(sums), pairs // num_rows, batch)
+        return never_cancelled(norms, masses)
 
     def clipped_sum(self, factors: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i on the step's rows, float32 `[num_slots, width]`; slot -1 is dropped."""
@@ -207,23 +229,13 @@ def joined(uses: Sequence[Use]) -> Use:
     first = uses[0]
     if isinstance(first, Direct):
         return Direct(tf.add_n([use.gradients for use in uses]))  # type: ignore[attr-defined]
-    if isinstance(first, Linear):
-        return _joined_calls(uses)  # type: ignore[arg-type]
+    if hasattr(first, "joined_with"):
+        return first.joined_with(uses[1:])
     if isinstance(first, Product):
         uses = [use.by_position() for use in uses]  # type: ignore[attr-defined]
     fields = [f.name for f in dataclasses.fields(first) if f.name != "slots"]  # type: ignore[arg-type]
     return type(first)(
         *(tf.concat([getattr(use, name) for use in uses], axis=1) for name in fields)
-    )
-
-
-def _joined_calls(uses: Sequence[Linear]) -> Linear:
-    if any(use.form != uses[0].form for use in uses):
-        raise ValueError(f"used in different ways: {[use.form for use in uses]}")
-    return Linear(
-        tuple(x for use in uses for x in use.inputs),
-        tuple(dz for use in uses for dz in use.cotangents),
-        uses[0].form,
     )
 
 
@@ -255,7 +267,7 @@ def self_check() -> None:
                 )
 
 
-def _squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:
+def squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:
     """Sums of squares over the axes from `start` on, never below the true ones.
 
     A square below float32's smallest normal number is flushed to 0, so each entry adds that number:
@@ -268,7 +280,7 @@ def _squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:
     return tf.square(tf.math.reduce_euclidean_norm(values, axis=axes)) + floor
 
 
-def _never_cancelled(squared_norms: tf.Tensor, masses: tf.Tensor) -> tf.Tensor:
+def never_cancelled(squared_norms: tf.Tensor, masses: tf.Tensor) -> tf.Tensor:
     """Squared norms, at least (mass / 1000)² of the example's terms, Σ of their norms.
 
     Terms that cancel leave a norm that float32 cannot tell from 0, or below it; their clipped terms

@@ -162,15 +162,16 @@ def test_a_trainable_variable_written_in_the_forward_pass() -> None:
     assert layer.scale.path in refusal(model, 3)
 
 
-def test_lora() -> None:
-    layer = keras.layers.Dense(4)
-    model = stack(layer, keras.layers.Dense(1))
+def test_lora_of_a_layer_without_a_rule_for_it() -> None:
+    layer = keras.layers.Conv1D(4, 2)
+    model = keras.Sequential([keras.Input((5, 3)), layer, keras.layers.Dense(1)])
     layer.enable_lora(2)
-    message = refusal(model, 3)
-    assert f"{layer.path} (Dense): LoRA and quantised layers have no clipping rule" in message
-    assert "freeze it with trainable=False" in message
+    with pytest.raises(UnsupportedLayerError) as caught:
+        clipping.tapped_layers(model)
+    assert f"{layer.path} (Conv1D): LoRA has a clipping rule for Dense" in str(caught.value)
+    assert "freeze it with trainable=False" in str(caught.value)
     layer.trainable = False
-    assert_as_brute_force(model, values(4, 3))  # the mend that the message names
+    assert_as_brute_force(model, values(4, 5, 3))  # the mend that the message names
 
 
 @pytest.mark.parametrize("kind", ["while_loop", "map_fn", "cond"])

@@ -11,14 +11,27 @@ from typing import Any
 
 import keras
 
-from dp_sparse.clipping.rules import dense, embedding, fallback, normalization
+from dp_sparse.clipping.rules import (
+    dense,
+    einsum,
+    embedding,
+    fallback,
+    normalization,
+    prelu,
+)
+from dp_sparse.clipping.rules.embedding import tables_of
 
 Rule = Callable[..., Any]
 
 _RULES: dict[type[keras.layers.Layer], Rule] = {
     keras.layers.Dense: dense.call_dense,
+    keras.layers.EinsumDense: einsum.call_einsum_dense,
     keras.layers.Embedding: embedding.call_embedding,
+    keras.layers.ReversibleEmbedding: embedding.call_reversible_embedding,
     keras.layers.LayerNormalization: normalization.call_layer_normalization,
+    keras.layers.RMSNormalization: normalization.call_rms_normalization,
+    keras.layers.GroupNormalization: normalization.call_group_normalization,
+    keras.layers.PReLU: prelu.call_prelu,
 }
 
 
@@ -32,4 +45,4 @@ def fallback_for(layer: keras.layers.Layer) -> Rule:
     return fallback.call_any_layer
 
 
-__all__ = ["Rule", "fallback_for", "rule_for"]
+__all__ = ["Rule", "fallback_for", "rule_for", "tables_of"]

@@ -1,4 +1,4 @@
-"""Dense: `z = x·W + b`."""
+"""Dense: `z = x·W + b`, with LoRA `z = x·(W + s·A·B) + b`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +21,12 @@ def call_dense(
 
     def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
         uses: list[tuple[keras.Variable, Use]] = []
-        dz = _by_position(cotangents[0])
-        if tap.trains(layer.kernel):
-            uses.append((layer.kernel, Product(_by_position(tf.cast(inputs, tf.float32)), dz)))
+        x, dz = _by_position(tf.cast(inputs, tf.float32)), _by_position(cotangents[0])
+        if tap.trains(layer._kernel):
+            uses.append((layer._kernel, Product(x, dz)))
         if tap.trains(layer.bias):
             uses.append((layer.bias, Direct(_over_positions(dz))))
-        return uses
+        return uses + (_lora_uses(layer, tap, x, dz) if layer.lora_enabled else [])
 
     def watch(preactivation: tf.Tensor) -> tf.Tensor:
         tap.watch([preactivation], uses_of)
@@ -34,6 +34,19 @@ def call_dense(
 
     with watched_preactivation(layer, watch):
         return call(inputs, **kwargs)
+
+
+def _lora_uses(
+    layer: keras.layers.Dense, tap: Tap, x: tf.Tensor, dz: tf.Tensor
+) -> list[tuple[keras.Variable, Use]]:
+    scale = layer.lora_alpha / layer.lora_rank
+    a, b = (tf.cast(v.value, tf.float32) for v in (layer.lora_kernel_a, layer.lora_kernel_b))
+    uses: list[tuple[keras.Variable, Use]] = []
+    if tap.trains(layer.lora_kernel_a):
+        uses.append((layer.lora_kernel_a, Product(x, tf.einsum("...n,rn->...r", scale * dz, b))))
+    if tap.trains(layer.lora_kernel_b):
+        uses.append((layer.lora_kernel_b, Product(tf.einsum("...d,dr->...r", scale * x, a), dz)))
+    return uses
 
 
 def _by_position(values: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.tap import Tap
-from dp_sparse.clipping.uses import Rows, Use
+from dp_sparse.clipping.tied import Tied
+from dp_sparse.clipping.uses import Product, Rows, Use
 from dp_sparse.errors import BadExampleError, require
 
 
@@ -20,22 +21,124 @@ def call_embedding(
 ) -> tf.Tensor:
     """Gathers the rows of `inputs`, integer `[batch, ...]`, and records them as lookups.
 
-    A lookup of id 0 under `mask_zero` is masked: it does not train its row.
+    A lookup of id 0 under `mask_zero` is masked: it does not train its row. With LoRA the rows are
+    those of E + s·A·B, and A is a table.
     """
     del call
-    table = layer.embeddings
     row_ids = _checked(tf.cast(inputs, tf.int64), layer)
-    rows = tf.gather(table.value, row_ids)
+    rows = _gathered(layer, row_ids)
 
     def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
-        batch = tf.shape(row_ids)[0]
-        ids = tf.reshape(row_ids, [batch, _lookups(row_ids)])
-        valid = tf.not_equal(ids, 0) if layer.mask_zero else tf.ones_like(ids, tf.bool)
-        dz = tf.reshape(cotangents[0], [batch, _lookups(row_ids), layer.output_dim])
-        return [(table, Rows(ids, valid, dz))]
+        ids, valid, dz = _lookups_of(layer, row_ids, cotangents[0])
+        uses: list[tuple[keras.Variable, Use]] = []
+        if tap.trains(layer._embeddings):
+            uses.append((layer._embeddings, Rows(ids, valid, dz)))
+        return uses + (_lora_uses(layer, tap, ids, valid, dz) if layer.lora_enabled else [])
 
     tap.watch([rows], uses_of)
     return tf.cast(rows, layer.compute_dtype)
+
+
+def call_reversible_embedding(
+    layer: keras.layers.ReversibleEmbedding,
+    call: Callable[..., Any],
+    tap: Tap,
+    inputs: tf.Tensor,
+    reverse: bool = False,
+) -> tf.Tensor:
+    """Looks rows up, or multiplies with the table; untied, the latter is a matrix of its own."""
+    if reverse:
+        return _logits(layer, tap, inputs)
+    if not layer.tie_weights:
+        rows = call_embedding(layer, call, tap, inputs)
+    else:
+        rows = _tied_rows(layer, tap, inputs)
+    mask = keras.layers.Embedding.compute_mask(layer, inputs)
+    if mask is not None:
+        rows._keras_mask = mask
+    return rows
+
+
+def tables_of(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The variables of a layer that are used through lookups alone."""
+    if type(layer) is keras.layers.ReversibleEmbedding and layer.tie_weights:
+        return []
+    if type(layer) not in (keras.layers.Embedding, keras.layers.ReversibleEmbedding):
+        return []
+    low_rank = [layer.lora_embeddings_a] if layer.lora_enabled else []
+    return [layer._embeddings, *low_rank]
+
+
+def _tied_rows(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Tensor) -> tf.Tensor:
+    row_ids = _checked(tf.cast(inputs, tf.int64), layer)
+    rows = _gathered(layer, row_ids)
+
+    def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
+        ids, valid, dz = _lookups_of(layer, row_ids, cotangents[0])
+        no_hidden = tf.zeros([tf.shape(ids)[0], 0, layer.output_dim])
+        no_logits = tf.zeros([tf.shape(ids)[0], 0, layer.input_dim])
+        return [(layer._embeddings, Tied(layer.input_dim, ids, valid, dz, no_hidden, no_logits))]
+
+    tap.watch([rows], uses_of)
+    return tf.cast(rows, layer.compute_dtype)
+
+
+def _logits(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Tensor) -> tf.Tensor:
+    """H·Wᵀ as the layer computes it; the cotangent is that before the soft cap."""
+    tied, dtype = layer.tie_weights, layer.reverse_dtype or layer.compute_dtype
+    variable = layer._embeddings if tied else layer.reverse_embeddings
+    weights = tf.cast(variable.value, dtype)
+    logits = tf.einsum(
+        "...d,vd->...v" if tied else "...d,dv->...v", tf.cast(inputs, dtype), weights
+    )
+
+    def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
+        batch, width, rows = tf.shape(inputs)[0], layer.output_dim, layer.input_dim
+        hidden = tf.reshape(tf.cast(inputs, tf.float32), [batch, _lookups(inputs[..., 0]), width])
+        dz = tf.reshape(cotangents[0], [batch, _lookups(inputs[..., 0]), rows])
+        if not tied:
+            return [(variable, Product(hidden, dz))]
+        ids = tf.zeros([batch, 0], tf.int64)
+        nothing = tf.zeros([batch, 0, width])
+        return [(variable, Tied(rows, ids, tf.cast(ids, tf.bool), nothing, hidden, dz))]
+
+    if tap.trains(variable):
+        tap.watch([logits], uses_of)
+    cap = layer.logit_soft_cap
+    return logits if cap is None else tf.tanh(logits / cap) * cap
+
+
+def _gathered(layer: keras.layers.Embedding, row_ids: tf.Tensor) -> tf.Tensor:
+    rows = tf.gather(layer._embeddings.value, row_ids)
+    if not layer.lora_enabled:
+        return rows
+    a, b = layer.lora_embeddings_a.value, layer.lora_embeddings_b.value
+    scale = layer.lora_alpha / layer.lora_rank
+    return rows + scale * tf.einsum("...r,rd->...d", tf.gather(a, row_ids), b)
+
+
+def _lora_uses(
+    layer: keras.layers.Embedding, tap: Tap, ids: tf.Tensor, valid: tf.Tensor, dz: tf.Tensor
+) -> list[tuple[keras.Variable, Use]]:
+    a, b = layer.lora_embeddings_a, layer.lora_embeddings_b
+    scaled = dz * (layer.lora_alpha / layer.lora_rank)
+    uses: list[tuple[keras.Variable, Use]] = []
+    if tap.trains(a):
+        uses.append((a, Rows(ids, valid, tf.einsum("bld,rd->blr", scaled, b.value))))
+    if tap.trains(b):
+        trained = tf.cast(valid, tf.float32)[..., tf.newaxis]
+        uses.append((b, Product(tf.gather(a.value, ids) * trained, scaled)))
+    return uses
+
+
+def _lookups_of(
+    layer: keras.layers.Embedding, row_ids: tf.Tensor, cotangent: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Ids and validity `[batch, lookups]`, cotangents `[batch, lookups, width]`."""
+    shape = [tf.shape(row_ids)[0], _lookups(row_ids)]
+    ids = tf.reshape(row_ids, shape)
+    valid = tf.not_equal(ids, 0) if layer.mask_zero else tf.ones_like(ids, tf.bool)
+    return ids, valid, tf.reshape(cotangent, [*shape, layer.output_dim])
 
 
 def _lookups(row_ids: tf.Tensor) -> int:

@@ -1,7 +1,7 @@
-"""LayerNormalization: scale and offset.
+"""Normalisation layers: per-feature scale and offset.
 
 Their per-example gradients are sums over the positions of an example. Gradients are summed over
-positions before anything is squared.
+positions before anything is squared. UnitNormalization has no variables and needs no rule.
 """
 
 from collections.abc import Callable
@@ -17,33 +17,68 @@ from dp_sparse.clipping.uses import Direct, Use
 def call_layer_normalization(
     layer: keras.layers.LayerNormalization, call: Callable[..., Any], tap: Tap, inputs: tf.Tensor
 ) -> tf.Tensor:
-    """Runs the layer's own call and records the uses of scale and offset.
+    """Runs the layer's own call and records the uses of scale and offset."""
 
-    γ's gradient needs the normalised input, taken again from the same statistics.
-    """
+    def normalised(x: tf.Tensor) -> tf.Tensor:
+        return keras.ops.layer_normalization(
+            x, None, None, layer.axis, layer.epsilon, rms_scaling=layer.rms_scaling
+        )
+
+    return _scaled(call, tap, inputs, normalised, layer.gamma, layer.beta, layer.axis)
+
+
+def call_rms_normalization(
+    layer: keras.layers.RMSNormalization, call: Callable[..., Any], tap: Tap, inputs: tf.Tensor
+) -> tf.Tensor:
+    """Runs the layer's own call and records the use of the scale."""
+
+    def normalised(x: tf.Tensor) -> tf.Tensor:
+        return keras.ops.rms_normalization(x, None, layer.axis, layer.epsilon)
+
+    return _scaled(call, tap, inputs, normalised, layer.scale, None, layer.axis)
+
+
+def call_group_normalization(
+    layer: keras.layers.GroupNormalization, call: Callable[..., Any], tap: Tap, inputs: tf.Tensor
+) -> tf.Tensor:
+    """Runs the layer's own call and records the uses of scale and offset."""
+
+    def normalised(x: tf.Tensor) -> tf.Tensor:
+        grouped = layer._reshape_into_groups(x)
+        channels = layer.axis % x.shape.rank  # groups stand here, their channels behind
+        inner = [axis for axis in range(1, grouped.shape.rank) if axis != channels]
+        mean, variance = tf.nn.moments(grouped, inner, keepdims=True)
+        return tf.reshape((grouped - mean) * tf.math.rsqrt(variance + layer.epsilon), tf.shape(x))
+
+    gamma = layer.gamma if layer.scale else None
+    beta = layer.beta if layer.center else None
+    return _scaled(call, tap, inputs, normalised, gamma, beta, [layer.axis])
+
+
+def _scaled(
+    call: Callable[..., Any],
+    tap: Tap,
+    inputs: tf.Tensor,
+    normalised: Callable[[tf.Tensor], tf.Tensor],
+    scale: keras.Variable | None,
+    offset: keras.Variable | None,
+    axes: Any,
+) -> tf.Tensor:
+    """Records `z = scale · n(x) + offset`; n is taken again from the inputs, in float32."""
     outputs = call(inputs)
+    given = [axes] if isinstance(axes, int) else axes
+    kept = {axis % outputs.shape.rank for axis in given}
+    summed = [axis for axis in range(1, outputs.shape.rank) if axis not in kept]
 
     def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
         uses: list[tuple[keras.Variable, Use]] = []
         dz = cotangents[0]
-        if tap.trains(layer.gamma):
-            normalised = _normalised(tf.cast(inputs, tf.float32), layer)
-            uses.append((layer.gamma, Direct(_per_example(dz * normalised, layer))))
-        if tap.trains(layer.beta):
-            uses.append((layer.beta, Direct(_per_example(dz, layer))))
+        if tap.trains(scale):
+            terms = dz * normalised(tf.cast(inputs, tf.float32))
+            uses.append((scale, Direct(tf.reduce_sum(terms, axis=summed))))
+        if tap.trains(offset):
+            uses.append((offset, Direct(tf.reduce_sum(dz, axis=summed))))
         return uses
 
     tap.watch([outputs], uses_of)
     return outputs
-
-
-def _normalised(inputs: tf.Tensor, layer: keras.layers.LayerNormalization) -> tf.Tensor:
-    return keras.ops.layer_normalization(
-        inputs, None, None, layer.axis, layer.epsilon, rms_scaling=layer.rms_scaling
-    )
-
-
-def _per_example(values: tf.Tensor, layer: keras.layers.LayerNormalization) -> tf.Tensor:
-    """Sums `[batch, ...]` over every axis that is neither the batch nor normalised."""
-    kept = {axis % values.shape.rank for axis in layer.axis}
-    return tf.reduce_sum(values, axis=[a for a in range(1, values.shape.rank) if a not in kept])

@@ -1,0 +1,71 @@
+"""Layers with low-rank adapters: only A and B train, exact against brute force."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import pytest
+
+from dp_sparse import clipping
+from tests.clipping_cases import assert_as_brute_force
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def adapted(layer: keras.layers.Layer, name: str) -> None:
+    """Adapters with random B, as after some training."""
+    layer.enable_lora(2, lora_alpha=3.0)
+    b = getattr(layer, f"lora_{name}_b")
+    b.assign(values(*b.shape, seed=7))
+
+
+@pytest.mark.parametrize("inner", [(), (4,), (2, 3)])
+def test_dense(inner: tuple[int, ...]) -> None:
+    layer = keras.layers.Dense(6, activation="tanh")
+    model = keras.Sequential([keras.Input((*inner, 5)), layer, keras.layers.Dense(2)])
+    adapted(layer, "kernel")
+    assert len(model.trainable_variables) == 5
+    assert_as_brute_force(model, values(3, *inner, 5))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape", "output"),
+    [
+        ("abc,cde->abde", (4, 5), (None, 2, 3)),
+        ("abcd,cde->abe", (4, 2, 3), (None, 6)),
+        ("abc,bcd->abd", (4, 5), (4, 6)),
+        ("abc,dc->abd", (4, 5), (None, 6)),  # ends with an input: the fallback
+    ],
+)
+def test_einsum_dense(
+    equation: str, shape: tuple[int, ...], output: tuple[int | None, ...]
+) -> None:
+    layer = keras.layers.EinsumDense(equation, output, bias_axes=equation[-1])
+    model = keras.Sequential([keras.Input(shape), layer])
+    adapted(layer, "kernel")
+    assert_as_brute_force(model, values(3, *shape))
+
+
+def test_attention() -> None:
+    attention = keras.layers.MultiHeadAttention(2, 3)
+    x = keras.Input((4, 6))
+    model = keras.Model(x, attention(x, x))
+    for layer in (attention._query_dense, attention._value_dense):
+        adapted(layer, "kernel")
+    assert_as_brute_force(model, values(3, 4, 6))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_embedding(masked: bool) -> None:
+    layer = keras.layers.Embedding(7, 4, mask_zero=masked)
+    ids = keras.Input((5,), dtype="int32")
+    model = keras.Model(ids, keras.layers.Dense(3)(keras.layers.Flatten()(layer(ids))))
+    adapted(layer, "embeddings")
+    low, high = (1, 7) if masked else (0, 7)
+    assert_as_brute_force(model, np.random.default_rng(0).integers(low, high, (4, 5)))
+    tables = clipping.embedding_tables(model)
+    assert [table.path for table in tables] == [layer.lora_embeddings_a.path]
