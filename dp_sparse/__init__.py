@@ -9,6 +9,7 @@ if keras.backend.backend() != "tensorflow":
     )
 
 from dp_sparse.callbacks import PrivacyReport, install_callback_guard
+from dp_sparse.checking import ModelCheck, check_model
 from dp_sparse.errors import BadExampleError, PrivacyError, UnsupportedLayerError
 from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer
 from dp_sparse.plan import GaussianMechanism, PrivacyBudget, PrivacyPlan, Release
@@ -24,6 +25,7 @@ __all__ = [
     "DPAdaFESTOptimizer",
     "DPSGDOptimizer",
     "GaussianMechanism",
+    "ModelCheck",
     "PoissonSampling",
     "PrivacyBudget",
     "PrivacyError",
@@ -34,4 +36,5 @@ __all__ = [
     "StreamSampling",
     "UnsupportedLayerError",
     "__version__",
+    "check_model",
 ]

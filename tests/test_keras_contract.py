@@ -222,3 +222,11 @@ def test_a_quantised_or_lora_layer_says_so() -> None:
     assert layer.quantization_mode is None
     layer.enable_lora(2)
     assert layer.lora_enabled is True
+
+
+def test_functional_and_sequential_models_keep_the_structure_of_their_inputs() -> None:
+    inputs = {"a": keras.Input((2,)), "b": keras.Input((3,))}
+    model = keras.Model(inputs, keras.layers.Concatenate()(list(inputs.values())))
+    assert sorted(model._inputs_struct) == ["a", "b"]
+    sequential = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    assert sequential._functional._inputs_struct.shape == (None, 2)

@@ -4,15 +4,24 @@ Nothing per example is materialised.
 """
 
 from dp_sparse.clipping.gradients import ClippedSums, clip
-from dp_sparse.clipping.recorder import Recording, embedding_tables, record, tapped_layers
+from dp_sparse.clipping.recorder import (
+    Recording,
+    Survey,
+    embedding_tables,
+    record,
+    survey,
+    tapped_layers,
+)
 from dp_sparse.clipping.uses import self_check
 
 __all__ = [
     "ClippedSums",
     "Recording",
+    "Survey",
     "clip",
     "embedding_tables",
     "record",
     "self_check",
+    "survey",
     "tapped_layers",
 ]

@@ -95,22 +95,39 @@ def record(model: keras.Model, x: Any, tape: tf.GradientTape, batch_capacity: in
     return Recording(outputs, records, audit.writes)
 
 
+@dataclasses.dataclass(frozen=True)
+class Survey:
+    """What a model's layers are covered by, found without running it.
+
+    Attributes:
+        taps: The outermost layers that own trainable variables, each with its rule.
+        problems: What cannot be trained privately: paths, reasons and mends.
+    """
+
+    taps: list[tuple[keras.layers.Layer, Rule]]
+    problems: list[str]
+
+
+def survey(model: keras.Model) -> Survey:
+    """The layers whose calls would be recorded, and all layers that cannot be."""
+    found: dict[int, tuple[keras.layers.Layer, Rule]] = {}
+    problems: list[str] = []
+    _collect(model, found, problems)
+    return Survey(list(found.values()), problems)
+
+
 def tapped_layers(model: keras.Model) -> list[tuple[keras.layers.Layer, Rule]]:
     """The layers whose calls are recorded, each with its rule.
-
-    They are the outermost layers that own trainable variables.
 
     Raises:
         UnsupportedLayerError: Naming all layers that cannot be trained privately.
     """
-    found: dict[int, tuple[keras.layers.Layer, Rule]] = {}
-    problems: list[str] = []
-    _collect(model, found, problems)
-    if problems:
+    found = survey(model)
+    if found.problems:
         raise UnsupportedLayerError(
-            "Cannot train privately:\n" + "\n".join(f"- {p}" for p in problems)
+            "Cannot train privately:\n" + "\n".join(f"- {p}" for p in found.problems)
         )
-    return list(found.values())
+    return found.taps
 
 
 def embedding_tables(model: keras.Model) -> list[keras.Variable]:

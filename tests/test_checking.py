@@ -1,0 +1,99 @@
+"""check_model: every variable with its rule, every problem with its mend, nothing changed."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import dp_sparse
+from tests.training_cases import click_model
+
+
+class Scale(keras.layers.Layer):
+    """A layer without a rule of its own."""
+
+    def build(self, input_shape: Any) -> None:
+        self.scale = self.add_weight(shape=(input_shape[-1],), name="scale")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * self.scale
+
+
+def test_every_variable_has_its_rule() -> None:
+    ids, x = keras.Input((3,), dtype="int32"), keras.Input((4,))
+    table = keras.layers.Flatten()(keras.layers.Embedding(9, 2, name="table")(ids))
+    hidden = keras.layers.Dense(5, name="hidden")(keras.layers.Concatenate()([table, x]))
+    model = keras.Model([ids, x], Scale(name="own")(keras.layers.LayerNormalization()(hidden)))
+    check = dp_sparse.check_model(model)
+    assert check.ok and check.traced
+    assert list(check.rules) == [v.path for v in model.trainable_variables]
+    assert list(check.rules.values()) == [
+        "embedding",
+        "dense",
+        "dense",
+        "normalization",
+        "normalization",
+        "fallback",
+    ]
+    assert "table/embeddings" in str(check) and "fallback" in str(check)
+
+
+def test_all_problems_at_once_with_their_mends() -> None:
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(3, activity_regularizer="l2", name="first"),
+            keras.layers.BatchNormalization(name="second"),
+        ]
+    )
+    check = dp_sparse.check_model(model)
+    assert not check.ok and len(check.problems) == 2
+    shown = str(check)
+    for part in ("first", "Remove activity_regularizer", "second", "GroupNormalization"):
+        assert part in shown
+
+
+def test_what_only_a_pass_shows() -> None:
+    class Peeks(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, inputs: Any) -> Any:
+            return self.dense(inputs) @ keras.ops.transpose(self.dense.kernel)
+
+    model = Peeks()
+    x = np.ones((2, 4), np.float32)
+    check = dp_sparse.check_model(model, x)
+    assert check.traced and "read outside the layer that owns it" in check.problems[0]
+    without = dp_sparse.check_model(model)
+    assert not without.traced and "give x" in str(without)
+
+
+def test_the_fallbacks_memory_at_the_batch_of_training() -> None:
+    model = keras.Sequential([keras.Input((10_000,)), Scale()])
+    assert dp_sparse.check_model(model, batch_size=128).ok
+    assert "bytes" in dp_sparse.check_model(model, batch_size=10**6).problems[0]
+
+
+def test_nothing_changes() -> None:
+    model = click_model()
+    before = [np.array(v) for v in model.variables]
+    dp_sparse.check_model(model)
+    for old, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(old, variable)
+
+
+def test_neither_weights_nor_inputs() -> None:
+    with pytest.raises(ValueError, match="Expected a built model or x"):
+        dp_sparse.check_model(keras.Sequential([keras.layers.Dense(3)]))
+
+
+def test_a_model_with_nothing_to_train() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Flatten()])
+    assert dp_sparse.check_model(model).rules == {}
