@@ -1,6 +1,7 @@
 """Whether a model can be trained privately, and by which rules, before any training."""
 
 import dataclasses
+import re
 from typing import Any
 
 import keras
@@ -103,6 +104,13 @@ def _of_a_pass(model: keras.Model, specs: Any, batch_size: int) -> list[str]:
     try:
         tf.function(forward, autograph=False).get_concrete_function(specs)
     except UnsupportedLayerError as error:
-        lines = str(error).splitlines()
-        return [line.removeprefix("- ") for line in lines if line != "Cannot train privately:"]
+        return _sentences(str(error))
     return []
+
+
+def _sentences(message: str) -> list[str]:
+    """The problems of an error, without what Keras wraps around one raised inside a call."""
+    if message.startswith("Exception encountered"):
+        message = re.sub(r"\x1b\[\d+m", "", message.split("\n\n")[1])
+    lines = message.splitlines()
+    return [line.removeprefix("- ") for line in lines if line != "Cannot train privately:"]
