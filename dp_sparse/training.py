@@ -8,22 +8,17 @@ and noise from the records (DP-AdaFEST, Algorithm 1).
 
 import functools
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from dp_sparse import clipping, isolation, noise
-from dp_sparse.clipping.uses import Rows, Use
+from dp_sparse import batch_sums, clipping, isolation, microbatches, noise
 from dp_sparse.errors import PrivacyError, translated
-from dp_sparse.losses import per_example_losses
-from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
+from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling.marker import is_sampled
-from dp_sparse.selection.contribution import TableLookups
 
 _REPLACED = ("train_step", "make_train_function")
-_Used = list[tuple[keras.Variable, Use]]
 
 
 def install_compile_hook() -> None:
@@ -146,34 +141,42 @@ def private_train_step(
         _build(model, optimizer, (x, y, weights["sample_weight"]))
     draw, spent = optimizer.begin_step(weights["marker"])
     checks = isolation.checks(
-        _losses_of(model, weights, capacity),
-        (x, y),
+        batch_sums.losses_of(model, weights, capacity),
+        _checked_part(optimizer, (x, y)),
         weights["present"],
         optimizer.diagnostics.isolation_checks,
     )
     with tf.control_dependencies([spent, *checks]):
         x = tf.nest.map_structure(tf.identity, x)
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        recording = clipping.record(model, x, tape, capacity)
-        losses = _losses(model, y, recording.outputs, weights)
-        total = tf.reduce_sum(losses)
-    uses = recording.uses(tape.gradient(total, recording.targets))
-    recording.commit()
-    uses += _unused_tables(optimizer, uses, tf.shape(losses)[0])
-    real = weights["present"] * _any_weight(weights["sample_weight"])
-    uses, choices = _restricted(uses, optimizer, real, draw)
-    num_slots = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
-    sums = clipping.clip(uses, num_slots, optimizer.clip_norm, losses, real)
-    optimizer.apply_private(_private_sums(model, sums, choices), draw)
-    _count(
-        optimizer,
-        sums,
-        real,
-        [choices[id(table)] for table in optimizer.tables if id(table) in choices],
-    )
-    with tf.control_dependencies([losses]):  # its labels are checked; Keras' own are not
-        y = tf.nest.map_structure(tf.identity, y)
-    return _metrics(model, x, y, recording.outputs, weights)
+    size = optimizer.microbatch_size
+    if size is None:
+        found, logs = batch_sums.at_once(model, optimizer, (x, y, weights), draw)
+    else:
+        found, logs = microbatches.by_parts(model, optimizer, (x, y, weights), draw, size)
+    optimizer.apply_private(found.sums, draw)
+    _count(optimizer, found)
+    return logs
+
+
+def _checked_part(optimizer: PrivateOptimizer, batch: Any) -> Any:
+    """What the isolation checks see: of a large batch a micro-batch, so that memory stays fixed."""
+    if optimizer.microbatch_size is None:
+        return batch
+    size = max(2, optimizer.microbatch_size)
+    return tf.nest.map_structure(lambda leaf: leaf[:size], batch)
+
+
+def _count(optimizer: PrivateOptimizer, found: batch_sums.BatchSums) -> None:
+    """Adds to the running totals that reports read."""
+    totals = optimizer.diagnostics
+    for total, count in zip(
+        (totals.examples, totals.clipped, totals.not_finite), tf.unstack(found.counts), strict=True
+    ):
+        total.assign_add(count)
+    if optimizer.tables and optimizer.selects_rows:  # else which rows were looked up would be told
+        of_table = {id(table): rows for table, rows in found.sums.tables}
+        rows = [tf.size(of_table[id(table)].indices, tf.int64) for table in optimizer.tables]
+        totals.rows.assign_add(tf.stack(rows))
 
 
 def _build(model: keras.Model, optimizer: PrivateOptimizer, batch: Any) -> None:
@@ -205,136 +208,3 @@ def _trimmed(data: Any) -> Any:
         lambda leaf: leaf[:size], (x, y, dict(weights, marker=present))
     )
     return x, y, dict(weights, marker=marker)
-
-
-def _losses(model: keras.Model, y: Any, y_pred: Any, weights: dict[str, Any]) -> tf.Tensor:
-    """Per-example losses, 0 for padding."""
-    present = weights["present"]
-    sample_weight = tf.nest.map_structure(
-        lambda w: w * _column(present, w), weights["sample_weight"]
-    )
-    return per_example_losses(model, y, y_pred, sample_weight)
-
-
-def _column(present: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
-
-
-def _any_weight(sample_weight: Any) -> tf.Tensor:
-    """1 for examples with some weight above 0, float32 `[batch]`: weight 0 means padding."""
-    used = [
-        tf.reduce_any(tf.reshape(weight > 0, [tf.shape(weight)[0], -1]), axis=1)
-        for weight in tf.nest.flatten(sample_weight)
-    ]
-    return tf.cast(functools.reduce(tf.logical_or, used), tf.float32)
-
-
-def _unused_tables(optimizer: PrivateOptimizer, uses: _Used, batch: tf.Tensor) -> _Used:
-    """Tables that this batch never looked up: they get false rows, or dense noise, all the same."""
-    used = {id(variable) for variable, _ in uses}
-    ids = tf.zeros([batch, 0], tf.int64)
-    return [
-        (table, Rows(ids, tf.cast(ids, tf.bool), tf.zeros([batch, 0, table.shape[1]])))
-        for table in optimizer.tables
-        if id(table) not in used
-    ]
-
-
-def _restricted(
-    uses: _Used, optimizer: PrivateOptimizer, real: tf.Tensor, draw: Any
-) -> tuple[_Used, dict[int, RowChoice]]:
-    """Lookups restricted to the optimizer's rows, over all tables at once, before any clipping."""
-    tables = [(variable, use) for variable, use in uses if isinstance(use, Rows)]
-    lookups = [
-        TableLookups(variable.shape[0], use.row_ids, use.valid & (real > 0)[:, tf.newaxis])
-        for variable, use in tables
-    ]
-    choices = optimizer.choose_rows(lookups, draw)
-    chosen = {id(variable): choice for (variable, _), choice in zip(tables, choices, strict=True)}
-    restricted: _Used = [
-        (variable, use.restricted(chosen[id(variable)].slots) if isinstance(use, Rows) else use)
-        for variable, use in uses
-    ]
-    return restricted, chosen
-
-
-def _private_sums(
-    model: keras.Model, sums: clipping.ClippedSums, choices: dict[int, RowChoice]
-) -> PrivateSums:
-    """The clipped sums, with zeros for variables that this batch's records did not reach.
-
-    They are noised all the same.
-    """
-    reached = {id(variable): total for variable, total in sums.dense}
-    tables = [
-        (
-            table,
-            tf.IndexedSlices(
-                rows, choices[id(table)].row_ids, tf.constant(list(table.shape), tf.int64)
-            ),
-        )
-        for table, rows in sums.tables
-    ]
-    dense = [
-        (variable, reached.get(id(variable), tf.zeros(variable.shape)))
-        for variable in model.trainable_variables
-        if id(variable) not in choices
-    ]
-    return PrivateSums(dense, tables)
-
-
-def _losses_of(model: keras.Model, weights: dict[str, Any], capacity: int) -> isolation.LossesOf:
-    """The recorded forward pass with all weights 1, as the isolation checks call it."""
-    everyone = tf.nest.map_structure(tf.ones_like, dict(weights))
-
-    def losses_of(x: Any, y: Any, tape: tf.GradientTape) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        recording = clipping.record(model, x, tape, capacity)
-        return _losses(model, y, recording.outputs, everyone), recording.targets
-
-    return losses_of
-
-
-def _count(
-    optimizer: PrivateOptimizer,
-    sums: clipping.ClippedSums,
-    real: tf.Tensor,
-    choices: Sequence[RowChoice],
-) -> None:
-    """Adds to the running totals that reports read."""
-    counts = optimizer.diagnostics
-    examples = real > 0
-    clipped = examples & sums.finite & (sums.squared_norms > optimizer.clip_norm**2)
-    counts.examples.assign_add(tf.math.count_nonzero(examples))
-    counts.clipped.assign_add(tf.math.count_nonzero(clipped))
-    counts.not_finite.assign_add(tf.math.count_nonzero(examples & ~sums.finite))
-    if choices and optimizer.selects_rows:  # else which rows a batch looked up would be counted
-        rows = tf.stack([tf.size(choice.row_ids, tf.int64) for choice in choices])
-        counts.rows.assign_add(rows)
-
-
-def _metrics(
-    model: keras.Model, x: Any, y: Any, y_pred: Any, weights: dict[str, Any]
-) -> dict[str, Any]:
-    """Keras' loss and metrics over the real examples of the batch."""
-    present = weights["present"] > 0
-
-    def real(values: Any) -> Any:
-        return tf.nest.map_structure(lambda value: tf.boolean_mask(value, present), values)
-
-    y, y_pred = real(y), real(y_pred)
-    sample_weight = _by_output(real(weights["sample_weight"]), y_pred)
-    loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
-    model._loss_tracker.update_state(loss, sample_weight=tf.math.count_nonzero(present))
-    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-
-def _by_output(sample_weight: Any, y_pred: Any) -> Any:
-    """Weights `[batch]` with the axes of each output's losses.
-
-    Keras' own reduction does not add them.
-    """
-    if tf.nest.is_nested(sample_weight) or sample_weight.shape.rank != 1:
-        return sample_weight
-    return tf.nest.map_structure(
-        lambda output: tf.reshape(sample_weight, [-1] + [1] * (output.shape.rank - 2)), y_pred
-    )

@@ -6,6 +6,7 @@ Nothing per example is materialised.
 from dp_sparse.clipping.gradients import ClippedSums, clip
 from dp_sparse.clipping.recorder import (
     Recording,
+    SeedValues,
     Survey,
     embedding_tables,
     record,
@@ -17,6 +18,7 @@ from dp_sparse.clipping.uses import self_check
 __all__ = [
     "ClippedSums",
     "Recording",
+    "SeedValues",
     "Survey",
     "clip",
     "embedding_tables",

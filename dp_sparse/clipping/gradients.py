@@ -66,13 +66,16 @@ def _sanitised(
     Free when there is none.
     """
     structures = [{name: getattr(use, name) for name in use.float_fields} for _, use in uses]
-    tensors = tf.nest.flatten(structures)
+    once = {
+        id(tensor): tensor for tensor in tf.nest.flatten(structures)
+    }  # what uses share stays so
 
     def zeroed() -> list[tf.Tensor]:
-        return [tf.where(_expanded(finite, tensor), tensor, 0.0) for tensor in tensors]
+        return [tf.where(_expanded(finite, tensor), tensor, 0.0) for tensor in once.values()]
 
-    clean = tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in tensors], zeroed)
-    fields = tf.nest.pack_sequence_as(structures, clean)
+    clean = tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in once.values()], zeroed)
+    cleaned = dict(zip(once, clean, strict=True))
+    fields = tf.nest.map_structure(lambda tensor: cleaned[id(tensor)], structures)
     return [
         (variable, dataclasses.replace(use, **own))  # type: ignore[type-var]
         for (variable, use), own in zip(uses, fields, strict=True)

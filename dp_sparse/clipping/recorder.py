@@ -9,7 +9,7 @@ what was not measured could not be clipped.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,6 +26,7 @@ _ADAPTED = {
     keras.layers.StringLookup: "input_vocabulary",
     keras.layers.IntegerLookup: "input_vocabulary",
 }
+SeedValues = Sequence[tuple[keras.Variable, tf.Tensor]]
 _LORA = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
 
 
@@ -69,7 +70,13 @@ class Recording:
         return [(variable, _joined(variable, uses)) for variable, uses in by_variable.values()]
 
 
-def record(model: keras.Model, x: Any, tape: tf.GradientTape, batch_capacity: int) -> Recording:
+def record(
+    model: keras.Model,
+    x: Any,
+    tape: tf.GradientTape,
+    batch_capacity: int,
+    seeds: SeedValues = (),
+) -> Recording:
     """Runs `model(x, training=True)` on `tape`, every layer call recorded.
 
     Args:
@@ -77,13 +84,14 @@ def record(model: keras.Model, x: Any, tape: tf.GradientTape, batch_capacity: in
         x: Its inputs, each `[batch, ...]`.
         tape: A tape that watches nothing by itself.
         batch_capacity: The largest batch there can be, for what must be refused by its memory.
+        seeds: States of seed generators to use instead of their own, as `seed_updates` gives them.
 
     Raises:
         UnsupportedLayerError: With every layer whose per-example gradients cannot be had, its path
             and the mend.
     """
     taps = tapped_layers(model)
-    audit = _Audit(model.trainable_variables)
+    audit = _Audit(model.trainable_variables, seeds)
     records: list[Record] = []
     with contextlib.ExitStack() as stack:
         for layer, rule in taps:
@@ -213,8 +221,8 @@ def _tapped(layer: keras.layers.Layer, rule: Rule, tap: Tap, audit: "_Audit") ->
 class _Audit(keras.StatelessScope):
     """Sees every read and write of a variable during a forward pass, and lets no write through."""
 
-    def __init__(self, trainable: list[keras.Variable]) -> None:
-        super().__init__(collect_losses=True)
+    def __init__(self, trainable: list[keras.Variable], seeds: SeedValues) -> None:
+        super().__init__(state_mapping=list(seeds), collect_losses=True)
         self.writes: list[tuple[keras.Variable, tf.Tensor]] = []
         self._trainable = {id(variable) for variable in trainable}
         self._covered: set[int] = set()

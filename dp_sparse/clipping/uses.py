@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import tensorflow as tf
 
+_GRAM_COST = 3  # of a float64 product, in those of a float32 one
 CHUNK_ENTRIES = 2**16  # per example, of a gradient that is only needed for its norm
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
@@ -55,7 +56,8 @@ class Product:
     def _summed_squared_norms(self) -> tf.Tensor:
         positions = self.inputs.shape[1]
         width_in, width_out = self.inputs.shape[2], self.cotangents.shape[2]
-        if positions is not None and positions * (width_in + width_out) <= width_in * width_out:
+        gram_entries = None if positions is None else positions * (width_in + width_out)
+        if gram_entries is not None and _GRAM_COST * gram_entries <= width_in * width_out:
             # In float64: the terms of ⟨·,·⟩ may cancel, and squares of tiny numbers vanish.
             x, dz = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangents, tf.float64)
             inner, outer = tf.einsum("bsd,btd->bst", x, x), tf.einsum("bsn,btn->bst", dz, dz)
@@ -105,9 +107,7 @@ class Direct:
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i, of the variable's shape."""
         flat = tf.reshape(self.gradients, [tf.shape(self.gradients)[0], -1])
-        return tf.reshape(
-            tf.linalg.matvec(flat, factors, transpose_a=True), self.gradients.shape[1:]
-        )
+        return tf.reshape(tf.matmul(factors[tf.newaxis], flat), self.gradients.shape[1:])
 
 
 class BilinearForm(Protocol):

@@ -44,6 +44,7 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         expected_false_rows: λ > 0, for the default threshold.
         table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
             rate.
+        microbatch_size: As `PrivateOptimizer`; rows are chosen once, over the whole batch.
         name: As in Keras.
 
     Raises:
@@ -67,10 +68,11 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         threshold: float | None = None,
         expected_false_rows: float = 32,
         table_optimizer: keras.optimizers.Optimizer | None = None,
+        microbatch_size: int | None = None,
         *,
         name: str | None = None,
     ) -> None:
-        super().__init__(optimizer, plan, clip_norm, name=name)
+        super().__init__(optimizer, plan, clip_norm, microbatch_size=microbatch_size, name=name)
         self.contribution_clip_norm = validate.clip_norm(
             "contribution_clip_norm", contribution_clip_norm
         )

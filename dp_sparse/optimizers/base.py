@@ -59,6 +59,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         optimizer: The Keras optimizer to apply to the noisy gradients.
         plan: A calibrated plan, whose sampler must make the batches.
         clip_norm: C > 0, the L2 norm to which each example's whole gradient is clipped.
+        microbatch_size: How many examples are in memory at a time; by default the whole batch. It
+            changes neither the guarantee nor the numbers, only memory and time.
         name: As in Keras.
 
     Raises:
@@ -79,9 +81,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         plan: PrivacyPlan,
         clip_norm: float,
         *,
+        microbatch_size: int | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
+        if microbatch_size is not None:
+            validate.positive_integer("microbatch_size", microbatch_size)
+        self.microbatch_size = microbatch_size
         self.optimizer = checked_optimizer(optimizer)
         self.plan = _checked_plan(plan)
         self.clip_norm = validate.clip_norm("clip_norm", clip_norm)
@@ -231,6 +237,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             "optimizer": keras.saving.serialize_keras_object(self.optimizer),
             "plan": self.plan.get_config(),
             "clip_norm": self.clip_norm,
+            "microbatch_size": self.microbatch_size,
             "name": self.name,
         }
 

@@ -12,12 +12,14 @@ from typing import Any
 import keras
 
 from dp_sparse.clipping.rules import (
+    convolution,
     dense,
     einsum,
     embedding,
     fallback,
     normalization,
     prelu,
+    recurrent,
 )
 from dp_sparse.clipping.rules.embedding import tables_of
 
@@ -32,6 +34,8 @@ _RULES: dict[type[keras.layers.Layer], Rule] = {
     keras.layers.RMSNormalization: normalization.call_rms_normalization,
     keras.layers.GroupNormalization: normalization.call_group_normalization,
     keras.layers.PReLU: prelu.call_prelu,
+    **convolution.RULES,
+    **recurrent.RULES,
 }
 
 

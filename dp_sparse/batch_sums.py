@@ -1,0 +1,214 @@
+"""The clipped sums of one batch: a recorded forward pass, a backward pass, selection, clipping."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import clipping, isolation, noise
+from dp_sparse.clipping.uses import Rows, Use
+from dp_sparse.losses import per_example_losses
+from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
+from dp_sparse.selection.contribution import TableLookups
+
+Used = list[tuple[keras.Variable, Use]]
+Choices = dict[int, RowChoice]  # by the id of the table
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSums:
+    """What a batch, or a part of one, adds up to.
+
+    Attributes:
+        sums: Clipped sums of every trainable variable.
+        counts: int64 `[3]`: real examples, how many of them were clipped, how many zeroed because
+            they were not finite. Not private.
+    """
+
+    sums: PrivateSums
+    counts: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """A recorded forward pass with its backward pass to the records.
+
+    Attributes:
+        recording: The forward pass.
+        losses: Per-example losses, float32 `[batch]`, 0 for padding.
+        uses: The joined use of each variable; of the tables also those not looked up.
+    """
+
+    recording: clipping.Recording
+    losses: tf.Tensor
+    uses: Used
+
+
+def at_once(
+    model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
+) -> tuple[BatchSums, dict[str, Any]]:
+    """Sums over the batch `(x, y, weights)`, and Keras' logs over its real examples."""
+    run = run_pass(model, optimizer, batch)
+    run.recording.commit()
+    choices = choose_rows(optimizer, run.uses, real_examples(batch), draw)
+    sums = clipped_sums(model, optimizer, run, choices, real_examples(batch))
+    return sums, update_metrics(model, batch, run)
+
+
+def run_pass(
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    batch: Any,
+    seeds: clipping.SeedValues = (),
+) -> Pass:
+    """One forward and one backward pass; `seeds` replace the states of random layers."""
+    x, y, weights = batch
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        capacity = optimizer.plan.sampling.batch_capacity
+        recording = clipping.record(model, x, tape, capacity, seeds)
+        losses = _losses(model, y, recording.outputs, weights)
+        total = tf.reduce_sum(losses)
+    uses = recording.uses(tape.gradient(total, recording.targets))
+    return Pass(recording, losses, uses + _unused_tables(optimizer, uses, tf.shape(losses)[0]))
+
+
+def real_examples(batch: Any) -> tf.Tensor:
+    """1 for examples that count, 0 for padding and weight 0; float32 `[batch]`."""
+    weights = batch[2]
+    return weights["present"] * _any_weight(weights["sample_weight"])
+
+
+def choose_rows(
+    optimizer: PrivateOptimizer, uses: Used, real: tf.Tensor, draw: noise.Draw
+) -> Choices:
+    """The step's rows, chosen over all tables at once, before any clipping."""
+    tables = [(variable, use) for variable, use in uses if isinstance(use, Rows)]
+    lookups = [
+        TableLookups(variable.shape[0], use.row_ids, use.valid & (real > 0)[:, tf.newaxis])
+        for variable, use in tables
+    ]
+    chosen = optimizer.choose_rows(lookups, draw)
+    return {id(variable): choice for (variable, _), choice in zip(tables, chosen, strict=True)}
+
+
+def clipped_sums(
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    run: Pass,
+    choices: Choices,
+    real: tf.Tensor,
+) -> BatchSums:
+    """Clips each example's gradient, restricted to the chosen rows, and sums."""
+    restricted: Used = [
+        (variable, use.restricted(choices[id(variable)].slots) if isinstance(use, Rows) else use)
+        for variable, use in run.uses
+    ]
+    num_slots = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
+    found = clipping.clip(restricted, num_slots, optimizer.clip_norm, run.losses, real)
+    examples = real > 0
+    clipped = examples & found.finite & (found.squared_norms > optimizer.clip_norm**2)
+    counts = tf.stack(
+        [tf.math.count_nonzero(each) for each in (examples, clipped, examples & ~found.finite)]
+    )
+    return BatchSums(_private_sums(model, found, choices), counts)
+
+
+def losses_of(model: keras.Model, weights: dict[str, Any], capacity: int) -> isolation.LossesOf:
+    """The recorded forward pass with all weights 1, as the isolation checks call it."""
+
+    def of(x: Any, y: Any, tape: tf.GradientTape) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        recording = clipping.record(model, x, tape, capacity)
+        size = tf.shape(tf.nest.flatten(x)[0])[0]
+        everyone = tf.nest.map_structure(
+            lambda leaf: tf.ones_like(leaf[:size]), {**weights, "marker": weights["present"]}
+        )
+        return _losses(model, y, recording.outputs, everyone), recording.targets
+
+    return of
+
+
+def update_metrics(model: keras.Model, batch: Any, run: Pass) -> dict[str, Any]:
+    """Keras' loss and metrics over the real examples of the batch."""
+    x, y, weights = batch
+    y_pred, present = run.recording.outputs, weights["present"] > 0
+    with tf.control_dependencies([run.losses]):  # its labels are checked; Keras' own are not
+        y = tf.nest.map_structure(tf.identity, y)
+
+    def real(values: Any) -> Any:
+        return tf.nest.map_structure(lambda value: tf.boolean_mask(value, present), values)
+
+    y, y_pred = real(y), real(y_pred)
+    sample_weight = _by_output(real(weights["sample_weight"]), y_pred)
+    loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+    model._loss_tracker.update_state(loss, sample_weight=tf.math.count_nonzero(present))
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _losses(model: keras.Model, y: Any, y_pred: Any, weights: dict[str, Any]) -> tf.Tensor:
+    """Per-example losses, 0 for padding."""
+    present = weights["present"]
+    sample_weight = tf.nest.map_structure(
+        lambda w: w * _column(present, w), weights["sample_weight"]
+    )
+    return per_example_losses(model, y, y_pred, sample_weight)
+
+
+def _column(present: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
+
+
+def _any_weight(sample_weight: Any) -> tf.Tensor:
+    """1 for examples with some weight above 0, float32 `[batch]`: weight 0 means padding."""
+    used = [
+        tf.reduce_any(tf.reshape(weight > 0, [tf.shape(weight)[0], -1]), axis=1)
+        for weight in tf.nest.flatten(sample_weight)
+    ]
+    return tf.cast(functools.reduce(tf.logical_or, used), tf.float32)
+
+
+def _unused_tables(optimizer: PrivateOptimizer, uses: Used, batch: tf.Tensor) -> Used:
+    """Tables that this batch never looked up: they get false rows, or dense noise, all the same."""
+    used = {id(variable) for variable, _ in uses}
+    ids = tf.zeros([batch, 0], tf.int64)
+    return [
+        (table, Rows(ids, tf.cast(ids, tf.bool), tf.zeros([batch, 0, table.shape[1]])))
+        for table in optimizer.tables
+        if id(table) not in used
+    ]
+
+
+def _private_sums(model: keras.Model, sums: clipping.ClippedSums, choices: Choices) -> PrivateSums:
+    """The clipped sums, with zeros for variables that this batch's records did not reach.
+
+    They are noised all the same.
+    """
+    reached = {id(variable): total for variable, total in sums.dense}
+    tables = [
+        (
+            table,
+            tf.IndexedSlices(
+                rows, choices[id(table)].row_ids, tf.constant(list(table.shape), tf.int64)
+            ),
+        )
+        for table, rows in sums.tables
+    ]
+    dense = [
+        (variable, reached.get(id(variable), tf.zeros(variable.shape)))
+        for variable in model.trainable_variables
+        if id(variable) not in choices
+    ]
+    return PrivateSums(dense, tables)
+
+
+def _by_output(sample_weight: Any, y_pred: Any) -> Any:
+    """Weights `[batch]` with the axes of each output's losses.
+
+    Keras' own reduction does not add them.
+    """
+    if tf.nest.is_nested(sample_weight) or sample_weight.shape.rank != 1:
+        return sample_weight
+    return tf.nest.map_structure(
+        lambda output: tf.reshape(sample_weight, [-1] + [1] * (output.shape.rank - 2)), y_pred
+    )

@@ -1,0 +1,140 @@
+"""A logical batch of any size in fixed memory, part by part.
+
+The rows of the whole batch are chosen first, from its ids alone; then each part is clipped with
+that choice and added up. Noise comes later and once, so micro-batches change neither the guarantee
+nor, but for rounding and dropout masks, the numbers.
+"""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import noise
+from dp_sparse.batch_sums import (
+    BatchSums,
+    Choices,
+    Pass,
+    choose_rows,
+    clipped_sums,
+    real_examples,
+    run_pass,
+    update_metrics,
+)
+from dp_sparse.clipping.uses import Rows
+from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
+
+_State = dict[str, Any]  # what the loop carries from part to part
+
+
+def by_parts(
+    model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw, size: int
+) -> tuple[BatchSums, dict[str, Any]]:
+    """Sums over the batch `(x, y, weights)` in parts of `size`, and Keras' logs.
+
+    The first pass is there for its ids: of the rest of it, nothing is used and so nothing computed.
+    """
+    whole = run_pass(model, optimizer, batch)
+    _build_metrics(model, batch, whole)
+    choices = choose_rows(optimizer, whole.uses, real_examples(batch), draw)
+    random = [variable for variable, _ in whole.recording.seed_updates]
+    tables = [variable for variable, use in whole.uses if isinstance(use, Rows)]
+    dense = [v for v in model.trainable_variables if id(v) not in choices]
+    slots = [choices[id(table)].slots for table in tables]
+
+    def add_part(begin: tf.Tensor, state: _State) -> tuple[tf.Tensor, _State]:
+        own, own_slots = _part((batch, slots), begin, size)
+        seeds = list(zip(random, state["seeds"], strict=True))
+        run = run_pass(model, optimizer, own, seeds)
+        found = clipped_sums(
+            model, optimizer, run, _with_slots(choices, tables, own_slots), real_examples(own)
+        )
+        update_metrics(model, own, run)
+        return begin + size, _added(state, found, run, (dense, tables, random))
+
+    state, shapes = _start(dense, tables, random, choices)
+    examples = tf.shape(batch[2]["present"])[0]
+    _, state = tf.while_loop(
+        lambda begin, _: begin < examples,
+        add_part,
+        (tf.constant(0), state),
+        (tf.TensorShape([]), shapes),
+        parallel_iterations=1,
+    )
+    for variable, value in zip(random, state["seeds"], strict=True):
+        variable.assign(value)
+    return BatchSums(_sums(state, dense, tables, choices), state["counts"]), (
+        model.get_metrics_result()
+    )
+
+
+def _part(structure: Any, begin: tf.Tensor, size: int) -> Any:
+    """The examples from `begin` on, `size` at most; the marker belongs to the batch and stays."""
+    (x, y, weights), slots = structure
+    cut, marker = (x, y, {**weights, "marker": weights["present"]}, slots), weights["marker"]
+    x, y, weights, slots = tf.nest.map_structure(lambda leaf: leaf[begin : begin + size], cut)
+    return (x, y, {**weights, "marker": marker}), slots
+
+
+def _with_slots(choices: Choices, tables: list[keras.Variable], slots: list[tf.Tensor]) -> Choices:
+    return {
+        id(table): RowChoice(choices[id(table)].row_ids, own)
+        for table, own in zip(tables, slots, strict=True)
+    }
+
+
+def _start(
+    dense: list[keras.Variable],
+    tables: list[keras.Variable],
+    random: list[keras.Variable],
+    choices: Choices,
+) -> tuple[_State, _State]:
+    """Zeros of every sum, and the shapes that they keep."""
+    counts = [tf.size(choices[id(table)].row_ids) for table in tables]
+    state = {
+        "dense": [tf.zeros(variable.shape) for variable in dense],
+        "rows": [tf.zeros([n, t.shape[1]]) for n, t in zip(counts, tables, strict=True)],
+        "counts": tf.zeros([3], tf.int64),
+        "seeds": [tf.convert_to_tensor(variable.value) for variable in random],
+    }
+    shapes = {
+        **tf.nest.map_structure(lambda value: value.shape, state),
+        "rows": [tf.TensorShape([None, table.shape[1]]) for table in tables],
+    }
+    return state, shapes
+
+
+def _added(state: _State, found: BatchSums, run: Pass, names: tuple[Any, Any, Any]) -> _State:
+    dense, tables, random = names
+    of_dense = {id(variable): total for variable, total in found.sums.dense}
+    of_rows = {id(table): rows.values for table, rows in found.sums.tables}
+    advanced = {id(variable): value for variable, value in run.recording.seed_updates}
+    return {
+        "dense": _sum(state["dense"], [of_dense[id(v)] for v in dense]),
+        "rows": _sum(state["rows"], [of_rows[id(table)] for table in tables]),
+        "counts": state["counts"] + found.counts,
+        "seeds": [advanced[id(variable)] for variable in random],
+    }
+
+
+def _sum(totals: list[tf.Tensor], parts: list[tf.Tensor]) -> list[tf.Tensor]:
+    return [total + part for total, part in zip(totals, parts, strict=True)]
+
+
+def _sums(
+    state: _State, dense: list[keras.Variable], tables: list[keras.Variable], choices: Choices
+) -> PrivateSums:
+    slices = [
+        tf.IndexedSlices(rows, choices[id(t)].row_ids, tf.constant(list(t.shape), tf.int64))
+        for rows, t in zip(state["rows"], tables, strict=True)
+    ]
+    return PrivateSums(
+        list(zip(dense, state["dense"], strict=True)), list(zip(tables, slices, strict=True))
+    )
+
+
+def _build_metrics(model: keras.Model, batch: Any, whole: Pass) -> None:
+    """Creates what Keras would create at its first update, which cannot be inside a loop."""
+    metrics = model._compile_metrics
+    if metrics is not None and not metrics.built:
+        metrics.build(batch[1], whole.recording.outputs)
