@@ -106,12 +106,12 @@ def clipped_sums(
         for variable, use in run.uses
     ]
     num_slots = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
-    found = clipping.clip(restricted, num_slots, optimizer.clip_norm, run.losses, real)
-    examples = real > 0
-    clipped = examples & found.finite & (found.squared_norms > optimizer.clip_norm**2)
-    counts = tf.stack(
-        [tf.math.count_nonzero(each) for each in (examples, clipped, examples & ~found.finite)]
+    found = clipping.clip(
+        restricted, num_slots, optimizer.clip_norm, run.losses, real, optimizer.clipping
     )
+    examples = real > 0
+    kinds = examples, examples & found.finite & found.clipped, examples & ~found.finite
+    counts = tf.stack([tf.math.count_nonzero(kind) for kind in kinds])
     return BatchSums(_private_sums(model, found, choices), counts)
 
 

@@ -49,6 +49,7 @@ def clipped(
         recording = clipping.record(model, x, tape, batch_capacity=len(tf.nest.flatten(x)[0]))
         losses = square_loss(y, recording.outputs, weights)
         total = tf.reduce_sum(losses)
+    assert all(target.shape[0] == len(y) for target in recording.targets), "the batch must lead"
     uses = recording.uses(tape.gradient(total, recording.targets))
     num_slots, whole = {}, []
     for variable, use in uses:

@@ -13,10 +13,20 @@ from dp_sparse.clipping.recorder import (
     survey,
     tapped_layers,
 )
+from dp_sparse.clipping.styles import (
+    AutomaticClipping,
+    ClippingStyle,
+    FlatClipping,
+    PerLayerClipping,
+)
 from dp_sparse.clipping.uses import self_check
 
 __all__ = [
+    "AutomaticClipping",
     "ClippedSums",
+    "ClippingStyle",
+    "FlatClipping",
+    "PerLayerClipping",
     "Recording",
     "SeedValues",
     "Survey",

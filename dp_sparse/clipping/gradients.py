@@ -1,10 +1,10 @@
 """From uses to clipped sums: squared norms → clip factors → Σ_i f_i g_i, all from the same records.
 
 ### Formal Guarantees
-With factors f_i = min(1, C/‖g_i‖) and g_i the gradient of every trained variable together, rows
-outside the step's choice zeroed first, adding, removing or zeroing out one example moves the sums
-by at most C in L2. An example whose loss or gradient is not finite contributes exact zeros, and so
-does padding.
+With g_i the gradient of every trained variable together, rows outside the step's choice zeroed
+first, and the factors of a clipping style, adding, removing or zeroing out one example moves the
+sums by at most C in L2. An example whose loss or gradient is not finite contributes exact zeros,
+and so does padding.
 """
 
 import dataclasses
@@ -12,7 +12,10 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping.styles import ClippingStyle, FlatClipping
 from dp_sparse.clipping.uses import Rows, Use
+
+FLAT = FlatClipping()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +26,14 @@ class ClippedSums:
         dense: Each dense variable with its sum.
         tables: Each table with its sum on the step's rows, float32 `[rows, width]`.
         squared_norms: ‖g_i‖², float32 `[batch]`.
+        clipped: bool `[batch]`: true where some factor is below 1.
         finite: bool `[batch]`: false for examples that were zeroed.
     """
 
     dense: list[tuple[keras.Variable, tf.Tensor]]
     tables: list[tuple[keras.Variable, tf.Tensor]]
     squared_norms: tf.Tensor
+    clipped: tf.Tensor
     finite: tf.Tensor
 
 
@@ -38,6 +43,7 @@ def clip(
     clip_norm: float,
     losses: tf.Tensor,
     present: tf.Tensor,
+    style: ClippingStyle = FLAT,
 ) -> ClippedSums:
     """Clips each example's gradient to `clip_norm` and sums.
 
@@ -47,15 +53,22 @@ def clip(
         clip_norm: C > 0.
         losses: Per-example losses `[batch]`, to find those that are not finite.
         present: float32 `[batch]`, 0 for padding.
+        style: How the factors come from the norms.
     """
-    squared = tf.add_n([use.squared_norms() for _, use in uses])
-    finite = tf.math.is_finite(squared) & tf.math.is_finite(losses)
-    factors = tf.minimum(1.0, clip_norm * tf.math.rsqrt(tf.maximum(squared, 1e-30)))
-    factors = tf.where(finite, factors * tf.cast(present > 0, tf.float32), 0.0)
-    uses = _sanitised(uses, finite)
-    tables = [(v, u.clipped_sum(factors, num_slots[id(v)])) for v, u in uses if isinstance(u, Rows)]
-    dense = [(v, u.clipped_sum(factors)) for v, u in uses if not isinstance(u, Rows)]  # type: ignore[attr-defined]
-    return ClippedSums(dense, tables, squared, finite)
+    variables, squared = [v for v, _ in uses], [use.squared_norms() for _, use in uses]
+    total = tf.add_n(squared)
+    finite = tf.math.is_finite(total) & tf.math.is_finite(losses)
+    kept = tf.cast(present > 0, tf.float32)
+    factors = style.factors(variables, squared, clip_norm)
+    clipped = tf.reduce_any(tf.stack(list({id(f): f < 1.0 for f in factors}.values())), axis=0)
+    counted = {id(f): tf.where(finite, f * kept, 0.0) for f in factors}
+    scaled = [
+        (variable, use, counted[id(factor)])
+        for (variable, use), factor in zip(_sanitised(uses, finite), factors, strict=True)
+    ]
+    tables = [(v, u.clipped_sum(f, num_slots[id(v)])) for v, u, f in scaled if isinstance(u, Rows)]
+    dense = [(v, u.clipped_sum(f)) for v, u, f in scaled if not isinstance(u, Rows)]  # type: ignore[attr-defined]
+    return ClippedSums(dense, tables, total, clipped, finite)
 
 
 def _sanitised(

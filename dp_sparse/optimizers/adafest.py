@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import noise, validate
+from dp_sparse.clipping import ClippingStyle
 from dp_sparse.optimizers.base import (
     PrivateOptimizer,
     PrivateSums,
@@ -45,6 +46,7 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
             rate.
         microbatch_size: As `PrivateOptimizer`; rows are chosen once, over the whole batch.
+        clipping: As `PrivateOptimizer`.
         name: As in Keras.
 
     Raises:
@@ -70,9 +72,17 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         table_optimizer: keras.optimizers.Optimizer | None = None,
         microbatch_size: int | None = None,
         *,
+        clipping: ClippingStyle | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(optimizer, plan, clip_norm, microbatch_size=microbatch_size, name=name)
+        super().__init__(
+            optimizer,
+            plan,
+            clip_norm,
+            microbatch_size=microbatch_size,
+            clipping=clipping,
+            name=name,
+        )
         self.contribution_clip_norm = validate.clip_norm(
             "contribution_clip_norm", contribution_clip_norm
         )
@@ -111,7 +121,7 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         """Builds the wrapped optimizer over the dense variables, and the tables' row-wise slots."""
         if self.built:
             return
-        self._split_variables()
+        self._split_variables(variables)
         for table in self.tables:
             _refuse_whole_table(table)
         tables = {id(table) for table in self.tables}

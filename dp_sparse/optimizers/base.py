@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import noise, validate
+from dp_sparse.clipping import ClippingStyle, FlatClipping
 from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers.ledger import StepLedger
 from dp_sparse.plan import GaussianMechanism, PrivacyPlan
@@ -61,6 +62,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         clip_norm: C > 0, the L2 norm to which each example's whole gradient is clipped.
         microbatch_size: How many examples are in memory at a time; by default the whole batch. It
             changes neither the guarantee nor the numbers, only memory and time.
+        clipping: `FlatClipping()` by default, `PerLayerClipping(...)` or `AutomaticClipping(...)`.
         name: As in Keras.
 
     Raises:
@@ -82,9 +84,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         clip_norm: float,
         *,
         microbatch_size: int | None = None,
+        clipping: ClippingStyle | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
+        self.clipping = FlatClipping() if clipping is None else clipping
         if microbatch_size is not None:
             validate.positive_integer("microbatch_size", microbatch_size)
         self.microbatch_size = microbatch_size
@@ -238,6 +242,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             "plan": self.plan.get_config(),
             "clip_norm": self.clip_norm,
             "microbatch_size": self.microbatch_size,
+            "clipping": keras.saving.serialize_keras_object(self.clipping),
             "name": self.name,
         }
 
@@ -245,19 +250,20 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "PrivateOptimizer":
         """The optimizer that `get_config` described, with a fresh noise key."""
         config = dict(config, plan=PrivacyPlan.from_config(config["plan"]))
-        for name in ("optimizer", "table_optimizer"):
+        for name in ("optimizer", "table_optimizer", "clipping"):
             if config.get(name) is not None:
                 config[name] = keras.saving.deserialize_keras_object(config[name], custom_objects)
         return cls(**config)
 
-    def _split_variables(self) -> None:
-        """Learns which of the model's variables are tables."""
+    def _split_variables(self, variables: list[keras.Variable]) -> None:
+        """Learns which of the model's trainable variables are tables."""
         if self._find_tables is None:
             raise PrivacyError(
                 f"{type(self).__name__} was built without a model: pass it to "
                 f"model.compile(optimizer=...)."
             )
         self._split = VariableSplit(self._find_tables())
+        self.clipping.check(variables)
         self.diagnostics.start(len(self._split.tables))
 
 

@@ -33,7 +33,7 @@ class DPSGDOptimizer(PrivateOptimizer):
         """Builds the wrapped optimizer over all variables: tables are dense here."""
         if self.built:
             return
-        self._split_variables()
+        self._split_variables(variables)
         self.optimizer.build(variables)
         super().build(variables)
 

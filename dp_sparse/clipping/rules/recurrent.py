@@ -177,17 +177,17 @@ def _recorded_loop(
     ) -> tuple[tf.Tensor, tf.Tensor, Any]:
         input_masks, state_masks = _dropout_masks(cell, training)
         inputs = _dropped(tf.cast(sequences, cell.compute_dtype), input_masks)
-        projected = _projected(cell, inputs)
+        projected = _axes_swapped(_projected(cell, inputs))  # the batch leads what is recorded
 
         def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
             h, *gates = [tf.cast(values, tf.float32) for values in reports]
             trace = Trace(inputs, _dropped(h, state_masks), gates)
-            return _uses(cell, tap, trace, _axes_swapped(cotangents[0]), recurrent)
+            return _uses(cell, tap, trace, cotangents[0], recurrent)
 
         tap.watch([projected], uses_of)
         step = step_of(cell, _value(cell, cell.recurrent_kernel), state_masks)
-        batch_major, mask = _axes_swapped(projected), _single(mask)
-        outputs, states, reports = _looped(layer, step, batch_major, initial_state, mask)
+        mask = _single(mask)
+        outputs, states, reports = _looped(layer, step, projected, initial_state, mask)
         if mask is not None:
             outputs = _masked_outputs(layer, outputs, mask)
         return outputs[:, -1], outputs, states

@@ -1,0 +1,128 @@
+"""Clipping styles: factors against NumPy, the sensitivity of each, what does not fit a model."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dp_sparse
+from dp_sparse import AutomaticClipping, FlatClipping, PerLayerClipping, clipping
+from tests.clipping_cases import brute_gradients, square_loss
+from tests.training_cases import click_model, clicks, marked, plan_for
+
+STYLES = [FlatClipping(), AutomaticClipping(), AutomaticClipping(stability=1.0), PerLayerClipping()]
+
+
+def two_layers() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    first = keras.layers.Dense(4, activation="tanh", name="first")
+    return keras.Sequential([keras.Input((3,)), first, keras.layers.Dense(2, name="second")])
+
+
+def sums_of(model: keras.Model, x: Any, y: Any, clip_norm: float, style: Any) -> list[np.ndarray]:
+    x = tf.constant(x)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        recording = clipping.record(model, x, tape, len(y))
+        losses = square_loss(y, recording.outputs)
+        total = tf.reduce_sum(losses)
+    uses = recording.uses(tape.gradient(total, recording.targets))
+    found = clipping.clip(uses, {}, clip_norm, losses, tf.ones(len(y)), style)
+    order = {id(variable): value.numpy() for variable, value in found.dense}
+    return [order[id(variable)] for variable in model.trainable_variables]
+
+
+def reference(gradients: list[list[np.ndarray]], groups: list[int], bounds: Any) -> list[Any]:
+    """Σ over examples of each group scaled by `bounds(norm of the group, group)`."""
+    sums = [np.zeros_like(part) for part in gradients[0]]
+    for example in gradients:
+        for group in set(groups):
+            mine = [i for i, own in enumerate(groups) if own == group]
+            norm = math.sqrt(sum(float(np.sum(example[i] ** 2)) for i in mine))
+            for i in mine:
+                sums[i] += bounds(norm, group) * example[i]
+    return sums
+
+
+def case() -> tuple[keras.Model, np.ndarray, np.ndarray, list[list[np.ndarray]]]:
+    rng = np.random.default_rng(0)
+    model, x = two_layers(), rng.normal(size=(6, 3)).astype(np.float32)
+    y = rng.normal(size=6).astype(np.float32)
+    return model, x, y, brute_gradients(model, x, y)
+
+
+def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_automatic_clipping_normalises() -> None:
+    model, x, y, gradients = case()
+    found = sums_of(model, x, y, 0.7, AutomaticClipping(stability=0.1))
+    expected = reference(gradients, [0, 0, 0, 0], lambda norm, _: 0.7 / (norm + 0.1))
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("shares", [None, {"first": 3.0, "second": 1.0}])
+def test_per_layer_clipping_splits_the_square_of_c(shares: dict[str, float] | None) -> None:
+    model, x, y, gradients = case()
+    bounds = [0.7 * math.sqrt(part) for part in ((0.5, 0.5) if shares is None else (0.75, 0.25))]
+    prefix = model.trainable_variables[0].path.rpartition("first")[0]
+    named = None if shares is None else {prefix + name: value for name, value in shares.items()}
+    found = sums_of(model, x, y, 0.7, PerLayerClipping(named))
+    expected = reference(
+        gradients, [0, 0, 1, 1], lambda norm, group: min(1.0, bounds[group] / norm)
+    )
+    assert_equal(found, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    style=st.sampled_from(STYLES),
+    clip_norm=st.floats(1e-3, 1e3),
+    scale=st.floats(1e-6, 1e6),
+    seed=st.integers(0, 99),
+)
+def test_one_example_adds_at_most_c(style: Any, clip_norm: float, scale: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = (scale * rng.normal(size=(1, 3))).astype(np.float32)
+    found = sums_of(two_layers(), x, np.ones(1, np.float32), clip_norm, style)
+    assert math.sqrt(sum(float(np.sum(part**2)) for part in found)) <= clip_norm * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("make", [dp_sparse.DPSGDOptimizer, dp_sparse.DPAdaFESTOptimizer])
+def test_every_style_trains_and_is_saved_with_the_optimizer(make: Any, style: Any) -> None:
+    model, plan = click_model(), plan_for(8)
+    optimizer = make("adagrad", plan, clip_norm=0.3, clipping=style)
+    model.compile(optimizer=optimizer, loss="binary_crossentropy")
+    x, y = clicks(8)
+    model.train_step(marked(plan, x, y))
+    assert int(optimizer.diagnostics.clipped) <= 8
+    again = make.from_config(optimizer.get_config())
+    assert again.clipping == style
+
+
+def test_shares_must_name_the_models_layers() -> None:
+    model, plan = click_model(), plan_for(8)
+    style = PerLayerClipping({"nowhere": 1.0})
+    optimizer = dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0, clipping=style)
+    model.compile(optimizer=optimizer, loss="binary_crossentropy")
+    with pytest.raises(ValueError, match=r"Expected shares for the layers .*nowhere"):
+        optimizer.build(model.trainable_variables)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), "1"])
+def test_bad_numbers(bad: Any) -> None:
+    with pytest.raises(ValueError, match="stability"):
+        AutomaticClipping(stability=bad)
+    with pytest.raises(ValueError, match=r"shares\['a'\]"):
+        PerLayerClipping({"a": bad})

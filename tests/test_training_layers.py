@@ -1,0 +1,92 @@
+"""Every layer family through `compile` and `fit`: audits and isolation checks included."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+
+import dp_sparse
+from tests.training_cases import plan_for
+
+layers = keras.layers
+SIZE = 12
+
+
+def images(*hidden: keras.layers.Layer) -> keras.Model:
+    return keras.Sequential([keras.Input((8, 8, 2)), *hidden, layers.Flatten(), layers.Dense(1)])
+
+
+def rows(*hidden: keras.layers.Layer) -> keras.Model:
+    return keras.Sequential([keras.Input((6, 4)), *hidden, layers.Flatten(), layers.Dense(1)])
+
+
+def transformer() -> keras.Model:
+    ids = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(20, 8, mask_zero=True)(ids)
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4, dropout=0.1)(x, x))
+    x = layers.LayerNormalization()(x + layers.Dense(8)(layers.Dense(16, activation="gelu")(x)))
+    return keras.Model(ids, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
+
+
+def language_model() -> keras.Model:
+    ids = keras.Input((6,), dtype="int32")
+    table = layers.ReversibleEmbedding(20, 8)
+    x = layers.GRU(8, return_sequences=True)(table(ids))
+    return keras.Model(ids, table(x, reverse=True))
+
+
+def adapted() -> keras.Model:
+    model = transformer()
+    for layer in model.layers:
+        if type(layer) in (layers.Dense, layers.Embedding):
+            layer.enable_lora(2)
+    return model
+
+
+MODELS: dict[str, Callable[[], keras.Model]] = {
+    "convolution": lambda: images(layers.Conv2D(3, 3, activation="relu"), layers.MaxPooling2D()),
+    "separable": lambda: images(layers.SeparableConv2D(3, 3), layers.DepthwiseConv2D(2)),
+    "transposed": lambda: images(layers.Conv2DTranspose(2, 3, strides=2), layers.PReLU()),
+    "groups": lambda: images(layers.Conv2D(4, 3, groups=2), layers.GroupNormalization(2)),
+    "simple": lambda: rows(layers.SimpleRNN(5)),
+    "lstm": lambda: rows(layers.LSTM(5, dropout=0.2, recurrent_dropout=0.2)),
+    "gru": lambda: rows(layers.Bidirectional(layers.GRU(5, return_sequences=True))),
+    "conv1d": lambda: rows(layers.Conv1D(3, 2, padding="causal"), layers.RMSNormalization()),
+    "distributed": lambda: rows(layers.TimeDistributed(layers.Dense(3))),
+    "transformer": transformer,
+    "language model": language_model,
+    "adapted": adapted,
+}
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 5])
+@pytest.mark.parametrize("name", MODELS)
+def test_trains(name: str, microbatch_size: int | None) -> None:
+    keras.utils.set_random_seed(1)
+    model, plan = MODELS[name](), plan_for(SIZE, steps=4)
+    optimizer = dp_sparse.DPAdaFESTOptimizer(
+        keras.optimizers.SGD(0.1), plan, clip_norm=0.1, microbatch_size=microbatch_size
+    )
+    sparse = name == "language model"
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True) if sparse else "mse"
+    model.compile(optimizer=optimizer, loss=loss)
+    rng = np.random.default_rng(0)
+    shape = (SIZE, *model.input_shape[1:])
+    whole = model.inputs[0].dtype == "int32"
+    x = rng.integers(1, 20, shape).astype(np.int32) if whole else rng.normal(size=shape)
+    y = x if sparse else rng.normal(size=(SIZE, 1))
+    before = [np.array(v) for v in model.trainable_variables]
+    history = model.fit(
+        plan.sampling.batches((np.asarray(x, x.dtype if whole else np.float32), y)), verbose=0
+    )
+    assert np.all(np.isfinite(history.history["loss"]))
+    assert int(optimizer.diagnostics.isolation_checks) == 3
+    changed = [
+        np.any(np.array(v) != old) for v, old in zip(model.trainable_variables, before, strict=True)
+    ]
+    assert all(changed)
