@@ -1,8 +1,9 @@
 # make demo    trains the Criteo model privately on made-up data   (DATA=FILE: on that TSV or .gz)
 # make test    runs the tests       make slow   the slow ones       make lint   ruff and mypy
 # make bench   runs every benchmark in its quick form               make clean  removes what was made
+# make parity  compares with tensorflow-privacy, in an environment of its own
 #
-# Each installs what it needs into .venv first.
+# Each installs what it needs into .venv (.venv-parity) first.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := test
@@ -16,6 +17,7 @@ WORKERS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
+PARITY := .venv-parity
 BENCHMARKS = $(sort $(basename $(notdir $(shell grep -ls __main__ benchmarks/*.py))))
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -25,7 +27,7 @@ export DP_SPARSE_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: venv test slow lint demo bench clean
+.PHONY: venv test slow lint demo bench parity clean
 
 venv: $(INSTALLED)
 
@@ -54,6 +56,19 @@ demo: $(INSTALLED)
 bench: $(INSTALLED)
 	@set -e; for name in $(BENCHMARKS); do $(RUN) -m benchmarks.$$name --quick; done
 
+$(PARITY)/installed: setup.py
+	@$(PARITY)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(PARITY)
+	@echo 'Installing into $(PARITY) ...'
+	@$(PARITY)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[parity,test]'
+	@$(PARITY)/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
+		'tensorflow-privacy>=0.9,<0.10'
+	@touch $@
+
+parity: export TF_USE_LEGACY_KERAS := 1
+parity: $(PARITY)/installed
+	@$(PARITY)/bin/python -m pytest tests/parity
+	@$(PARITY)/bin/python -m benchmarks.clipping --quick
+
 clean: # keeps runs/, the reports of what was trained
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) $(PARITY) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -36,7 +36,13 @@ EXTRAS = {
     # A looser requirement would resolve to 0.7.3, whose optimizers fail on this TensorFlow.
     "parity": ["tf-keras>=2.20,<2.22"],
     "pipelines": PIPELINES,
-    "test": ["pytest>=9,<10", "pytest-xdist>=3.8,<4", "hypothesis>=6.150,<7", *PIPELINES],
+    "test": [
+        "pytest>=9,<10",
+        "pytest-xdist>=3.8,<4",
+        "hypothesis>=6.150,<7",
+        "mpmath>=1.3,<2",  # the reference of the normal quantile
+        *PIPELINES,
+    ],
     "lint": ["ruff>=0.17,<0.18", "mypy>=2.4,<2.5"],
 }
 

@@ -1,0 +1,1 @@
+"""Image classification: load labelled images, train a classifier privately, report."""

@@ -1,0 +1,42 @@
+"""Runs the image job.
+
+`python -m pipelines.images --config configs/mnist_mlp.py --config.data.path=FILE.npz`
+"""
+
+import sys
+
+from absl import app
+from ml_collections import config_flags
+
+from pipelines.images.data import load
+from pipelines.images.train import RunResult, train
+
+_CONFIG = config_flags.DEFINE_config_file("config", "configs/mnist_mlp.py", "The experiment.")
+
+
+def summary(result: RunResult) -> str:
+    """The result in one line."""
+    return (
+        f"{result.evaluated_on} accuracy {result.accuracy:.4f}, epsilon {result.epsilon:.3f}, "
+        f"delta {result.delta:.2g}, {result.steps} steps in {result.seconds:.0f} s"
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Loads, trains, evaluates and reports."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
+    config = _CONFIG.value
+    try:
+        result = train(config, *load(config.data))
+    except (ValueError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(summary(result))
+    print(result.statement)
+    print(f"report: {config.report.directory}/report.html")
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)
