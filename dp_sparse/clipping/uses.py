@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import tensorflow as tf
 
-_GRAM_COST = 3  # of a float64 product, in those of a float32 one
+_GRAM_COST = 4  # of a float64 product, in those of a float32 one
 CHUNK_ENTRIES = 2**16  # per example, of a gradient that is only needed for its norm
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 

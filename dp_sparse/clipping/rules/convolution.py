@@ -83,7 +83,7 @@ class Convolution:
 
     def gradient(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
         """Σ_i g_i, float32 of the shape of the kernel."""
-        # On the CPU the grouped op needs XLA and is slower than its products, and the one for strided
+        # On the CPU the grouped op needs XLA and is slower than its products; the one for strided
         # kernels of size 1 writes outside its memory at a batch of 1 (TensorFlow 2.21).
         if self.groups > 1 or (math.prod(self.kernel_shape[:-2]) == 1 and max(self.strides) > 1):
             letters = "bsgi,bsgo->gio" if self.groups > 1 else "bsi,bso->io"
