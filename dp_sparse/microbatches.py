@@ -22,6 +22,7 @@ from dp_sparse.batch_sums import (
     update_metrics,
 )
 from dp_sparse.clipping.uses import Rows
+from dp_sparse.errors import PrivacyError, require
 from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
 
 _State = dict[str, Any]  # what the loop carries from part to part
@@ -40,12 +41,15 @@ def by_parts(
     random = [variable for variable, _ in whole.recording.seed_updates]
     tables = [variable for variable, use in whole.uses if isinstance(use, Rows)]
     dense = [v for v in model.trainable_variables if id(v) not in choices]
-    slots = [choices[id(table)].slots for table in tables]
+    found_at = {id(variable): use.row_ids for variable, use in whole.uses if isinstance(use, Rows)}
+    lookups = [(found_at[id(table)], choices[id(table)].slots) for table in tables]
 
     def add_part(begin: tf.Tensor, state: _State) -> tuple[tf.Tensor, _State]:
-        own, own_slots = _part((batch, slots), begin, size)
+        own, own_lookups = _part((batch, lookups), begin, size)
         seeds = list(zip(random, state["seeds"], strict=True))
         run = run_pass(model, optimizer, own, seeds)
+        with tf.control_dependencies(_same_rows(run, tables, own_lookups)):
+            own_slots = [tf.identity(slots) for _, slots in own_lookups]
         found = clipped_sums(
             model, optimizer, run, _with_slots(choices, tables, own_slots), real_examples(own)
         )
@@ -70,10 +74,24 @@ def by_parts(
 
 def _part(structure: Any, begin: tf.Tensor, size: int) -> Any:
     """The examples from `begin` on, `size` at most; the marker belongs to the batch and stays."""
-    (x, y, weights), slots = structure
-    cut, marker = (x, y, {**weights, "marker": weights["present"]}, slots), weights["marker"]
-    x, y, weights, slots = tf.nest.map_structure(lambda leaf: leaf[begin : begin + size], cut)
-    return (x, y, {**weights, "marker": marker}), slots
+    (x, y, weights), lookups = structure
+    cut, marker = (x, y, {**weights, "marker": weights["present"]}, lookups), weights["marker"]
+    x, y, weights, lookups = tf.nest.map_structure(lambda leaf: leaf[begin : begin + size], cut)
+    return (x, y, {**weights, "marker": marker}), lookups
+
+
+def _same_rows(run: Pass, tables: list[keras.Variable], lookups: Any) -> list[tf.Operation]:
+    """Fails if a part looks up other rows than the first pass did: norms would not fit the sums."""
+    own = {id(variable): use.row_ids for variable, use in run.uses if isinstance(use, Rows)}
+    message = (
+        "The rows that an example looks up changed between two passes over it: ids that depend on "
+        "random layers cannot be trained with microbatch_size. Leave it out."
+    )
+    checks = [
+        require(tf.reduce_all(tf.equal(own[id(table)], row_ids)), PrivacyError, message)
+        for table, (row_ids, _) in zip(tables, lookups, strict=True)
+    ]
+    return [check for check in checks if check is not None]
 
 
 def _with_slots(choices: Choices, tables: list[keras.Variable], slots: list[tf.Tensor]) -> Choices:

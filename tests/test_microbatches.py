@@ -109,6 +109,28 @@ def test_each_part_draws_its_own_dropout() -> None:
     assert len(masks) >= 4
 
 
+def test_ids_that_depend_on_random_layers_are_refused() -> None:
+    """The slots of one pass must not be used for the rows of another."""
+
+    class RandomIds(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seed = keras.random.SeedGenerator(1)
+
+        def call(self, inputs: Any) -> Any:
+            return keras.random.randint(tf.shape(inputs), 0, 1000, seed=self.seed)
+
+    x = keras.Input((2,))
+    rows = keras.layers.Flatten()(keras.layers.Embedding(1000, 2)(RandomIds()(x)))
+    model, plan = keras.Model(x, keras.layers.Dense(1)(rows)), plan_for(6)
+    optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, clip_norm=1.0, microbatch_size=3)
+    model.compile(optimizer=optimizer, loss="mse")
+    optimizer.diagnostics.isolation_checks.assign(3)
+    batch = marked(plan, np.ones((6, 2), np.float32), np.ones((6, 1), np.float32))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="changed between two passes"):
+        tf.function(model.train_step, autograph=False)(batch)
+
+
 @pytest.mark.parametrize("bad", [0, -1, 2.5, "8"])
 def test_bad_sizes(bad: Any) -> None:
     with pytest.raises(ValueError, match="microbatch_size"):
