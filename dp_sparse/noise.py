@@ -156,6 +156,7 @@ def grid_step(deviation: float) -> float:
 
     Sum and noise are added in float64 and rounded to it, so that the low bits of a released value
     do not tell which sum it came from (Mironov 2012), whatever float32 values noise and sum had.
+    Beyond about 7 deviations 53 random bits do not reach every point of the grid.
     """
     return 2.0 ** (math.ceil(math.log2(deviation)) - 16)
 
