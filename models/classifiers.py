@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from models.parts import classifier, with_channels
+
 
 def mlp(
     input_shape: Sequence[int] = (28, 28),
@@ -33,7 +35,7 @@ def mlp(
     values = keras.layers.Flatten(name="pixels")(images)
     for index, units in enumerate(hidden, start=1):
         values = keras.layers.Dense(units, activation=activation, name=f"hidden_{index}")(values)
-    return _classifier(images, values, num_classes, "mlp")
+    return classifier(images, values, num_classes, "mlp")
 
 
 def cnn(
@@ -58,7 +60,7 @@ def cnn(
         A model from `[batch, *input_shape]` to `[batch, num_classes]`.
     """
     images = keras.Input(tuple(input_shape), name="images")
-    values = _with_channels(images)
+    values = with_channels(images)
     for index, count in enumerate(kernels, start=1):
         convolution = keras.layers.Conv2D(count, 5, activation=activation, name=f"conv_{index}")
         values = convolution(values)
@@ -66,7 +68,7 @@ def cnn(
     values = keras.layers.Flatten(name="features")(values)
     for index, units in enumerate(hidden, start=1):
         values = keras.layers.Dense(units, activation=activation, name=f"hidden_{index}")(values)
-    return _classifier(images, values, num_classes, "cnn")
+    return classifier(images, values, num_classes, "cnn")
 
 
 def rnn(
@@ -136,7 +138,7 @@ def transformer(
     for index in range(blocks):
         values = _encoder_block(values, heads, feed_forward, f"block_{index + 1}")
     values = keras.layers.GlobalAveragePooling1D(name="mean")(values)
-    return _classifier(tokens, values, num_classes, "transformer")
+    return classifier(tokens, values, num_classes, "transformer")
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse_models")
@@ -188,19 +190,4 @@ def _recurrent(
     for index, count in enumerate(units, start=1):
         inner = index < len(units)  # hands every step to the next layer, not the last alone
         values = layer(count, return_sequences=inner, name=f"{name}_{index}")(values)
-    return _classifier(images, values, num_classes, name)
-
-
-def _with_channels(images: keras.KerasTensor) -> keras.KerasTensor:
-    """`[batch, height, width]` as one channel; images that have channels as they are."""
-    if len(images.shape) == 4:
-        return images
-    return keras.layers.Reshape((*images.shape[1:], 1), name="one_channel")(images)
-
-
-def _classifier(
-    inputs: keras.KerasTensor, values: keras.KerasTensor, num_classes: int, name: str
-) -> keras.Model:
-    """A fully connected layer to the logits; the loss applies the softmax."""
-    logits = keras.layers.Dense(num_classes, name="logits")(values)
-    return keras.Model(inputs, logits, name=name)
+    return classifier(images, values, num_classes, name)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 import keras
 
+from models.parts import classifier, with_channels
+
 _VGG16_STAGES = (2, 2, 3, 3, 3)  # convolutions before each pooling
 
 
@@ -72,7 +74,8 @@ def vgg16(
     Returns:
         A model from `[batch, *input_shape]` to `[batch, num_classes]`.
     """
-    images, values = _images(input_shape)
+    images = keras.Input(tuple(input_shape), name="images")
+    values = with_channels(images)
     for stage, convolutions in enumerate(_VGG16_STAGES):
         kernels = width * min(2**stage, 8)
         for index in range(convolutions):
@@ -83,7 +86,7 @@ def vgg16(
     values = keras.layers.Flatten(name="features")(values)
     for index, units in enumerate(hidden, start=1):
         values = keras.layers.Dense(units, activation="relu", name=f"hidden_{index}")(values)
-    return _classifier(images, values, num_classes, "vgg16")
+    return classifier(images, values, num_classes, "vgg16")
 
 
 def _resnet(
@@ -95,7 +98,8 @@ def _resnet(
     groups: int,
     name: str,
 ) -> keras.Model:
-    images, values = _images(input_shape)
+    images = keras.Input(tuple(input_shape), name="images")
+    values = with_channels(images)
     values = _normalized(_convolution(values, width, 7, 2, "stem"), groups, "stem")
     values = keras.layers.MaxPooling2D(3, strides=2, padding="same", name="stem_pool")(values)
     for stage, blocks in enumerate(stages):
@@ -104,7 +108,7 @@ def _resnet(
             block_name = f"stage_{stage + 1}_block_{index + 1}"
             values = block(values, width * 2**stage, strides, groups, block_name)
     values = keras.layers.GlobalAveragePooling2D(name="mean")(values)
-    return _classifier(images, values, num_classes, name)
+    return classifier(images, values, num_classes, name)
 
 
 def _basic_block(
@@ -160,18 +164,3 @@ def _normalized(values: keras.KerasTensor, groups: int, name: str) -> keras.Kera
 
 def _group_normalization(groups: int, name: str) -> keras.layers.Layer:
     return keras.layers.GroupNormalization(groups, name=name)
-
-
-def _images(input_shape: Sequence[int]) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """The input, and the same with a channel axis."""
-    images = keras.Input(tuple(input_shape), name="images")
-    if len(input_shape) == 3:
-        return images, images
-    return images, keras.layers.Reshape((*input_shape, 1), name="one_channel")(images)
-
-
-def _classifier(
-    images: keras.KerasTensor, values: keras.KerasTensor, num_classes: int, name: str
-) -> keras.Model:
-    logits = keras.layers.Dense(num_classes, name="logits")(values)
-    return keras.Model(images, logits, name=name)

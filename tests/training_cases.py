@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_sparse import PoissonSampling, PrivacyBudget, PrivacyPlan, noise
+from dp_sparse import DPSGDOptimizer, PoissonSampling, PrivacyBudget, PrivacyPlan, noise
 from dp_sparse.sampling import marker
 
 TINY_SIGMA = (
@@ -108,3 +108,19 @@ def clicks(
     rng = np.random.default_rng(seed)
     ids = np.stack([rng.integers(0, size, num_examples) for size in vocabularies], axis=1)
     return ids.astype(np.int32), rng.integers(0, 2, num_examples).astype(np.float32)
+
+
+def assert_a_private_step_moves_every_weight(
+    model: keras.Model, x: np.ndarray, num_classes: int
+) -> None:
+    """One step of DP-SGD on random labels, by `fit`."""
+    plan = plan_for(len(x), steps=1, noise_multiplier=1.0)
+    model.compile(
+        optimizer=DPSGDOptimizer(keras.optimizers.SGD(1.0), plan, clip_norm=1.0),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    before = weights_of(model)
+    labels = np.random.default_rng(0).integers(0, num_classes, len(x))
+    model.fit(plan.sampling.batches((x, labels)), verbose=0)
+    for old, weight in zip(before, model.trainable_variables, strict=True):
+        assert np.isfinite(weight).all() and not np.array_equal(old, weight), weight.path

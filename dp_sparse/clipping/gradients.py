@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.styles import ClippingStyle, FlatClipping
-from dp_sparse.clipping.uses import Rows, Use
+from dp_sparse.clipping.uses import Rows, Use, expanded
 
 FLAT = FlatClipping()
 
@@ -84,7 +84,7 @@ def _sanitised(
     }  # what uses share stays so
 
     def zeroed() -> list[tf.Tensor]:
-        return [tf.where(_expanded(finite, tensor), tensor, 0.0) for tensor in once.values()]
+        return [tf.where(expanded(finite, tensor), tensor, 0.0) for tensor in once.values()]
 
     clean = tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in once.values()], zeroed)
     cleaned = dict(zip(once, clean, strict=True))
@@ -93,7 +93,3 @@ def _sanitised(
         (variable, dataclasses.replace(use, **own))  # type: ignore[type-var]
         for (variable, use), own in zip(uses, fields, strict=True)
     ]
-
-
-def _expanded(finite: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(finite, [-1] + [1] * (tensor.shape.rank - 1))

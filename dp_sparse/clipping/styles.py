@@ -6,9 +6,10 @@ sum has sensitivity C under add-or-remove and zero-out neighbours. Factors are c
 backward pass: an example's own norms decide them, and nothing else.
 """
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Self
 
 import keras
 import tensorflow as tf
@@ -18,27 +19,32 @@ from dp_sparse import validate
 _TINY = 1e-30
 
 
-class ClippingStyle(Protocol):
+@dataclasses.dataclass(frozen=True)
+class ClippingStyle(abc.ABC):
     """Gives each variable's clip factors from the squared norms of an example's gradient."""
 
+    @abc.abstractmethod
     def factors(
         self, variables: Sequence[keras.Variable], squared: Sequence[tf.Tensor], clip_norm: float
     ) -> list[tf.Tensor]:
         """For each variable f `[batch]`, from ‖g_i‖² of each variable `[batch]` and C."""
-        ...
 
-    def check(self, variables: Sequence[keras.Variable]) -> None:
-        """Raises ValueError if the style does not fit the model."""
-        ...
+    def check(self, variables: Sequence[keras.Variable]) -> None:  # noqa: B027  (most fit all)
+        """Raises ValueError if the style does not fit a model of these trainable variables."""
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description."""
-        ...
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The style that `get_config` described."""
+        return cls(**config)
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
 @dataclasses.dataclass(frozen=True)
-class FlatClipping:
+class FlatClipping(ClippingStyle):
     """f = min(1, C/‖g_i‖) for the whole gradient (Abadi et al., CCS 2016, Algorithm 1)."""
 
     def factors(
@@ -47,22 +53,10 @@ class FlatClipping:
         """One factor for all variables."""
         return [_bounded(tf.add_n(list(squared)), clip_norm)] * len(variables)
 
-    def check(self, variables: Sequence[keras.Variable]) -> None:
-        """Fits every model."""
-
-    def get_config(self) -> dict[str, Any]:
-        """Nothing to configure."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FlatClipping":
-        """As Keras asks for it."""
-        return cls(**config)
-
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
 @dataclasses.dataclass(frozen=True)
-class AutomaticClipping:
+class AutomaticClipping(ClippingStyle):
     """f = C/(‖g_i‖ + γ): every gradient is normalised, so C only scales the learning rate.
 
     Source: Bu et al., "Automatic Clipping", NeurIPS 2023, AUTO-S.
@@ -86,22 +80,10 @@ class AutomaticClipping:
         norms = tf.sqrt(tf.add_n(list(squared)))
         return [clip_norm / (norms + self.stability)] * len(variables)
 
-    def check(self, variables: Sequence[keras.Variable]) -> None:
-        """Fits every model."""
-
-    def get_config(self) -> dict[str, Any]:
-        """γ."""
-        return {"stability": self.stability}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "AutomaticClipping":
-        """As Keras asks for it."""
-        return cls(**config)
-
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
 @dataclasses.dataclass(frozen=True)
-class PerLayerClipping:
+class PerLayerClipping(ClippingStyle):
     """f_k = min(1, C_k/‖g_i on layer k‖) with `Σ C_k² = C²` (McMahan et al., ICLR 2018).
 
     A layer is what owns the variables: the part of a variable's path before its name.
@@ -142,15 +124,6 @@ class PerLayerClipping:
                 f"Expected shares for the layers {layers}, got {list(self.shares)}: name each "
                 f"layer with trainable variables once."
             )
-
-    def get_config(self) -> dict[str, Any]:
-        """The shares."""
-        return {"shares": None if self.shares is None else dict(self.shares)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "PerLayerClipping":
-        """As Keras asks for it."""
-        return cls(**config)
 
     def _shares(self, layers: list[str]) -> dict[str, float]:
         """Of all layers of the model, so that a batch that misses one does not change the rest."""

@@ -69,8 +69,8 @@ class Tied:
         example = tf.repeat(tf.range(batch, dtype=tf.int64), lookups)
         pairs = example * self.num_rows + tf.reshape(self.row_ids, [-1])
         distinct, slot = tf.unique(tf.where(tf.reshape(self.valid, [-1]), pairs, -1))
-        sums = tf.math.unsorted_segment_sum(_flat(given), slot, tf.size(distinct))
-        same = tf.math.unsorted_segment_max(_flat(as_output), slot, tf.size(distinct))
+        sums = tf.math.unsorted_segment_sum(uses.flat(given), slot, tf.size(distinct))
+        same = tf.math.unsorted_segment_max(uses.flat(as_output), slot, tf.size(distinct))
         squares = uses.squares(sums + same) * tf.cast(distinct >= 0, tf.float32)
         return tf.math.unsorted_segment_sum(squares, distinct // self.num_rows, batch)
 
@@ -96,7 +96,3 @@ class Tied:
         ones = tf.ones(tf.shape(pairs)[:1])
         counts = tf.scatter_nd(pairs, ones, tf.stack([batch, self.num_rows]))
         return tf.cast(tf.equal(counts, 0), tf.float32)
-
-
-def _flat(values: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(values, [-1, values.shape[-1]])

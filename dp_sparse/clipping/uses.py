@@ -79,8 +79,8 @@ class Product:
 
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i x_iᵀ dz_i, float32 `[in, out]`."""
-        scaled = self.cotangents * _expanded(factors, self.cotangents)
-        return tf.matmul(_flat(self.inputs), _flat(scaled), transpose_a=True)
+        scaled = self.cotangents * expanded(factors, self.cotangents)
+        return tf.matmul(flat(self.inputs), flat(scaled), transpose_a=True)
 
     def by_position(self) -> "Product":
         """The same with an axis of positions."""
@@ -166,7 +166,7 @@ class Linear:
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i, of the shape of W."""
         calls = zip(self.inputs, self.cotangents, strict=True)
-        return tf.add_n([self.form.gradient(x, dz * _expanded(factors, dz)) for x, dz in calls])
+        return tf.add_n([self.form.gradient(x, dz * expanded(factors, dz)) for x, dz in calls])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Rows:
         example = tf.repeat(tf.range(batch), tf.shape(self.row_ids)[1])
         num_rows = tf.reduce_max(tf.concat([[0], tf.reshape(self.row_ids, [-1])], 0)) + 1
         pairs, position = tf.unique(example * num_rows + tf.reshape(self.row_ids, [-1]))
-        sums = tf.math.unsorted_segment_sum(_flat(cotangents), position, tf.size(pairs))
+        sums = tf.math.unsorted_segment_sum(flat(cotangents), position, tf.size(pairs))
         masses = tf.reduce_sum(tf.sqrt(squares(cotangents, start=2)), axis=1)
         norms = tf.math.unsorted_segment_sum(squares(sums), pairs // num_rows, batch)
         return never_cancelled(norms, masses)
@@ -212,7 +212,7 @@ class Rows:
     def clipped_sum(self, factors: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i on the step's rows, float32 `[num_slots, width]`; slot -1 is dropped."""
         scaled = self.cotangents * factors[:, tf.newaxis, tf.newaxis]
-        return tf.math.unsorted_segment_sum(_flat(scaled), tf.reshape(self.slots, [-1]), num_slots)
+        return tf.math.unsorted_segment_sum(flat(scaled), tf.reshape(self.slots, [-1]), num_slots)
 
 
 def joined(uses: Sequence[Use]) -> Use:
@@ -291,10 +291,11 @@ def never_cancelled(squared_norms: tf.Tensor, masses: tf.Tensor) -> tf.Tensor:
     return tf.maximum(squared_norms, tf.square(masses / 1000.0))
 
 
-def _expanded(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+def expanded(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """`factors` `[batch]` with as many axes as `values`."""
     return tf.reshape(factors, [-1] + [1] * (values.shape.rank - 1))
 
 
-def _flat(values: tf.Tensor) -> tf.Tensor:
+def flat(values: tf.Tensor) -> tf.Tensor:
+    """`[batch, positions, width]` as `[batch · positions, width]`."""
     return tf.reshape(values, [-1, values.shape[-1]])

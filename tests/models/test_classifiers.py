@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-import dp_sparse
 from models import classifiers
+from tests.training_cases import assert_a_private_step_moves_every_weight
 
 
 def parameters_by_hand(name: str) -> int:
@@ -109,17 +109,4 @@ def test_a_private_step_moves_every_weight(name: str) -> None:
     rng = np.random.default_rng(0)
     shape = (16, *model.input_shape[1:])
     x = rng.integers(0, 9, shape) if name == "transformer" else rng.random(shape, np.float32)
-    plan = dp_sparse.PrivacyPlan(
-        budget=dp_sparse.PrivacyBudget(epsilon=3.0, delta=1e-2),
-        sampling=dp_sparse.PoissonSampling(
-            num_examples=16, expected_batch_size=8, steps=1, capacity=16
-        ),
-    ).calibrate()
-    model.compile(
-        optimizer=dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1.0), plan, clip_norm=1.0),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    before = [weight.numpy() for weight in model.trainable_variables]
-    model.fit(plan.sampling.batches((x, rng.integers(0, 3, 16))), verbose=0)
-    for old, weight in zip(before, model.trainable_variables, strict=True):
-        assert np.isfinite(weight).all() and not np.array_equal(old, weight), weight.path
+    assert_a_private_step_moves_every_weight(model, x, 3)

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.rules.activation import watched_preactivation
+from dp_sparse.clipping.rules.broadcast import of_broadcast
 from dp_sparse.clipping.rules.fallback import call_any_layer
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Direct, Linear, Product, Use
@@ -97,14 +98,6 @@ def einsum_of(equation: str, rank: int) -> Einsum | None:
     free = [c for c in string.ascii_letters if c not in equation]
     letters = "".join(free[:missing])
     return Einsum(inputs.replace("...", letters), weight, outputs.replace("...", letters))
-
-
-def of_broadcast(cotangents: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Per-example gradients of a variable that was broadcast against `[batch, ...]` and added."""
-    rank = cotangents.shape.rank
-    kept = {rank - len(shape) + axis for axis, size in enumerate(shape) if size != 1}
-    summed = tf.reduce_sum(cotangents, axis=[a for a in range(1, rank) if a not in kept])
-    return tf.reshape(summed, [-1, *shape])
 
 
 def _ends_with_output(form: Einsum) -> bool:

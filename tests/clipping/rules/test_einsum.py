@@ -11,7 +11,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_sparse.clipping.rules.einsum import Einsum, einsum_of, of_broadcast
+from dp_sparse.clipping.rules.broadcast import of_broadcast
+from dp_sparse.clipping.rules.einsum import Einsum, einsum_of
 from tests.clipping_cases import assert_as_brute_force
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 2, "e": 3, "f": 2}
