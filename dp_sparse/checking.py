@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import clipping
+from dp_sparse import clipping, validate
 from dp_sparse.errors import UnsupportedLayerError
 
 
@@ -54,8 +54,14 @@ def check_model(model: keras.Model, x: Any = None, batch_size: int = 2048) -> Mo
         batch_size: The largest batch that training would see, for the fallback's memory budget.
 
     Raises:
-        ValueError: A model without weights yet, and no `x` to build it with.
+        ValueError: No model, or one without weights yet and no `x` to build it with; a `batch_size`
+            that is no whole number above 0.
     """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"Expected a keras.Model, got {model!r}: put the layer into keras.Sequential([...])."
+        )
+    batch_size = validate.positive_integer("batch_size", batch_size)
     if not model.built and x is None:
         raise ValueError(
             f"Expected a built model or x, got {model.name} without weights: "

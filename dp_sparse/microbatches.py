@@ -21,6 +21,7 @@ from dp_sparse.batch_sums import (
     run_pass,
     update_metrics,
 )
+from dp_sparse.clipping import uses
 from dp_sparse.clipping.uses import Rows
 from dp_sparse.errors import PrivacyError, require
 from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
@@ -110,8 +111,11 @@ def _start(
     """Zeros of every sum, and the shapes that they keep."""
     counts = [tf.size(choices[id(table)].row_ids) for table in tables]
     state = {
-        "dense": [tf.zeros(variable.shape) for variable in dense],
-        "rows": [tf.zeros([n, t.shape[1]]) for n, t in zip(counts, tables, strict=True)],
+        "dense": [tf.zeros(variable.shape, tf.float64) for variable in dense],
+        "rows": [
+            tf.zeros([n, table.shape[1]], tf.float64)
+            for n, table in zip(counts, tables, strict=True)
+        ],
         "counts": tf.zeros([3], tf.int64),
         "seeds": [tf.convert_to_tensor(variable.value) for variable in random],
     }
@@ -136,7 +140,7 @@ def _added(state: _State, found: BatchSums, run: Pass, names: tuple[Any, Any, An
 
 
 def _sum(totals: list[tf.Tensor], parts: list[tf.Tensor]) -> list[tf.Tensor]:
-    return [total + part for total, part in zip(totals, parts, strict=True)]
+    return [total + uses.exact(part) for total, part in zip(totals, parts, strict=True)]
 
 
 def _sums(

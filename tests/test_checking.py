@@ -94,6 +94,14 @@ def test_neither_weights_nor_inputs() -> None:
         dp_sparse.check_model(keras.Sequential([keras.layers.Dense(3)]))
 
 
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match=r"Expected a keras.Model, got <Dense"):
+        dp_sparse.check_model(keras.layers.Dense(3))
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match="batch_size=0"):
+        dp_sparse.check_model(model, batch_size=0)
+
+
 def test_a_model_with_nothing_to_train() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Flatten()])
     assert dp_sparse.check_model(model).rules == {}

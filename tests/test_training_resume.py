@@ -84,7 +84,11 @@ def no_noise_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     from dp_sparse.optimizers import adafest
 
     monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float64))
-    monkeypatch.setattr(noise, "noisy_mean", lambda total, deviation, divisor, *_: total / divisor)
+    monkeypatch.setattr(
+        noise,
+        "noisy_mean",
+        lambda total, deviation, divisor, *_: tf.cast(total / divisor, tf.float32),
+    )
     monkeypatch.setattr(adafest, "default_threshold", lambda *_: -1e6)
 
 

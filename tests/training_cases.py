@@ -81,7 +81,9 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every normal is 0."""
     monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float64))
     monkeypatch.setattr(
-        noise, "noisy_mean", lambda total, deviation, divisor, draw, purpose: total / divisor
+        noise,
+        "noisy_mean",
+        lambda total, deviation, divisor, draw, purpose: tf.cast(total / divisor, tf.float32),
     )
 
 

@@ -15,7 +15,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.rules import Rule, fallback_for, rule_for, tables_of
+from dp_sparse.clipping.rules import (
+    Rule,
+    covers_inner_layers,
+    fallback_for,
+    rule_for,
+    tables_of,
+)
 from dp_sparse.clipping.tap import Record, Tap
 from dp_sparse.clipping.uses import Use, joined
 from dp_sparse.errors import UnsupportedLayerError
@@ -160,7 +166,8 @@ def _collect(
         rule = fallback_for(layer)
     if rule is not None:
         found.setdefault(id(layer), (layer, rule))
-        return
+        if covers_inner_layers(rule):
+            return
     for inner in layer._flatten_layers(include_self=False, recursive=False):
         _collect(inner, found, problems)
 
@@ -189,6 +196,10 @@ def _problem(layer: keras.layers.Layer) -> str | None:
         return "activity regularizers add a loss over the whole batch. Remove activity_regularizer."
     if not layer.trainable_variables:
         return None
+    if rule_for(layer) is not None and isinstance(layer, keras.layers.RNN):
+        inside = layer.cell._flatten_layers(include_self=False)
+        if any(inner.trainable_variables for inner in inside):
+            return "its cell has a layer with weights inside. Use an activation without weights."
     if layer.quantization_mode is not None:
         return (
             "quantised layers have no clipping rule. Train the plain layer, or freeze it with "

@@ -17,6 +17,7 @@ import tensorflow as tf
 from dp_sparse import validate
 
 _TINY = 1e-30
+_BELOW = 1 - 2.0**-20  # of C: what float32 may add when norms and factors are rounded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ class AutomaticClipping(ClippingStyle):
     ) -> list[tf.Tensor]:
         """One factor for all variables."""
         norms = tf.sqrt(tf.add_n(list(squared)))
-        return [clip_norm / (norms + self.stability)] * len(variables)
+        return [_BELOW * clip_norm / (norms + self.stability)] * len(variables)
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
@@ -137,4 +138,4 @@ def _layer_of(variable: keras.Variable) -> str:
 
 
 def _bounded(squared: tf.Tensor, clip_norm: float) -> tf.Tensor:
-    return tf.minimum(1.0, clip_norm * tf.math.rsqrt(tf.maximum(squared, _TINY)))
+    return tf.minimum(1.0, _BELOW * clip_norm * tf.math.rsqrt(tf.maximum(squared, _TINY)))

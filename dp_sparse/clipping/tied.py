@@ -55,11 +55,13 @@ class Tied:
         return dataclasses.replace(self, **whole)
 
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
-        """Σ_i f_i g_i, float32 `[rows, width]`."""
+        """Σ_i f_i g_i, float64 `[rows, width]`."""
         slots = tf.where(self.valid, tf.cast(self.row_ids, tf.int32), -1)
         looked_up = Rows(self.row_ids, self.valid, self.row_cotangents, slots)
         product = Product(self.logit_cotangents, self.hidden)
-        return looked_up.clipped_sum(factors, self.num_rows) + product.clipped_sum(factors)
+        return looked_up.clipped_sum(factors, self.num_rows) + uses.exact(
+            product.clipped_sum(factors)
+        )
 
     def _of_rows_looked_up(self, given: tf.Tensor) -> tf.Tensor:
         """Each example's distinct rows, one slot each."""
@@ -69,10 +71,12 @@ class Tied:
         example = tf.repeat(tf.range(batch, dtype=tf.int64), lookups)
         pairs = example * self.num_rows + tf.reshape(self.row_ids, [-1])
         distinct, slot = tf.unique(tf.where(tf.reshape(self.valid, [-1]), pairs, -1))
-        sums = tf.math.unsorted_segment_sum(uses.flat(given), slot, tf.size(distinct))
+        sums = tf.math.unsorted_segment_sum(uses.exact(uses.flat(given)), slot, tf.size(distinct))
         same = tf.math.unsorted_segment_max(uses.flat(as_output), slot, tf.size(distinct))
-        squares = uses.squares(sums + same) * tf.cast(distinct >= 0, tf.float32)
-        return tf.math.unsorted_segment_sum(squares, distinct // self.num_rows, batch)
+        squared = tf.reduce_sum(tf.square(sums + uses.exact(same)), axis=1)
+        squared *= uses.exact(distinct >= 0)
+        norms = tf.math.unsorted_segment_sum(squared, distinct // self.num_rows, batch)
+        return tf.cast(norms, tf.float32)
 
     def _of_other_rows(self) -> tf.Tensor:
         """‖RᵀH‖² over the rows that an example did not look up, a chunk of rows at a time."""

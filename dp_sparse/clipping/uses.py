@@ -4,6 +4,9 @@ A use holds activations and cotangents of a whole batch, from which both quantit
 per-example gradient of a matrix or a table ("book-keeping"): a product costs what an
 ordinary weight gradient costs. Uses of one variable are joined before norms are taken, since norms
 of several uses do not add.
+
+Sums over a batch are float64, so that one example cannot move how others are rounded by more than
+it is allowed to move the sum; but matrix products, which are float32 (`docs/guarantees.md`).
 """
 
 import dataclasses
@@ -105,9 +108,10 @@ class Direct:
         return squares(self.gradients)
 
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
-        """Σ_i f_i g_i, of the variable's shape."""
+        """Σ_i f_i g_i, float64, of the variable's shape."""
         flat = tf.reshape(self.gradients, [tf.shape(self.gradients)[0], -1])
-        return tf.reshape(tf.matmul(factors[tf.newaxis], flat), self.gradients.shape[1:])
+        total = tf.matmul(exact(factors)[tf.newaxis], exact(flat))
+        return tf.reshape(total, self.gradients.shape[1:])
 
 
 class BilinearForm(Protocol):
@@ -199,19 +203,20 @@ class Rows:
         chosen = tf.cast(self.valid if self.slots is None else self.slots >= 0, tf.float32)
         if self.row_ids.shape[1] == 1:
             return squares(self.cotangents) * chosen[:, 0]
-        cotangents = self.cotangents * chosen[..., tf.newaxis]
+        cotangents = exact(self.cotangents * chosen[..., tf.newaxis])
         batch = tf.shape(self.row_ids, tf.int64)[0]
         example = tf.repeat(tf.range(batch), tf.shape(self.row_ids)[1])
         num_rows = tf.reduce_max(tf.concat([[0], tf.reshape(self.row_ids, [-1])], 0)) + 1
         pairs, position = tf.unique(example * num_rows + tf.reshape(self.row_ids, [-1]))
         sums = tf.math.unsorted_segment_sum(flat(cotangents), position, tf.size(pairs))
-        masses = tf.reduce_sum(tf.sqrt(squares(cotangents, start=2)), axis=1)
-        norms = tf.math.unsorted_segment_sum(squares(sums), pairs // num_rows, batch)
+        squared = tf.reduce_sum(tf.square(sums), axis=1)
+        norms = tf.math.unsorted_segment_sum(squared, pairs // num_rows, batch)
+        masses = tf.reduce_sum(tf.norm(cotangents, axis=2), axis=1)
         return never_cancelled(norms, masses)
 
     def clipped_sum(self, factors: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
-        """Σ_i f_i g_i on the step's rows, float32 `[num_slots, width]`; slot -1 is dropped."""
-        scaled = self.cotangents * factors[:, tf.newaxis, tf.newaxis]
+        """Σ_i f_i g_i on the step's rows, float64 `[num_slots, width]`; slot -1 is dropped."""
+        scaled = exact(self.cotangents * factors[:, tf.newaxis, tf.newaxis])
         return tf.math.unsorted_segment_sum(flat(scaled), tf.reshape(self.slots, [-1]), num_slots)
 
 
@@ -281,14 +286,18 @@ def squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:
 
 
 def never_cancelled(squared_norms: tf.Tensor, masses: tf.Tensor) -> tf.Tensor:
-    """Squared norms, at least (mass / 1000)² of the example's terms, Σ of their norms.
+    """Squared norms, float32, at least (mass / 1000)² of the example's terms, Σ of their norms.
 
     Terms that cancel leave a norm that float32 cannot tell from 0, or below it; their clipped terms
-    would still swamp the batch's sum. The floor keeps every example's terms within 1000·C, so that
-    rounding moves the sum by less than 1e-4·C, and touches no example whose gradient is more than a
-    thousandth of its terms.
+    would still swamp the batch's sum. The floor keeps every example's terms within 1000·C, and
+    touches no example whose gradient is more than a thousandth of its terms.
     """
-    return tf.maximum(squared_norms, tf.square(masses / 1000.0))
+    return tf.cast(tf.maximum(squared_norms, tf.square(masses / 1000.0)), tf.float32)
+
+
+def exact(values: tf.Tensor) -> tf.Tensor:
+    """Values in float64, in which their sums are exact for all that privacy asks."""
+    return tf.cast(values, tf.float64)
 
 
 def expanded(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

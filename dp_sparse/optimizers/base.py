@@ -88,7 +88,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         name: str | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
-        self.clipping = FlatClipping() if clipping is None else clipping
+        self.clipping = _checked_style(clipping)
         if microbatch_size is not None:
             validate.positive_integer("microbatch_size", microbatch_size)
         self.microbatch_size = microbatch_size
@@ -318,6 +318,15 @@ def _checked_plan(plan: PrivacyPlan) -> PrivacyPlan:
             f"Expected a plan with GaussianMechanism(), got mechanism={plan.mechanism!r}."
         )
     return plan
+
+
+def _checked_style(clipping: ClippingStyle | None) -> ClippingStyle:
+    if clipping is not None and not isinstance(clipping, ClippingStyle):
+        raise ValueError(
+            f"Expected a clipping style, got clipping={clipping!r}: use FlatClipping(), "
+            "PerLayerClipping() or AutomaticClipping()."
+        )
+    return clipping or FlatClipping()
 
 
 def checked_optimizer(

@@ -115,6 +115,30 @@ def test_joined_uses_have_the_norm_of_the_whole_gradient() -> None:
     np.testing.assert_allclose(direct.squared_norms(), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["rows", "direct"])
+def test_large_sums_are_not_rounded_by_more_than_an_example_may_move_them(kind: str) -> None:
+    """In float32 these 65,537 terms add up to a wrong sum, by more than one of them."""
+    count, term, factors = 65_537, np.float32(0.1), tf.ones([65_537])
+    terms = tf.fill([count, 1], term)
+    if kind == "rows":
+        ids = tf.zeros([count, 1], tf.int64)
+        use = Rows(ids, tf.ones([count, 1], tf.bool), terms[:, tf.newaxis])
+        [[total]] = use.restricted(tf.cast(ids, tf.int32)).clipped_sum(factors, 1)
+    else:
+        [total] = Direct(terms).clipped_sum(factors)
+    assert float(total) == pytest.approx(count * float(term), abs=1e-7)
+    in_float32 = np.add.accumulate(terms.numpy()[:, 0])[-1]
+    assert abs(in_float32 - count * float(term)) > term
+
+
+def test_norms_of_many_lookups_are_not_rounded_away() -> None:
+    count = 60_000
+    ids = tf.range(count, dtype=tf.int64)[tf.newaxis]
+    use = Rows(ids, tf.ones([1, count], tf.bool), tf.fill([1, count, 1], 1.1))
+    [squared] = use.squared_norms().numpy()
+    assert squared == pytest.approx(count * float(np.float32(1.1)) ** 2, rel=1e-6)
+
+
 def test_a_table_that_is_also_a_matrix_is_refused() -> None:
     rows = Rows(tf.zeros([2, 1], tf.int64), tf.ones([2, 1], tf.bool), tf.ones([2, 1, 3]))
     with pytest.raises(ValueError, match=r"used in different ways: \['Product', 'Rows'\]"):

@@ -14,6 +14,7 @@ from mpmath import mpf
 _NODES = 120
 _ROUNDS = 12
 _DIGITS = 40
+LONGEST = 43.7  # −log of t(2 − t) at t = 2⁻⁶⁴ is 43.67
 
 
 def log_ratio() -> tuple[list[float], list[float]]:
@@ -24,7 +25,10 @@ def log_ratio() -> tuple[list[float], list[float]]:
 
 
 def quantile_ratio(shift: int, longest: float) -> tuple[list[float], list[float]]:
-    """Φ⁻¹((1 + v) / 2) / v as a function of s = √(shift − log(1 − v²)), −log up to `longest`."""
+    """Φ⁻¹((1 + v) / 2) / v as a function of s = √(shift − log(1 − v²)), −log up to `longest`.
+
+    With v = 1 − t, the size of a normal whose tail is t, and 1 − v² = t(2 − t).
+    """
     with mpmath.workdps(_DIGITS):
         low, high = mpmath.sqrt(shift), mpmath.sqrt(shift + mpf(longest))
         return _fitted(lambda s: _quantile_over_v(s * s - shift), low, high, 9, 9)
@@ -102,7 +106,7 @@ def _unscaled(polynomial: list[mpf], middle: mpf, half: mpf) -> list[mpf]:
 if __name__ == "__main__":
     for name, (numerator, denominator) in {
         "log": log_ratio(),
-        "quantile": quantile_ratio(4, 36.1),
+        "quantile": quantile_ratio(4, LONGEST),
     }.items():
         print(name, "numerator", numerator)
         print(name, "denominator", denominator)

@@ -49,4 +49,12 @@ def fallback_for(layer: keras.layers.Layer) -> Rule:
     return fallback.call_any_layer
 
 
-__all__ = ["Rule", "fallback_for", "rule_for", "tables_of"]
+def covers_inner_layers(rule: Rule) -> bool:
+    """Whether a rule records the variables of layers inside its own, too.
+
+    The others leave them to rules of their own, like that of a PReLU that is a Dense's activation.
+    """
+    return rule is fallback.call_any_layer or rule in recurrent.RULES.values()
+
+
+__all__ = ["Rule", "covers_inner_layers", "fallback_for", "rule_for", "tables_of"]

@@ -54,6 +54,22 @@ def test_more_columns_than_one_chunk() -> None:
     assert_as_brute_force(model, values(2, 40, 300), tolerance=2e-5)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.Dense(4, activation=keras.layers.PReLU(alpha_initializer="ones")),
+        keras.layers.EinsumDense("abc,cd->abd", (6, 4), activation=keras.layers.PReLU()),
+        keras.layers.Conv1D(4, 2, activation=keras.layers.PReLU()),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_an_activation_with_weights_has_its_own_rule(layer: keras.layers.Layer) -> None:
+    model = keras.Sequential([keras.Input((6, 5)), layer])
+    model(values(3, 6, 5))  # builds what Keras leaves for the first call
+    assert len(model.trainable_variables) >= 2
+    assert_as_brute_force(model, values(3, 6, 5))
+
+
 def test_shared_layer_called_twice_adds_before_squaring() -> None:
     one, two = keras.Input((3,)), keras.Input((3,))
     shared = keras.layers.Dense(4, activation="tanh")
