@@ -15,6 +15,7 @@ import enum
 import functools
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,15 @@ def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int 
     return (tf.cast(tf.bitcast(bits, tf.int64), tf.float64) + 0.5) * 2.0**-53
 
 
+def noisy_means(
+    totals: Sequence[tf.Tensor], deviation: float, divisor: float, draw: Draw, purpose: int
+) -> list[tf.Tensor]:
+    """`noisy_mean` of each, all in one kernel; of static shapes, with purposes from `purpose` on."""
+    numbers = _numbers(deviation, divisor)
+    starts = [draw.counter(purpose + index) for index in range(len(totals))]
+    return list(_noisy_means(tuple(totals), numbers, draw.key, starts)) if totals else []
+
+
 def noisy_mean(
     total: tf.Tensor, deviation: float, divisor: float, draw: Draw, purpose: int
 ) -> tf.Tensor:
@@ -136,19 +146,22 @@ def noisy_mean(
 
     The noisy sum is rounded to the grid of `grid_step`. `total` is float32 or float64.
     """
-    numbers = tf.constant([deviation, grid_step(deviation), 1 / divisor], tf.float64)
-    start = draw.counter(purpose)
     if total.shape.is_fully_defined():
-        return _noisy_mean(total, numbers, draw.key, start)
+        return noisy_means([total], deviation, divisor, draw, purpose)[0]
+    numbers, start = _numbers(deviation, divisor), draw.counter(purpose)
     flat = tf.reshape(total, [-1])
     blocks = -(-tf.size(flat) // _BLOCK)
     padded = tf.pad(flat, [[0, blocks * _BLOCK - tf.size(flat)]])
     noisy = tf.map_fn(
-        lambda block: _noisy_mean(block[0], numbers, draw.key, _skipped(start, block[1])),
+        lambda block: _noisy_means((block[0],), numbers, draw.key, [_skipped(start, block[1])])[0],
         (tf.reshape(padded, [blocks, _BLOCK]), tf.range(blocks)),
         fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32),
     )
     return tf.reshape(tf.reshape(noisy, [-1])[: tf.size(flat)], tf.shape(total))
+
+
+def _numbers(deviation: float, divisor: float) -> tf.Tensor:
+    return tf.constant([deviation, grid_step(deviation), 1 / divisor], tf.float64)
 
 
 def grid_step(deviation: float) -> float:
@@ -163,14 +176,16 @@ def grid_step(deviation: float) -> float:
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _noisy_mean(
-    total: tf.Tensor, numbers: tf.Tensor, key: tf.Tensor, counter: tf.Tensor
-) -> tf.Tensor:
-    words = philox.words(key, counter, total.shape.num_elements())
-    noise = tf.reshape(_standard_normal(words), total.shape)
-    noisy = tf.cast(total, tf.float64) + numbers[0] * noise
-    on_grid = tf.round(noisy / numbers[1]) * numbers[1]
-    return tf.cast(on_grid * numbers[2], tf.float32)
+def _noisy_means(
+    totals: tuple[tf.Tensor, ...], numbers: tf.Tensor, key: tf.Tensor, counters: list[tf.Tensor]
+) -> tuple[tf.Tensor, ...]:
+    def noisy(total: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+        words = philox.words(key, counter, total.shape.num_elements())
+        noise = tf.reshape(_standard_normal(words), total.shape)
+        on_grid = tf.round((tf.cast(total, tf.float64) + numbers[0] * noise) / numbers[1])
+        return tf.cast(on_grid * numbers[1] * numbers[2], tf.float32)
+
+    return tuple(noisy(*each) for each in zip(totals, counters, strict=True))
 
 
 @tf.function(jit_compile=True, autograph=False)

@@ -151,12 +151,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
     ) -> list[tf.Tensor]:
         """The noisy mean gradient of each dense variable, plus the gradient of its regulariser."""
         batch = self.plan.sampling.expected_batch_size
-        gradients = []
-        for index, (variable, total) in enumerate(sums.dense):
-            purpose = noise.Purpose.DENSE + index
-            mean = noise.noisy_mean(total, deviation, batch, draw, purpose)
-            gradients.append(_regularised(mean, variable))
-        return gradients
+        totals = [total for _, total in sums.dense]
+        means = noise.noisy_means(totals, deviation, batch, draw, noise.Purpose.DENSE)
+        return [
+            _regularised(mean, variable)
+            for (variable, _), mean in zip(sums.dense, means, strict=True)
+        ]
 
     # What Keras expects of an optimizer.
 
