@@ -133,7 +133,7 @@ def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int 
 def noisy_means(
     totals: Sequence[tf.Tensor], deviation: float, divisor: float, draw: Draw, purpose: int
 ) -> list[tf.Tensor]:
-    """`noisy_mean` of each, all in one kernel; of static shapes, with purposes from `purpose` on."""
+    """`noisy_mean` of each, in one kernel; shapes are static, purposes count from `purpose` on."""
     numbers = _numbers(deviation, divisor)
     starts = [draw.counter(purpose + index) for index in range(len(totals))]
     return list(_noisy_means(tuple(totals), numbers, draw.key, starts)) if totals else []

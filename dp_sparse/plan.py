@@ -190,7 +190,7 @@ class PrivacyPlan:
             "Assumed: batches reach fit as the sampler made them; non-trainable weights, adapted "
             "statistics and vocabularies, and held-out data are public.",
             "Randomness: Philox, keyed by the operating system, which is not a cryptographic "
-            "generator; noisy sums are rounded to a grid of 2^-16 noise deviations.",
+            "generator; noisy sums are rounded to a grid of about 2^-10 noise deviations.",
         ]
         return "\n".join(lines)
 

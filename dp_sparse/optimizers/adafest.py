@@ -16,12 +16,8 @@ import tensorflow as tf
 
 from dp_sparse import noise, validate
 from dp_sparse.clipping import ClippingStyle
-from dp_sparse.optimizers.base import (
-    PrivateOptimizer,
-    PrivateSums,
-    RowChoice,
-    checked_optimizer,
-)
+from dp_sparse.optimizers.arguments import checked_optimizer
+from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums, RowChoice
 from dp_sparse.optimizers.row_wise import RowWise
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map

@@ -17,13 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import noise, validate
-from dp_sparse.clipping import ClippingStyle, FlatClipping
+from dp_sparse.clipping import ClippingStyle
 from dp_sparse.errors import PrivacyError
+from dp_sparse.optimizers.arguments import checked_optimizer, checked_plan, checked_style
+from dp_sparse.optimizers.diagnostics import StepDiagnostics
 from dp_sparse.optimizers.ledger import StepLedger
-from dp_sparse.plan import GaussianMechanism, PrivacyPlan
+from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import TableLookups
-
-_COUPLED = ("gradient_accumulation_steps", "loss_scale_factor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,12 +88,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         name: str | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
-        self.clipping = _checked_style(clipping)
+        self.clipping = checked_style(clipping)
         if microbatch_size is not None:
             validate.positive_integer("microbatch_size", microbatch_size)
         self.microbatch_size = microbatch_size
         self.optimizer = checked_optimizer(optimizer)
-        self.plan = _checked_plan(plan)
+        self.plan = checked_plan(plan)
         self.clip_norm = validate.clip_norm("clip_norm", clip_norm)
         self.steps_spent = self.add_variable(
             (), "zeros", "int64", "only_first_replica", name="steps_spent"
@@ -274,30 +274,6 @@ class VariableSplit:
     tables: list[keras.Variable]
 
 
-class StepDiagnostics:
-    """Running totals of what no ε covers, and of the survivors.
-
-    Untracked: never saved with a model.
-    """
-
-    def __init__(self) -> None:
-        with tf.init_scope():
-            self.examples = _total()
-            self.clipped = _total()
-            self.not_finite = _total()
-            self.isolation_checks = _total()
-            self.rows = tf.Variable([], shape=[None], dtype=tf.int64, trainable=False)
-
-    def start(self, num_tables: int) -> None:
-        """One total of rows for each table."""
-        with tf.init_scope():
-            self.rows.assign(tf.zeros([num_tables], tf.int64))
-
-
-def _total() -> tf.Variable:
-    return tf.Variable(0, dtype=tf.int64, trainable=False)
-
-
 def _regularised(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
     if variable.regularizer is None:
         return gradient
@@ -306,43 +282,3 @@ def _regularised(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
         tape.watch(value)
         penalty = variable.regularizer(value)
     return gradient + tape.gradient(penalty, value)
-
-
-def _checked_plan(plan: PrivacyPlan) -> PrivacyPlan:
-    if not isinstance(plan, PrivacyPlan) or not (plan.noise_multiplier and plan.plan_id):
-        raise ValueError(
-            f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate()."
-        )
-    if not isinstance(plan.mechanism, GaussianMechanism):
-        raise ValueError(
-            f"Expected a plan with GaussianMechanism(), got mechanism={plan.mechanism!r}."
-        )
-    return plan
-
-
-def _checked_style(clipping: ClippingStyle | None) -> ClippingStyle:
-    if clipping is not None and not isinstance(clipping, ClippingStyle):
-        raise ValueError(
-            f"Expected a clipping style, got clipping={clipping!r}: use FlatClipping(), "
-            "PerLayerClipping() or AutomaticClipping()."
-        )
-    return clipping or FlatClipping()
-
-
-def checked_optimizer(
-    optimizer: keras.optimizers.Optimizer | str,
-) -> keras.optimizers.Optimizer:
-    """A plain Keras optimizer that a private one may wrap."""
-    if isinstance(optimizer, str):
-        optimizer = keras.optimizers.get(optimizer)
-    refused = (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)
-    if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, refused):
-        raise ValueError(f"Expected a plain Keras optimizer to wrap, got optimizer={optimizer!r}.")
-    for name in _COUPLED:
-        if getattr(optimizer, name, None):
-            raise ValueError(
-                f"Expected an optimizer without {name}, got {name}={getattr(optimizer, name)}: "
-                f"the plan pays for one "
-                "update a batch."
-            )
-    return optimizer

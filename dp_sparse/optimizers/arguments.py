@@ -1,0 +1,50 @@
+"""What a private optimizer is given, checked; each error says what to give instead."""
+
+import keras
+
+from dp_sparse.clipping import ClippingStyle, FlatClipping
+from dp_sparse.plan import GaussianMechanism, PrivacyPlan
+
+_COUPLED = ("gradient_accumulation_steps", "loss_scale_factor")
+
+
+def checked_plan(plan: PrivacyPlan) -> PrivacyPlan:
+    """A calibrated plan; raises ValueError for any other."""
+    if not isinstance(plan, PrivacyPlan) or not (plan.noise_multiplier and plan.plan_id):
+        raise ValueError(
+            f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate()."
+        )
+    if not isinstance(plan.mechanism, GaussianMechanism):
+        raise ValueError(
+            f"Expected a plan with GaussianMechanism(), got mechanism={plan.mechanism!r}."
+        )
+    return plan
+
+
+def checked_style(clipping: ClippingStyle | None) -> ClippingStyle:
+    """The style, flat by default; raises ValueError for what is none."""
+    if clipping is not None and not isinstance(clipping, ClippingStyle):
+        raise ValueError(
+            f"Expected a clipping style, got clipping={clipping!r}: use FlatClipping(), "
+            "PerLayerClipping(), AutomaticClipping() or QuantileClipping()."
+        )
+    return clipping or FlatClipping()
+
+
+def checked_optimizer(
+    optimizer: keras.optimizers.Optimizer | str,
+) -> keras.optimizers.Optimizer:
+    """A plain Keras optimizer that a private one may wrap; raises ValueError for any other."""
+    if isinstance(optimizer, str):
+        optimizer = keras.optimizers.get(optimizer)
+    plain = isinstance(optimizer, keras.optimizers.Optimizer)
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if not plain or scaled or hasattr(optimizer, "apply_private"):
+        raise ValueError(f"Expected a plain Keras optimizer to wrap, got optimizer={optimizer!r}.")
+    for name in _COUPLED:
+        if getattr(optimizer, name, None):
+            raise ValueError(
+                f"Expected an optimizer without {name}, got {name}={getattr(optimizer, name)}: "
+                "the plan pays for one update a batch."
+            )
+    return optimizer

@@ -1,0 +1,27 @@
+"""Running totals beside a training run, which its progress line and its report read."""
+
+import tensorflow as tf
+
+
+class StepDiagnostics:
+    """Running totals of what no ε covers, and of the survivors.
+
+    Untracked: never saved with a model.
+    """
+
+    def __init__(self) -> None:
+        with tf.init_scope():
+            self.examples = _total()
+            self.clipped = _total()
+            self.not_finite = _total()
+            self.isolation_checks = _total()
+            self.rows = tf.Variable([], shape=[None], dtype=tf.int64, trainable=False)
+
+    def start(self, num_tables: int) -> None:
+        """One total of rows for each table."""
+        with tf.init_scope():
+            self.rows.assign(tf.zeros([num_tables], tf.int64))
+
+
+def _total() -> tf.Variable:
+    return tf.Variable(0, dtype=tf.int64, trainable=False)
