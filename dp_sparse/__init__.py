@@ -10,7 +10,7 @@ if keras.backend.backend() != "tensorflow":
 
 from dp_sparse.callbacks import PrivacyReport, install_callback_guard
 from dp_sparse.checking import ModelCheck, check_model
-from dp_sparse.clipping import AutomaticClipping, FlatClipping, PerLayerClipping
+from dp_sparse.clipping import AutomaticClipping, FlatClipping, PerLayerClipping, QuantileClipping
 from dp_sparse.errors import BadExampleError, PrivacyError, UnsupportedLayerError
 from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer
 from dp_sparse.plan import GaussianMechanism, PrivacyBudget, PrivacyPlan, Release
@@ -35,6 +35,7 @@ __all__ = [
     "PrivacyError",
     "PrivacyPlan",
     "PrivacyReport",
+    "QuantileClipping",
     "RecordFile",
     "Release",
     "StreamSampling",

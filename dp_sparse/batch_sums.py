@@ -107,7 +107,7 @@ def clipped_sums(
     ]
     num_slots = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
     found = clipping.clip(
-        restricted, num_slots, optimizer.clip_norm, run.losses, real, optimizer.clipping
+        restricted, num_slots, optimizer.current_clip_norm, run.losses, real, optimizer.clipping
     )
     examples = real > 0
     kinds = examples, examples & found.finite & found.clipped, examples & ~found.finite

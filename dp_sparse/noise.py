@@ -13,10 +13,9 @@ counter. Philox is not a cryptographic generator.
 
 import enum
 import functools
-import math
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.special
@@ -24,6 +23,8 @@ import tensorflow as tf
 
 from dp_sparse import philox
 from dp_sparse.normal_quantile import normal_quantile
+
+Number: TypeAlias = float | tf.Tensor
 
 _PHILOX = 1
 _PURPOSE_BITS = 24
@@ -36,7 +37,8 @@ class Purpose(enum.IntEnum):
     CONTRIBUTION = 0
     SKIPS = 1
     ROWS = 2
-    DENSE = 3  # plus the index of the variable
+    UNCLIPPED = 3
+    DENSE = 4  # plus the index of the variable
 
 
 class NoiseKey:
@@ -131,7 +133,7 @@ def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int 
 
 
 def noisy_means(
-    totals: Sequence[tf.Tensor], deviation: float, divisor: float, draw: Draw, purpose: int
+    totals: Sequence[tf.Tensor], deviation: Number, divisor: float, draw: Draw, purpose: int
 ) -> list[tf.Tensor]:
     """`noisy_mean` of each, in one kernel; shapes are static, purposes count from `purpose` on."""
     numbers = _numbers(deviation, divisor)
@@ -140,11 +142,12 @@ def noisy_means(
 
 
 def noisy_mean(
-    total: tf.Tensor, deviation: float, divisor: float, draw: Draw, purpose: int
+    total: tf.Tensor, deviation: Number, divisor: float, draw: Draw, purpose: int
 ) -> tf.Tensor:
     """`(total + N(0, deviation²)) / divisor` per entry, float32, of the shape of `total`.
 
-    The noisy sum is rounded to the grid of `grid_step`. `total` is float32 or float64.
+    The noisy sum is rounded to the grid of `grid_step`. `total` is float32 or float64; `deviation`
+    a Python number or a float64 scalar.
     """
     if total.shape.is_fully_defined():
         return noisy_means([total], deviation, divisor, draw, purpose)[0]
@@ -160,19 +163,25 @@ def noisy_mean(
     return tf.reshape(tf.reshape(noisy, [-1])[: tf.size(flat)], tf.shape(total))
 
 
-def _numbers(deviation: float, divisor: float) -> tf.Tensor:
-    return tf.constant([deviation, grid_step(deviation), 1 / divisor], tf.float64)
+def _numbers(deviation: Number, divisor: float) -> tf.Tensor:
+    deviation = tf.convert_to_tensor(deviation, tf.float64)
+    return tf.stack([deviation, grid_step(deviation), tf.constant(1 / divisor, tf.float64)])
 
 
-def grid_step(deviation: float) -> float:
-    """The grid on which noisy sums are released: a power of two near deviation · 2⁻¹⁰.
+def grid_step(deviation: Number) -> tf.Tensor:
+    """The grid on which noisy sums are released: the power of two in deviation · (2⁻¹⁰, 2⁻⁹].
 
     Sum and noise are added in float64 and rounded to it, so that the low bits of a released value
     do not tell which sum it came from (Mironov 2012). It is so coarse that 64 random bits reach
     every point up to 8.2 deviations by ten values or more (a normal is beyond with probability
-    2·10⁻¹⁶), and so fine that rounding adds 10⁻⁷ of the noise's variance.
+    2·10⁻¹⁶), and so fine that rounding adds less than 10⁻⁶ of the noise's variance.
+
+    Returns:
+        float64 scalar.
     """
-    return 2.0 ** (math.ceil(math.log2(deviation)) - 10)
+    bits = tf.bitcast(tf.convert_to_tensor(deviation, tf.float64), tf.int64)
+    exponent = tf.bitwise.bitwise_and(bits, tf.constant(0x7FF << 52, tf.int64))
+    return tf.bitcast(exponent, tf.float64) * 2.0**-9
 
 
 @tf.function(jit_compile=True, autograph=False)

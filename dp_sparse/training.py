@@ -154,6 +154,7 @@ def private_train_step(
     else:
         found, logs = microbatches.by_parts(model, optimizer, (x, y, weights), draw, size)
     optimizer.apply_private(found.sums, draw)
+    optimizer.end_step(found.counts, draw)
     _count(optimizer, found)
     return logs
 

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+CLIP_NORMS = (1e-12, 1e12)
+
 
 def positive(name: str, value: Any) -> float:
     """Returns `value` as a float; raises ValueError unless it is a finite number above zero."""
@@ -13,8 +15,9 @@ def positive(name: str, value: Any) -> float:
 
 def clip_norm(name: str, value: Any) -> float:
     """Returns `value` as a float; raises ValueError unless float32 can hold noise at its scale."""
-    if positive(name, value) < 1e-12 or value > 1e12:
-        raise ValueError(f"Expected 1e-12 <= {name} <= 1e12, got {name}={value!r}.")
+    low, high = CLIP_NORMS
+    if not low <= positive(name, value) <= high:
+        raise ValueError(f"Expected {low:g} <= {name} <= {high:g}, got {name}={value!r}.")
     return float(value)
 
 

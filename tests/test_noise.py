@@ -160,7 +160,7 @@ def test_tensors_of_unknown_size_keep_their_shape() -> None:
 def test_released_values_lie_on_one_grid_whatever_the_sum(deviation: float) -> None:
     """The low bits of a released sum do not tell which sum it came from."""
     step = noise.grid_step(deviation)
-    assert deviation * 2**-10 <= step < deviation * 2**-9
+    assert deviation * 2**-10 < step <= deviation * 2**-9
     for total in (0.0, deviation, deviation / 3):
         draw = noise.NoiseKey().next_draw()
         released = noise.noisy_mean(tf.fill([5000], total), deviation, 1.0, draw, 4).numpy()

@@ -275,7 +275,7 @@ def test_dpsgd_noise_on_every_parameter(present: int) -> None:
     table, kernel, bias = changes(model, plan, present=present)
     for part in (table, kernel):
         assert_deviation(part, 0.7 * 1.5 / 10)
-    assert np.all(bias != 0)
+    assert np.count_nonzero(bias == 0) <= 3  # on the grid of noise 0 has a chance of 8e-4
     assert abs(np.corrcoef(table.ravel(), kernel.ravel()[: table.size])[0, 1]) < 0.1
 
 
@@ -294,7 +294,7 @@ def test_adafest_noise_on_dense_parameters_and_on_every_survivor(present: int) -
     deviation = 0.7 * 1.5 * np.sqrt(1 + 1 / 2.0**2) / 10
     for part in (table, kernel):
         assert_deviation(part, deviation)
-    assert np.all(bias != 0)
+    assert np.count_nonzero(bias == 0) <= 3  # on the grid of noise 0 has a chance of 8e-4
 
 
 def test_rows_that_did_not_survive_are_untouched_bit_for_bit() -> None:
@@ -314,10 +314,10 @@ def test_rows_that_did_not_survive_are_untouched_bit_for_bit() -> None:
     touched = np.any(table != 0, axis=1)
     assert 1 <= touched.sum() <= 60
     assert touched.sum() == int(optimizer.diagnostics.rows[0])
-    assert np.mean(table[touched] != 0) > 0.99
+    assert np.mean(table[touched] != 0) > 0.97
     for slot, old in zip(slots, before, strict=True):
         np.testing.assert_array_equal(np.any(np.array(slot) != old, axis=1), touched)
-    assert np.mean(kernel != 0) > 0.998  # on the grid of noise 0 has a chance of 1e-5
+    assert np.mean(kernel != 0) > 0.99  # on the grid of noise 0 has a chance of 8e-4
 
 
 def test_two_steps_and_two_runs_draw_different_noise() -> None:

@@ -19,7 +19,7 @@ import dp_sparse
 from dp_sparse import PrivacyError
 from dp_sparse.optimizers import ledger
 from tests.subprocesses import run_python, start_python
-from tests.training_cases import click_model, clicks, plan_for, weights_of
+from tests.training_cases import click_model, clicks, no_noise, plan_for, weights_of  # noqa: F401
 
 
 def trained(steps: int = 2, *, of: int = 5) -> tuple[keras.Model, Any, Any]:
@@ -64,7 +64,7 @@ def test_save_load_fit_stays_private_and_within_budget(
         loaded.fit(plan.sampling.batches(data), verbose=0)
 
 
-def test_slots_go_on_after_loading(tmp_path: pathlib.Path, no_noise_fixture: None) -> None:
+def test_slots_go_on_after_loading(tmp_path: pathlib.Path, every_row_survives: None) -> None:
     """Five steps in one go equal two, a save, a load, and three: slots of rows and of the rest."""
     keras.utils.set_random_seed(5)
     whole, _, _ = trained(5, of=5)
@@ -78,17 +78,10 @@ def test_slots_go_on_after_loading(tmp_path: pathlib.Path, no_noise_fixture: Non
 
 
 @pytest.fixture
-def no_noise_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No noise, and every row survives, so that two runs can be compared."""
-    from dp_sparse import noise
+def every_row_survives(no_noise: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Without noise either, so that two runs can be compared."""
     from dp_sparse.optimizers import adafest
 
-    monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float64))
-    monkeypatch.setattr(
-        noise,
-        "noisy_mean",
-        lambda total, deviation, divisor, *_: tf.cast(total / divisor, tf.float32),
-    )
     monkeypatch.setattr(adafest, "default_threshold", lambda *_: -1e6)
 
 

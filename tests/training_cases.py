@@ -79,11 +79,14 @@ def marked_dataset(
 @pytest.fixture
 def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every normal is 0."""
+
+    def mean(total: tf.Tensor, deviation: float, divisor: float, *_: Any) -> tf.Tensor:
+        return tf.cast(total / divisor, tf.float32)
+
     monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float64))
+    monkeypatch.setattr(noise, "noisy_mean", mean)
     monkeypatch.setattr(
-        noise,
-        "noisy_mean",
-        lambda total, deviation, divisor, draw, purpose: tf.cast(total / divisor, tf.float32),
+        noise, "noisy_means", lambda totals, *given: [mean(total, *given) for total in totals]
     )
 
 

@@ -18,6 +18,7 @@ from dp_sparse.clipping.styles import (
     ClippingStyle,
     FlatClipping,
     PerLayerClipping,
+    QuantileClipping,
 )
 from dp_sparse.clipping.uses import self_check
 
@@ -27,6 +28,7 @@ __all__ = [
     "ClippingStyle",
     "FlatClipping",
     "PerLayerClipping",
+    "QuantileClipping",
     "Recording",
     "SeedValues",
     "Survey",

@@ -12,7 +12,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.styles import ClippingStyle, FlatClipping
+from dp_sparse.clipping.styles import ClipNorm, ClippingStyle, FlatClipping
 from dp_sparse.clipping.uses import Rows, Use, expanded
 
 FLAT = FlatClipping()
@@ -40,7 +40,7 @@ class ClippedSums:
 def clip(
     uses: list[tuple[keras.Variable, Use]],
     num_slots: dict[int, tf.Tensor],
-    clip_norm: float,
+    clip_norm: ClipNorm,
     losses: tf.Tensor,
     present: tf.Tensor,
     style: ClippingStyle = FLAT,
@@ -50,7 +50,7 @@ def clip(
     Args:
         uses: Each variable's joined use; tables already restricted to the step's rows.
         num_slots: For the id of each table variable, how many rows the step chose.
-        clip_norm: C > 0.
+        clip_norm: C > 0, a Python number or a scalar.
         losses: Per-example losses `[batch]`, to find those that are not finite.
         present: float32 `[batch]`, 0 for padding.
         style: How the factors come from the norms.

@@ -98,14 +98,12 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
     @property
     def contribution_noise_multiplier(self) -> float:
         """σ1 = σ√(1 + r²)."""
-        assert self.plan.noise_multiplier is not None
-        return self.plan.noise_multiplier * math.sqrt(1 + self.noise_ratio**2)
+        return self.noise_multiplier * math.sqrt(1 + self.noise_ratio**2)
 
     @property
     def gradient_noise_multiplier(self) -> float:
         """σ2 = σ√(1 + 1/r²)."""
-        assert self.plan.noise_multiplier is not None
-        return self.plan.noise_multiplier * math.sqrt(1 + self.noise_ratio**-2)
+        return self.noise_multiplier * math.sqrt(1 + self.noise_ratio**-2)
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -142,7 +140,7 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
 
     def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
         """Noise on the chosen rows and on every dense parameter, and on nothing else."""
-        deviation = self.clip_norm * self.gradient_noise_multiplier
+        deviation = self.current_clip_norm * self.gradient_noise_multiplier
         gradients = self._noisy_dense(sums, deviation, draw)
         slices = self._noisy_rows([rows for _, rows in sums.tables], deviation, draw)
         step = self.iterations + 1
@@ -156,7 +154,7 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
             self.iterations.assign_add(1)
 
     def _noisy_rows(
-        self, tables: list[tf.IndexedSlices], deviation: float, draw: noise.Draw
+        self, tables: list[tf.IndexedSlices], deviation: noise.Number, draw: noise.Draw
     ) -> list[tf.IndexedSlices]:
         """Each table's noisy mean on its chosen rows, from one stream for all tables."""
         if not tables:

@@ -10,17 +10,19 @@ import abc
 import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from dp_sparse import noise, validate
-from dp_sparse.clipping import ClippingStyle
+from dp_sparse.clipping import ClippingStyle, QuantileClipping
 from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers.arguments import checked_optimizer, checked_plan, checked_style
+from dp_sparse.optimizers.clip_norm import MovingClipNorm
 from dp_sparse.optimizers.diagnostics import StepDiagnostics
+from dp_sparse.optimizers.foreign_gradients import NoForeignGradients
 from dp_sparse.optimizers.ledger import StepLedger
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import TableLookups
@@ -53,7 +55,7 @@ class PrivateSums:
     tables: list[tuple[keras.Variable, tf.IndexedSlices]]
 
 
-class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
+class PrivateOptimizer(NoForeignGradients, abc.ABC):
     """A Keras optimizer that trains privately under `model.compile`.
 
     Args:
@@ -62,7 +64,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         clip_norm: C > 0, the L2 norm to which each example's whole gradient is clipped.
         microbatch_size: How many examples are in memory at a time; by default the whole batch. It
             changes neither the guarantee nor the numbers, only memory and time.
-        clipping: `FlatClipping()` by default, `PerLayerClipping(...)` or `AutomaticClipping(...)`.
+        clipping: `FlatClipping()` by default, `PerLayerClipping(...)`, `AutomaticClipping(...)` or
+            `QuantileClipping(...)`, for which `clip_norm` is where C begins.
         name: As in Keras.
 
     Raises:
@@ -102,6 +105,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
             (), keras.initializers.Constant(0), "int64", "only_first_replica", name="plan_digest"
         )
         self.plan_digest.assign(plan.digest)
+        self._moving_clip_norm = self._make_moving_clip_norm()
         self.diagnostics = StepDiagnostics()
         self._noise_key = noise.NoiseKey()
         self._ledger = StepLedger(plan)
@@ -125,6 +129,35 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         self._model, self._find_tables = weakref.ref(model), find_tables
         self.diagnostics.isolation_checks.assign(0)
 
+    def _make_moving_clip_norm(self) -> MovingClipNorm | None:
+        if not isinstance(self.clipping, QuantileClipping):
+            return None
+        initial = keras.initializers.Constant(self.clip_norm)
+        variable = self.add_variable((), initial, "float64", name="moving_clip_norm")
+        batch = self.plan.sampling.expected_batch_size
+        return MovingClipNorm(self.clipping, variable, self._noise_multipliers[1], batch)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ of what a step releases of rows and gradients: the plan's, less the style's share."""
+        return self._noise_multipliers[0]
+
+    @property
+    def _noise_multipliers(self) -> tuple[float, float]:
+        assert self.plan.noise_multiplier is not None
+        return self.clipping.noise_multipliers(self.plan.noise_multiplier)
+
+    @property
+    def current_clip_norm(self) -> float | tf.Tensor:
+        """C of this step: `clip_norm`, or a float64 scalar that moves."""
+        moving = self._moving_clip_norm
+        return self.clip_norm if moving is None else moving.value()
+
+    def end_step(self, counts: tf.Tensor, draw: noise.Draw) -> None:
+        """Moves C by the batch's counts `[3]` of examples, clipped and zeroed ones, after noise."""
+        if self._moving_clip_norm is not None:
+            self._moving_clip_norm.move(counts, draw)
+
     @property
     def tables(self) -> list[keras.Variable]:
         """The embedding tables, in the order of the model's variables; known once built."""
@@ -147,7 +180,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Adds noise, divides by the expected batch size, updates."""
 
     def _noisy_dense(
-        self, sums: PrivateSums, deviation: float, draw: noise.Draw
+        self, sums: PrivateSums, deviation: noise.Number, draw: noise.Draw
     ) -> list[tf.Tensor]:
         """The noisy mean gradient of each dense variable, plus the gradient of its regulariser."""
         batch = self.plan.sampling.expected_batch_size
@@ -211,29 +244,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 "sampling differs: this plan's statement would not hold for them. Compile with the "
                 "plan of the saved run."
             )
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
-        """Refused: gradients that were not clipped and noised must not reach the weights."""
-        raise PrivacyError(
-            f"{type(self).__name__} got gradients that its private step did not make. Train with "
-            f"model.fit after "
-            "model.compile(optimizer=...), without a custom train_step, a hand-written loop, or "
-            "an optimizer around it."
-        )
-
-    def apply_gradients(self, grads_and_vars: Any) -> NoReturn:
-        """Refused, as `apply`."""
-        self.apply(grads_and_vars)
-
-    def stateless_apply(
-        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
-    ) -> NoReturn:
-        """Refused, as `apply`."""
-        self.apply(grads)
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> NoReturn:
-        """Refused, as `apply`."""
-        self.apply(gradient)
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""

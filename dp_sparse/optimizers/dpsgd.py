@@ -24,7 +24,8 @@ class DPSGDOptimizer(PrivateOptimizer):
 
     ### Formal Guarantees
     One step is the Gaussian mechanism of noise multiplier `plan.noise_multiplier` on the clipped
-    sum, of sensitivity `clip_norm`, on one batch of the plan's sampler.
+    sum, of sensitivity `clip_norm`, on one batch of the plan's sampler. With `QuantileClipping` the
+    count of unclipped examples is part of that mechanism.
     """
 
     selects_rows = False
@@ -53,6 +54,5 @@ class DPSGDOptimizer(PrivateOptimizer):
         """Noise on every entry of every variable."""
         tables = [(table, tf.convert_to_tensor(rows)) for table, rows in sums.tables]
         sums = PrivateSums(dense=[*sums.dense, *tables], tables=[])
-        assert self.plan.noise_multiplier is not None
-        gradients = self._noisy_dense(sums, self.clip_norm * self.plan.noise_multiplier, draw)
+        gradients = self._noisy_dense(sums, self.current_clip_norm * self.noise_multiplier, draw)
         self.optimizer.apply(gradients, [variable for variable, _ in sums.dense])

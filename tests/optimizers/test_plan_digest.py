@@ -41,5 +41,5 @@ def test_weights_of_another_plan_are_refused(tmp_path: Path) -> None:
 def test_clip_norms_that_float32_cannot_noise_are_refused(clip_norm: float) -> None:
     sampling = dp_sparse.StreamSampling(num_examples=50, batch_size=10)
     plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(8.0, 1e-3), sampling).calibrate()
-    with pytest.raises(ValueError, match="Expected 1e-12 <= clip_norm <= 1e12, got clip_norm="):
+    with pytest.raises(ValueError, match=r"Expected 1e-12 <= clip_norm <= 1e\+12, got"):
         dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=clip_norm)

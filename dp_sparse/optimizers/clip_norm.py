@@ -1,0 +1,49 @@
+"""The clip norm of a step: a constant, or a variable that follows a quantile of the norms."""
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import noise
+from dp_sparse.clipping import QuantileClipping
+
+
+class MovingClipNorm:
+    """C of `QuantileClipping`, as a variable of the optimizer.
+
+    Args:
+        style: How C moves.
+        variable: Holds C, float64 scalar.
+        noise_multiplier: Of the count of unclipped examples.
+        expected_batch_size: What the count is divided by.
+    """
+
+    def __init__(
+        self,
+        style: QuantileClipping,
+        variable: keras.Variable,
+        noise_multiplier: float,
+        expected_batch_size: float,
+    ) -> None:
+        self._style = style
+        self._variable = variable
+        self._deviation = 0.5 * noise_multiplier  # the sensitivity of the centred count is ½
+        self._expected_batch_size = expected_batch_size
+
+    def value(self) -> tf.Tensor:
+        """C of this step, float64 scalar."""
+        return tf.convert_to_tensor(self._variable.value)
+
+    def move(self, counts: tf.Tensor, draw: noise.Draw) -> None:
+        """Sets the C of the next step.
+
+        Args:
+            counts: int64 `[3]`: the batch's real examples, how many were clipped, how many zeroed.
+            draw: The step's streams.
+        """
+        examples, clipped, zeroed = tf.unstack(tf.cast(counts, tf.float64))
+        centred = examples / 2 - clipped - zeroed  # each unclipped example adds ½, others take ½
+        share = noise.noisy_mean(
+            centred, self._deviation, self._expected_batch_size, draw, noise.Purpose.UNCLIPPED
+        )
+        unclipped = 0.5 + tf.cast(share, tf.float64)
+        self._variable.assign(self._style.following(self.value(), unclipped))
