@@ -23,6 +23,7 @@ import dp_sparse
 from models.pctr import pctr
 from pipelines.criteo.prepare import PreparedData
 from pipelines.criteo.schema import RECORD_DTYPE, examples_from_records
+from pipelines.optimizers import optimizer_of
 
 METHODS = ("non_private", "dp_sgd", "dp_adafest")
 
@@ -73,7 +74,7 @@ def train(config: ml_collections.ConfigDict, data: PreparedData) -> RunResult:
     timer, curve = _StepTimer(), _HeldOutAUC(held_out)
     if config.method == "non_private":
         batches, report = _stock_batches(training, config.training.batch_size, steps), None
-        _compile(model, _optimizer(config))
+        _compile(model, optimizer_of(config))
     else:
         plan = _plan(config, len(training), steps)
         batches = plan.sampling.batches(training)
@@ -150,16 +151,10 @@ def _compile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     model.compile(optimizer=optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
 
 
-def _optimizer(config: ml_collections.ConfigDict) -> keras.optimizers.Optimizer:
-    return keras.optimizers.get(
-        {"class_name": config.optimizer.name, "config": dict(config.optimizer.options)}
-    )
-
-
 def _private_optimizer(
     config: ml_collections.ConfigDict, plan: dp_sparse.PrivacyPlan
 ) -> keras.optimizers.Optimizer:
-    wrapped = _optimizer(config)
+    wrapped = optimizer_of(config)
     if config.method == "dp_sgd":
         return dp_sparse.DPSGDOptimizer(wrapped, plan, clip_norm=config.privacy.clip_norm)
     return dp_sparse.DPAdaFESTOptimizer(

@@ -15,6 +15,7 @@ import numpy as np
 import dp_sparse
 from models import classifiers, vision
 from pipelines.images.data import LabelledImages, hold_out
+from pipelines.optimizers import optimizer_of
 
 MODELS: dict[str, Callable[..., keras.Model]] = {
     "mlp": classifiers.mlp,
@@ -116,11 +117,8 @@ def _compile(
     rate = keras.optimizers.schedules.CosineDecay(
         config.optimizer.learning_rate, decay_steps=plan.sampling.steps
     )
-    options = {
-        "learning_rate": keras.optimizers.schedules.serialize(rate),
-        **config.optimizer.options,
-    }
-    wrapped = keras.optimizers.get({"class_name": config.optimizer.name, "config": options})
+    schedule = keras.optimizers.schedules.serialize(rate)
+    wrapped = optimizer_of(config, learning_rate=schedule)
     model.compile(
         optimizer=dp_sparse.DPSGDOptimizer(wrapped, plan, clip_norm=config.privacy.clip_norm),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
