@@ -19,10 +19,14 @@ REQUIRED = [
 
 PIPELINES = ["ml_collections>=1.1,<2", "absl-py>=2.3,<3", "matplotlib>=3.10,<4"]
 
+# Optional for users, who import them themselves; their layers' clipping rules are tested.
+KERAS_HUB = "keras-hub>=0.32,<0.33"
+KERAS_RS = "keras-rs>=0.4,<0.5"
+
 EXTRAS = {
-    "nlp": ["keras-hub>=0.32,<0.33"],
+    "nlp": [KERAS_HUB],
     "recommenders": [
-        "keras-rs>=0.4,<0.5",
+        KERAS_RS,
         "tensorflow-recommenders>=0.7.7,<0.8",
         "tf-keras>=2.20,<2.22",
     ],
@@ -41,6 +45,8 @@ EXTRAS = {
         "pytest-xdist>=3.8,<4",
         "hypothesis>=6.150,<7",
         "mpmath>=1.3,<2",  # the reference of the normal quantile
+        KERAS_HUB,
+        KERAS_RS,
         *PIPELINES,
     ],
     "lint": ["ruff>=0.17,<0.18", "mypy>=2.4,<2.5"],

@@ -6,6 +6,7 @@ A rule runs the layer's own `call` and tells the tap which tensors' cotangents d
 gradients of the layer's variables: `rule(layer, call, tap, *args, **kwargs) -> outputs`.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +16,14 @@ from dp_sparse.clipping.rules import (
     convolution,
     dense,
     einsum,
+    embed_reduce,
     embedding,
     fallback,
     normalization,
+    position_embedding,
     prelu,
     recurrent,
 )
-from dp_sparse.clipping.rules.embedding import tables_of
 
 Rule = Callable[..., Any]
 
@@ -39,9 +41,34 @@ _RULES: dict[type[keras.layers.Layer], Rule] = {
 }
 
 
+# Classes of optional packages by their public names, since importing those packages is left to the
+# user: a layer of one can only be there once its package is.
+_RULES_BY_NAME: dict[str, Rule] = {
+    "keras_hub.layers.PositionEmbedding": position_embedding.call_position_embedding,
+    "keras_hub.layers.ReversibleEmbedding": embedding.call_reversible_embedding,
+    "keras_rs.layers.EmbedReduce": embed_reduce.call_embed_reduce,
+}
+
+_LOOKUPS = (
+    embedding.call_embedding,
+    embedding.call_reversible_embedding,
+    embed_reduce.call_embed_reduce,
+)
+
+
 def rule_for(layer: keras.layers.Layer) -> Rule | None:
     """The rule of this exact layer class, or None."""
-    return _RULES.get(type(layer))
+    kind = type(layer)
+    by_name = (rule for name, rule in _RULES_BY_NAME.items() if _imported(name) is kind)
+    return _RULES.get(kind) or next(by_name, None)
+
+
+def tables_of(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The variables of a layer that are used through lookups alone."""
+    if rule_for(layer) not in _LOOKUPS or getattr(layer, "tie_weights", False):
+        return []
+    low_rank = [layer.lora_embeddings_a] if layer.lora_enabled else []
+    return [layer._embeddings, *low_rank]
 
 
 def fallback_for(layer: keras.layers.Layer) -> Rule:
@@ -55,6 +82,12 @@ def covers_inner_layers(rule: Rule) -> bool:
     The others leave them to rules of their own, like that of a PReLU that is a Dense's activation.
     """
     return rule is fallback.call_any_layer or rule in recurrent.RULES.values()
+
+
+def _imported(name: str) -> Any:
+    """The class of this full name, or None as long as nothing has imported its module."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(sys.modules.get(module), attribute, None)
 
 
 __all__ = ["Rule", "covers_inner_layers", "fallback_for", "rule_for", "tables_of"]

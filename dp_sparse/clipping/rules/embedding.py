@@ -25,15 +25,33 @@ def call_embedding(
     those of E + s·A·B, and A is a table.
     """
     del call
-    row_ids = _checked(tf.cast(inputs, tf.int64), layer)
+    row_ids = tf.cast(inputs, tf.int64)
+    return looked_up(layer, tap, row_ids, _unmasked(layer, row_ids))
+
+
+def looked_up(
+    layer: keras.layers.Embedding, tap: Tap, row_ids: tf.Tensor, valid: tf.Tensor
+) -> tf.Tensor:
+    """Gathers rows and records them as lookups.
+
+    Args:
+        layer: The layer that has the table.
+        tap: Records the lookups.
+        row_ids: int64 `[batch, ...]`.
+        valid: bool, of the same shape: whether a lookup trains its row.
+
+    Returns:
+        The rows, of the layer's compute dtype, `[batch, ..., width]`.
+    """
+    row_ids = _checked_ids(layer, row_ids)
     rows = _gathered(layer, row_ids)
 
     def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
-        ids, valid, dz = _lookups_of(layer, row_ids, cotangents[0])
+        ids, trained, dz = _by_lookup(row_ids, valid, cotangents[0])
         uses: list[tuple[keras.Variable, Use]] = []
         if tap.trains(layer._embeddings):
-            uses.append((layer._embeddings, Rows(ids, valid, dz)))
-        return uses + (_lora_uses(layer, tap, ids, valid, dz) if layer.lora_enabled else [])
+            uses.append((layer._embeddings, Rows(ids, trained, dz)))
+        return uses + (_lora_uses(layer, tap, ids, trained, dz) if layer.lora_enabled else [])
 
     tap.watch([rows], uses_of)
     return tf.cast(rows, layer.compute_dtype)
@@ -59,22 +77,12 @@ def call_reversible_embedding(
     return rows
 
 
-def tables_of(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The variables of a layer that are used through lookups alone."""
-    if type(layer) is keras.layers.ReversibleEmbedding and layer.tie_weights:
-        return []
-    if type(layer) not in (keras.layers.Embedding, keras.layers.ReversibleEmbedding):
-        return []
-    low_rank = [layer.lora_embeddings_a] if layer.lora_enabled else []
-    return [layer._embeddings, *low_rank]
-
-
 def _tied_rows(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Tensor) -> tf.Tensor:
-    row_ids = _checked(tf.cast(inputs, tf.int64), layer)
+    row_ids = _checked_ids(layer, tf.cast(inputs, tf.int64))
     rows = _gathered(layer, row_ids)
 
     def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
-        ids, valid, dz = _lookups_of(layer, row_ids, cotangents[0])
+        ids, valid, dz = _by_lookup(row_ids, _unmasked(layer, row_ids), cotangents[0])
         no_hidden = tf.zeros([tf.shape(ids)[0], 0, layer.output_dim])
         no_logits = tf.zeros([tf.shape(ids)[0], 0, layer.input_dim])
         return [(layer._embeddings, Tied(layer.input_dim, ids, valid, dz, no_hidden, no_logits))]
@@ -131,14 +139,17 @@ def _lora_uses(
     return uses
 
 
-def _lookups_of(
-    layer: keras.layers.Embedding, row_ids: tf.Tensor, cotangent: tf.Tensor
+def _unmasked(layer: keras.layers.Embedding, row_ids: tf.Tensor) -> tf.Tensor:
+    return tf.not_equal(row_ids, 0) if layer.mask_zero else tf.ones_like(row_ids, tf.bool)
+
+
+def _by_lookup(
+    row_ids: tf.Tensor, valid: tf.Tensor, cotangent: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Ids and validity `[batch, lookups]`, cotangents `[batch, lookups, width]`."""
     shape = [tf.shape(row_ids)[0], _lookups(row_ids)]
-    ids = tf.reshape(row_ids, shape)
-    valid = tf.not_equal(ids, 0) if layer.mask_zero else tf.ones_like(ids, tf.bool)
-    return ids, valid, tf.reshape(cotangent, [*shape, layer.output_dim])
+    ids, valid = tf.reshape(row_ids, shape), tf.reshape(valid, shape)
+    return ids, valid, tf.reshape(cotangent, [*shape, cotangent.shape[-1]])
 
 
 def _lookups(row_ids: tf.Tensor) -> int:
@@ -146,13 +157,20 @@ def _lookups(row_ids: tf.Tensor) -> int:
     return inner.num_elements() if inner.is_fully_defined() else -1
 
 
-def _checked(row_ids: tf.Tensor, layer: keras.layers.Embedding) -> tf.Tensor:
-    worst = tf.reduce_max(tf.bitcast(row_ids, tf.uint64))  # below 0 wraps round to the largest
-    message = (
-        f"Expected ids in [0, {layer.input_dim}) at layer {layer.path}, got {{}}. "
-        "Hash or clip them to the vocabulary before training."
-    )
-    inside = worst < tf.constant(layer.input_dim, tf.uint64)
+def _checked_ids(layer: keras.layers.Embedding, row_ids: tf.Tensor) -> tf.Tensor:
+    mend = "Hash or clip them to the vocabulary before training."
+    return in_range("ids", row_ids, layer.input_dim, layer.path, mend)
+
+
+def in_range(name: str, values: tf.Tensor, limit: int, path: str, mend: str) -> tf.Tensor:
+    """`values`, int64 of any shape, which must be in [0, limit).
+
+    Raises:
+        BadExampleError: When the step runs, naming the argument, a value and the layer's path.
+    """
+    worst = tf.reduce_max(tf.bitcast(values, tf.uint64))  # below 0 wraps round to the largest
+    message = f"Expected {name} in [0, {limit}) at layer {path}, got {{}}. {mend}"
+    inside = worst < tf.constant(limit, tf.uint64)
     check = require(inside, BadExampleError, message, tf.bitcast(worst, tf.int64))
     with tf.control_dependencies([check]):
-        return tf.identity(row_ids)
+        return tf.identity(values)
