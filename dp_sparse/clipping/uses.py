@@ -19,6 +19,7 @@ import tensorflow as tf
 
 _GRAM_COST = 4  # of a float64 product, in those of a float32 one
 CHUNK_ENTRIES = 2**16  # per example, of a gradient that is only needed for its norm
+_PART_ENTRIES = 2**20  # of gradients of several examples that are only needed for their norms
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
@@ -65,20 +66,7 @@ class Product:
             x, dz = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangents, tf.float64)
             inner, outer = tf.einsum("bsd,btd->bst", x, x), tf.einsum("bsn,btn->bst", dz, dz)
             return tf.cast(tf.reduce_sum(inner * outer, axis=[1, 2]), tf.float32)
-        return self._squared_norms_by_chunk(width_in, width_out)
-
-    def _squared_norms_by_chunk(self, width_in: int, width_out: int) -> tf.Tensor:
-        """‖xᵀ dz‖² over chunks of the wider side, so `[batch, narrow, chunk]` stays small."""
-        wide, narrow = self.inputs, self.cotangents
-        if width_in < width_out:
-            wide, narrow = narrow, wide
-        columns = max(1, CHUNK_ENTRIES // min(width_in, width_out))
-        norms = tf.zeros(tf.shape(self.inputs)[:1])
-        for start in range(0, max(width_in, width_out), columns):
-            with tf.control_dependencies([norms]):  # one chunk in memory at a time
-                part = tf.matmul(narrow, wide[:, :, start : start + columns], transpose_a=True)
-                norms += squares(part)
-        return norms
+        return _squared_norms_by_part(self.inputs, self.cotangents)
 
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i x_iᵀ dz_i, float32 `[in, out]`."""
@@ -112,6 +100,34 @@ class Direct:
         flat = tf.reshape(self.gradients, [tf.shape(self.gradients)[0], -1])
         total = tf.matmul(exact(factors)[tf.newaxis], exact(flat))
         return tf.reshape(total, self.gradients.shape[1:])
+
+
+def _squared_norms_by_part(inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
+    """‖xᵀ dz‖² of each example, a few examples at a time, so that memory stays small.
+
+    Args:
+        inputs: x, float32 `[batch, positions, in]`.
+        cotangents: dz, float32 `[batch, positions, out]`.
+    """
+    narrow, wide = sorted((inputs, cotangents), key=lambda side: side.shape[2])
+    columns = min(wide.shape[2], max(1, _PART_ENTRIES // narrow.shape[2]))
+    size = max(1, _PART_ENTRIES // (narrow.shape[2] * columns))  # examples
+    batch = tf.shape(inputs)[0]
+
+    def add_part(begin: tf.Tensor, norms: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+        end = tf.minimum(begin + size, batch)
+        part = tf.zeros([end - begin])
+        for start in range(0, wide.shape[2], columns):
+            with tf.control_dependencies([part]):  # one chunk in memory at a time
+                of_part = wide[begin:end, :, start : start + columns]
+                part += squares(tf.matmul(narrow[begin:end], of_part, transpose_a=True))
+        return end, norms.write(begin // size, part)
+
+    norms = tf.TensorArray(tf.float32, -(-batch // size), infer_shape=False, element_shape=[None])
+    _, norms = tf.while_loop(
+        lambda begin, _: begin < batch, add_part, (0, norms), parallel_iterations=1
+    )
+    return norms.concat()
 
 
 class BilinearForm(Protocol):

@@ -47,14 +47,23 @@ def test_product_without_positions_is_one_position(b: int, d: int, n: int) -> No
 def test_both_formulas_for_a_product_agree() -> None:
     x, dz = values(3, 4, 50), values(3, 4, 70, seed=1)
     use = Product(tf.constant(x), tf.constant(dz))
-    np.testing.assert_allclose(use.squared_norms(), use._squared_norms_by_chunk(50, 70), rtol=1e-5)
+    by_part = uses._squared_norms_by_part(use.inputs, use.cotangents)
+    np.testing.assert_allclose(use.squared_norms(), by_part, rtol=1e-5)
 
 
-def test_chunks_cover_every_column() -> None:
-    x, dz = values(2, 3, 40_000), values(2, 3, 5, seed=1)  # one column a chunk
-    norms = Product(tf.constant(x), tf.constant(dz))._squared_norms_by_chunk(40_000, 5)
+@pytest.mark.parametrize("entries", [1, 7, 35, 70, 1000])
+@pytest.mark.parametrize("batch", [0, 1, 5, 6])
+def test_parts_cover_every_example_and_column(
+    monkeypatch: pytest.MonkeyPatch, entries: int, batch: int
+) -> None:
+    """From one column of one example at a time to all at once."""
+    monkeypatch.setattr(uses, "_PART_ENTRIES", entries)
+    x, dz = values(batch, 3, 7), values(batch, 3, 5, seed=1)
     expected = np.sum(np.einsum("bsd,bsn->bdn", x, dz).astype(np.float64) ** 2, axis=(1, 2))
-    np.testing.assert_allclose(norms, expected, rtol=1e-4)
+    by_part = tf.function(uses._squared_norms_by_part, autograph=False)
+    for norms in (by_part(x, dz), by_part(dz, x)):
+        assert norms.shape == (batch,)
+        np.testing.assert_allclose(norms, expected, rtol=1e-4)
 
 
 @settings(max_examples=50, deadline=None)
