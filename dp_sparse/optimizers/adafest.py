@@ -16,16 +16,15 @@ import tensorflow as tf
 
 from dp_sparse import noise, validate
 from dp_sparse.clipping import ClippingStyle
-from dp_sparse.optimizers.arguments import checked_optimizer
-from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums, RowChoice
-from dp_sparse.optimizers.row_wise import RowWise
+from dp_sparse.optimizers.base import RowChoice
+from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
 from dp_sparse.selection.threshold import Survivors, default_threshold, select_rows
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
-class DPAdaFESTOptimizer(PrivateOptimizer):
+class DPAdaFESTOptimizer(ChosenRowsOptimizer):
     """Sparse private training of embedding models, around Keras' SGD, Adagrad or Adam.
 
     Args:
@@ -75,6 +74,7 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
             optimizer,
             plan,
             clip_norm,
+            table_optimizer=table_optimizer,
             microbatch_size=microbatch_size,
             clipping=clipping,
             name=name,
@@ -90,10 +90,6 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
                 f"Expected threshold or expected_false_rows, got threshold={threshold!r} and "
                 f"expected_false_rows={expected_false_rows!r}: leave one out."
             )
-        if table_optimizer is not None:
-            table_optimizer = checked_optimizer(table_optimizer)
-        self.table_optimizer = table_optimizer
-        self._row_wise = RowWise(table_optimizer or self.optimizer)
 
     @property
     def contribution_noise_multiplier(self) -> float:
@@ -104,24 +100,6 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
     def gradient_noise_multiplier(self) -> float:
         """σ2 = σ√(1 + 1/r²)."""
         return self.noise_multiplier * math.sqrt(1 + self.noise_ratio**-2)
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """Its own slots and count, then those of the optimizers it wraps."""
-        tables = self.table_optimizer.variables if self.table_optimizer is not None else []
-        return [*super().variables, *tables]
-
-    def build(self, variables: list[keras.Variable]) -> None:
-        """Builds the wrapped optimizer over the dense variables, and the tables' row-wise slots."""
-        if self.built:
-            return
-        self._split_variables(variables)
-        for table in self.tables:
-            _refuse_whole_table(table)
-        tables = {id(table) for table in self.tables}
-        self.optimizer.build([v for v in variables if id(v) not in tables])
-        self._row_wise.build(self.tables, self._add_slot)
-        super().build(variables)
 
     def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
         """The survivors of the noisy, thresholded contribution map, over all tables at once."""
@@ -138,40 +116,6 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
         survivors = select_rows(contributions, threshold, deviation, draw)
         return _by_table(contributions, survivors)
 
-    def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
-        """Noise on the chosen rows and on every dense parameter, and on nothing else."""
-        deviation = self.current_clip_norm * self.gradient_noise_multiplier
-        gradients = self._noisy_dense(sums, deviation, draw)
-        slices = self._noisy_rows([rows for _, rows in sums.tables], deviation, draw)
-        step = self.iterations + 1
-        for (table, _), gradient in zip(sums.tables, slices, strict=True):
-            self._row_wise.apply(table, gradient, step)
-        if self.table_optimizer is not None:
-            self.table_optimizer.iterations.assign_add(1)
-        if gradients:
-            self.optimizer.apply(gradients, [variable for variable, _ in sums.dense])
-        else:
-            self.iterations.assign_add(1)
-
-    def _noisy_rows(
-        self, tables: list[tf.IndexedSlices], deviation: noise.Number, draw: noise.Draw
-    ) -> list[tf.IndexedSlices]:
-        """Each table's noisy mean on its chosen rows, from one stream for all tables."""
-        if not tables:
-            return []
-        flat = tf.concat([tf.reshape(rows.values, [-1]) for rows in tables], 0)
-        batch = self.plan.sampling.expected_batch_size
-        noisy = noise.noisy_mean(flat, deviation, batch, draw, noise.Purpose.ROWS)
-        parts = tf.split(noisy, tf.stack([tf.size(rows.values) for rows in tables]))
-        return [
-            tf.IndexedSlices(tf.reshape(part, tf.shape(rows.values)), rows.indices)
-            for part, rows in zip(parts, tables, strict=True)
-        ]
-
-    def _add_slot(self, table: keras.Variable, name: str, value: float) -> keras.Variable:
-        initializer = keras.initializers.Constant(value)
-        return self.add_variable_from_reference(table, name=name, initializer=initializer)
-
     def _warn_if_loose(self, lookups: Sequence[TableLookups]) -> None:
         widths = [table.row_ids.shape[1] for table in lookups]
         if None in widths or self.contribution_clip_norm <= math.sqrt(sum(widths)):
@@ -186,16 +130,12 @@ class DPAdaFESTOptimizer(PrivateOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""
-        table_optimizer = self.table_optimizer
-        if table_optimizer is not None:
-            table_optimizer = keras.saving.serialize_keras_object(table_optimizer)
         return {
             **super().get_config(),
             "contribution_clip_norm": self.contribution_clip_norm,
             "noise_ratio": self.noise_ratio,
             "threshold": self.threshold,
             "expected_false_rows": self.expected_false_rows,
-            "table_optimizer": table_optimizer,
         }
 
 
@@ -216,13 +156,3 @@ def _by_table(contributions: ContributionMap, survivors: Survivors) -> list[RowC
         tf.split(slots, widths, axis=1, num=len(widths)),
     )
     return [RowChoice(*part) for part in zip(*parts, strict=True)]
-
-
-def _refuse_whole_table(table: keras.Variable) -> None:
-    for name in ("regularizer", "constraint"):
-        if getattr(table, name) is not None:
-            raise ValueError(
-                f"Expected embedding table {table.path} without a {name}, got "
-                f"{getattr(table, name)}: it would touch "
-                "every row at every step. Remove it."
-            )

@@ -1,0 +1,130 @@
+"""What private optimizers share that update tables at the rows of a step's choice only."""
+
+import abc
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import noise
+from dp_sparse.clipping import ClippingStyle
+from dp_sparse.optimizers.arguments import checked_optimizer
+from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums
+from dp_sparse.optimizers.row_wise import RowWise
+from dp_sparse.plan import PrivacyPlan
+
+
+class ChosenRowsOptimizer(PrivateOptimizer):
+    """Noise and updates on the rows that `choose_rows` gives, and on every dense parameter.
+
+    Args:
+        optimizer: Updates the dense variables, and the tables through its row-wise twin.
+        plan: As `PrivateOptimizer`.
+        clip_norm: As `PrivateOptimizer`.
+        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
+            rate.
+        microbatch_size: As `PrivateOptimizer`; rows are chosen once, over the whole batch.
+        clipping: As `PrivateOptimizer`.
+        name: As in Keras.
+
+    Raises:
+        ValueError: An optimizer that would touch every row of a table.
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        plan: PrivacyPlan,
+        clip_norm: float,
+        *,
+        table_optimizer: keras.optimizers.Optimizer | None = None,
+        microbatch_size: int | None = None,
+        clipping: ClippingStyle | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            plan,
+            clip_norm,
+            microbatch_size=microbatch_size,
+            clipping=clipping,
+            name=name,
+        )
+        if table_optimizer is not None:
+            table_optimizer = checked_optimizer(table_optimizer)
+        self.table_optimizer = table_optimizer
+        self._row_wise = RowWise(table_optimizer or self.optimizer)
+
+    @property
+    @abc.abstractmethod
+    def gradient_noise_multiplier(self) -> float:
+        """σ of the clipped sum."""
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Its own slots and count, then those of the optimizers it wraps."""
+        tables = self.table_optimizer.variables if self.table_optimizer is not None else []
+        return [*super().variables, *tables]
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Builds the wrapped optimizer over the dense variables, and the tables' row-wise slots."""
+        if self.built:
+            return
+        self._split_variables(variables)
+        for table in self.tables:
+            _refuse_whole_table(table)
+        tables = {id(table) for table in self.tables}
+        self.optimizer.build([v for v in variables if id(v) not in tables])
+        self._row_wise.build(self.tables, self._add_slot)
+        super().build(variables)
+
+    def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
+        """Noise on the chosen rows and on every dense parameter, and on nothing else."""
+        deviation = self.current_clip_norm * self.gradient_noise_multiplier
+        gradients = self._noisy_dense(sums, deviation, draw)
+        slices = self._noisy_rows([rows for _, rows in sums.tables], deviation, draw)
+        step = self.iterations + 1
+        for (table, _), gradient in zip(sums.tables, slices, strict=True):
+            self._row_wise.apply(table, gradient, step)
+        if self.table_optimizer is not None:
+            self.table_optimizer.iterations.assign_add(1)
+        if gradients:
+            self.optimizer.apply(gradients, [variable for variable, _ in sums.dense])
+        else:
+            self.iterations.assign_add(1)
+
+    def _noisy_rows(
+        self, tables: list[tf.IndexedSlices], deviation: noise.Number, draw: noise.Draw
+    ) -> list[tf.IndexedSlices]:
+        """Each table's noisy mean on its chosen rows, from one stream for all tables."""
+        if not tables:
+            return []
+        flat = tf.concat([tf.reshape(rows.values, [-1]) for rows in tables], 0)
+        batch = self.plan.sampling.expected_batch_size
+        noisy = noise.noisy_mean(flat, deviation, batch, draw, noise.Purpose.ROWS)
+        parts = tf.split(noisy, tf.stack([tf.size(rows.values) for rows in tables]))
+        return [
+            tf.IndexedSlices(tf.reshape(part, tf.shape(rows.values)), rows.indices)
+            for part, rows in zip(parts, tables, strict=True)
+        ]
+
+    def _add_slot(self, table: keras.Variable, name: str, value: float) -> keras.Variable:
+        initializer = keras.initializers.Constant(value)
+        return self.add_variable_from_reference(table, name=name, initializer=initializer)
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description; never a key."""
+        table_optimizer = self.table_optimizer
+        if table_optimizer is not None:
+            table_optimizer = keras.saving.serialize_keras_object(table_optimizer)
+        return {**super().get_config(), "table_optimizer": table_optimizer}
+
+
+def _refuse_whole_table(table: keras.Variable) -> None:
+    for name in ("regularizer", "constraint"):
+        if getattr(table, name) is not None:
+            raise ValueError(
+                f"Expected embedding table {table.path} without a {name}, got "
+                f"{getattr(table, name)}: it would touch "
+                "every row at every step. Remove it."
+            )
