@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import functools
 import math
 from typing import Any
 
@@ -15,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp_sparse.clipping import record, rules
-from dp_sparse.clipping.rules import convolution, rule_for
-from tests.clipping_cases import assert_as_brute_force, square_loss
+from dp_sparse.clipping.rules import convolution, convolution_form, rule_for
+from tests.clipping_cases import assert_as_brute_force, clipped, square_loss
 
 CONVOLUTIONS = {1: keras.layers.Conv1D, 2: keras.layers.Conv2D, 3: keras.layers.Conv3D}
 TRANSPOSED = {
@@ -36,12 +37,14 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(rules._RULES, kind, rule)
 
 
-@pytest.fixture(params=["examples", "blocks"])
+@pytest.fixture(params=["one block", "rows", "linear"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of recording a kernel, and kernels of one block and of several."""
-    if request.param == "blocks":
+    """All ways of recording a kernel, rows of it as one block and as several."""
+    if request.param == "linear":
         monkeypatch.setattr(convolution, "DIRECT_BUDGET", 0)
-        monkeypatch.setattr(convolution, "_BLOCK_WIDTH", 4)
+    if request.param != "one block":
+        monkeypatch.setattr(convolution_form, "_FEW_CHANNELS", 0)
+        monkeypatch.setattr(convolution_form, "_BLOCK_WIDTH", 4)
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
@@ -145,9 +148,10 @@ class TestGeometries:
         x = values(3, *geometry["sizes"], width_in, seed=seed)
         assert_as_brute_force(model, x, seed=seed)
 
-    def test_more_offsets_than_one_block(self) -> None:
-        model = model_of(keras.layers.Conv2D(3, 5, padding="same"), 6, 7, 3)
-        assert_as_brute_force(model, values(3, 6, 7, 3))
+    @pytest.mark.parametrize(("kernel_size", "width_in"), [(5, 3), (2, 9)])
+    def test_too_wide_for_one_block(self, kernel_size: int, width_in: int) -> None:
+        model = model_of(keras.layers.Conv2D(3, kernel_size, padding="same"), 6, 7, width_in)
+        assert_as_brute_force(model, values(3, 6, 7, width_in))
 
     def test_few_positions_take_the_gram_matrices(self) -> None:
         model = model_of(keras.layers.Conv1D(20, 2), 4, 20)
@@ -204,15 +208,36 @@ class TestGeometries:
         )
         assert_as_brute_force(model, values(5, 8, 8, 1))
 
-    def test_unknown_spatial_sizes_in_a_graph(self) -> None:
-        """What is traced for any size equals what is computed for one."""
-        layer = keras.layers.Conv2D(3, 3, strides=2, padding="same")
+    @pytest.mark.parametrize(
+        "layer",
+        [
+            keras.layers.Conv2D(3, 3, strides=2, padding="same"),
+            keras.layers.Conv2D(4, 2, groups=2),
+            keras.layers.Conv2DTranspose(3, 2, strides=2),
+            keras.layers.SeparableConv2D(3, 2, depth_multiplier=2),
+        ],
+    )
+    def test_unknown_sizes_in_a_graph(self, layer: keras.layers.Layer) -> None:
+        """What is traced for batches and images of any size equals what is computed for one."""
+        layer = type(layer).from_config(layer.get_config())
         model = model_of(layer, None, None, 2)
         signature = [tf.TensorSpec([None, None, None, 2]), tf.TensorSpec([None])]
-        traced = tf.function(lambda x, y: squared_norms(model, x, y), input_signature=signature)
-        for size in ((5, 4), (6, 7)):
-            x, y = tf.constant(values(3, *size, 2)), tf.constant(values(3))
-            np.testing.assert_allclose(traced(x, y), squared_norms(model, x, y), rtol=1e-5)
+        of_model = functools.partial(norms_and_sums, model)
+        traced = tf.function(of_model, input_signature=signature)
+        for batch, *size in ((3, 5, 4), (4, 6, 7)):
+            x, y = tf.constant(values(batch, *size, 2)), tf.constant(values(batch))
+            for in_graph, eager in zip(traced(x, y), of_model(x, y), strict=True):
+                np.testing.assert_allclose(in_graph, eager, rtol=1e-4, atol=1e-4)
+
+    def test_an_example_that_is_not_finite(self) -> None:
+        model = model_of(keras.layers.Conv2D(3, 2), 4, 4, 2)
+        x, y = values(4, 4, 4, 2), values(4)
+        others = clipped(model, x[1:], y[1:], 1.0)
+        x[0, 1, 1, 0] = np.inf
+        found = clipped(model, x, y, 1.0)
+        assert found.finite.tolist() == [False, True, True, True]
+        for ours, theirs in zip(found.sums, others.sums, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
 
     @pytest.mark.parametrize(
         ("layer", "inner"),
@@ -233,12 +258,30 @@ class TestGeometries:
         assert_as_brute_force(model_of(layer, *inner), values(3, *inner))
 
 
-def squared_norms(model: keras.Model, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+def norms_and_sums(model: keras.Model, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    """Squared norms, and each variable's sum weighted by 0, 1, 2..."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recording = record(model, x, tape, batch_capacity=4)
         loss = tf.reduce_sum(square_loss(y, recording.outputs))
-    uses = recording.uses(tape.gradient(loss, recording.targets))
-    return tf.add_n([use.squared_norms() for _, use in uses])
+    uses = [use for _, use in recording.uses(tape.gradient(loss, recording.targets))]
+    factors = tf.range(tf.cast(tf.shape(x)[0], tf.float32))
+    norms = tf.add_n([use.squared_norms() for use in uses])
+    return [norms, *(use.clipped_sum(factors) for use in uses)]
+
+
+@pytest.mark.parametrize("magnitude", [1e-30, 1e3, 1e18])
+def test_one_example_moves_a_sum_by_at_most_the_clip_norm(magnitude: float) -> None:
+    form = convolution_form.Convolution((2, 3, 4), (1,), (1,), "valid")
+    x, dz = values(5, 6, 3), values(5, 5, 4)
+    dz[0] *= magnitude
+    sums = []
+    for present in (slice(0, 5), slice(1, 5)):
+        parts = form.example_gradients(tf.constant(x[present]), tf.constant(dz[present]))
+        use = convolution.KernelGradients(parts, form)
+        norms = np.sqrt(use.squared_norms().numpy())
+        factors = tf.constant(1 / np.maximum(1, norms))
+        sums.append(use.clipped_sum(factors).numpy().astype(np.float64))
+    assert np.linalg.norm(sums[0] - sums[1]) <= 1.00001
 
 
 LAYERS = [
