@@ -84,13 +84,13 @@ def choose_rows(
     optimizer: PrivateOptimizer, uses: Used, real: tf.Tensor, draw: noise.Draw
 ) -> Choices:
     """The step's rows, chosen over all tables at once, before any clipping."""
-    tables = [(variable, use) for variable, use in uses if isinstance(use, Rows)]
+    use_of = {id(variable): use for variable, use in uses if isinstance(use, Rows)}
     lookups = [
-        TableLookups(variable.shape[0], use.row_ids, use.valid & (real > 0)[:, tf.newaxis])
-        for variable, use in tables
+        TableLookups(table.shape[0], use.row_ids, use.valid & (real > 0)[:, tf.newaxis])
+        for table, use in ((table, use_of[id(table)]) for table in optimizer.tables)
     ]
     chosen = optimizer.choose_rows(lookups, draw)
-    return {id(variable): choice for (variable, _), choice in zip(tables, chosen, strict=True)}
+    return {id(t): choice for t, choice in zip(optimizer.tables, chosen, strict=True)}
 
 
 def clipped_sums(

@@ -173,7 +173,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
 
     @abc.abstractmethod
     def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
-        """The rows of each table that this step may touch."""
+        """The rows of each table that this step may touch; `lookups` in the order of `tables`."""
 
     @abc.abstractmethod
     def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
