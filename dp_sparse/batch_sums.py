@@ -25,10 +25,12 @@ class BatchSums:
         sums: Clipped sums of every trainable variable.
         counts: int64 `[3]`: real examples, how many of them were clipped, how many zeroed because
             they were not finite. Not private.
+        statistic: What the clipping style releases beside the sums, before its noise; float64.
     """
 
     sums: PrivateSums
     counts: tf.Tensor
+    statistic: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +52,7 @@ def at_once(
     model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
 ) -> tuple[BatchSums, dict[str, Any]]:
     """Sums over the batch `(x, y, weights)`, and Keras' logs over its real examples."""
-    run = run_pass(model, optimizer, batch)
-    run.recording.commit()
+    run = run_pass(model, optimizer, batch, draw)
     choices = choose_rows(optimizer, run.uses, real_examples(batch), draw)
     sums = clipped_sums(model, optimizer, run, choices, real_examples(batch))
     return sums, update_metrics(model, batch, run)
@@ -61,17 +62,27 @@ def run_pass(
     model: keras.Model,
     optimizer: PrivateOptimizer,
     batch: Any,
-    seeds: clipping.SeedValues = (),
+    draw: noise.Draw,
+    part: tf.Tensor | int = 0,
 ) -> Pass:
-    """One forward and one backward pass; `seeds` replace the states of random layers."""
+    """One forward and one backward pass over a part of the batch, 0 being all of it."""
     x, y, weights = batch
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         capacity = optimizer.plan.sampling.batch_capacity
-        recording = clipping.record(model, x, tape, capacity, seeds)
+        recording = clipping.record(model, x, tape, capacity, secret_seeds(draw, part))
         losses = _losses(model, y, recording.outputs, weights)
         total = tf.reduce_sum(losses)
     uses = recording.uses(tape.gradient(total, recording.targets))
     return Pass(recording, losses, uses + _unused_tables(optimizer, uses, tf.shape(losses)[0]))
+
+
+def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:
+    """Seeds of the pass's random layers.
+
+    Masks must come from secret randomness: one example more gives every later example the mask of
+    another position, which is another draw of the same distribution only to who does not know it.
+    """
+    return functools.partial(noise.seed_state, draw, part)
 
 
 def real_examples(batch: Any) -> tf.Tensor:
@@ -106,25 +117,28 @@ def clipped_sums(
         for variable, use in run.uses
     ]
     num_slots = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
-    found = clipping.clip(
-        restricted, num_slots, optimizer.current_clip_norm, run.losses, real, optimizer.clipping
-    )
+    clip_norm, style = optimizer.current_clip_norm, optimizer.clipping
+    found = clipping.clip(restricted, num_slots, clip_norm, run.losses, real, style)
     examples = real > 0
     kinds = examples, examples & found.finite & found.clipped, examples & ~found.finite
     counts = tf.stack([tf.math.count_nonzero(kind) for kind in kinds])
-    return BatchSums(_private_sums(model, found, choices), counts)
+    statistic = style.statistic(found.squared_norms, clip_norm, real)
+    return BatchSums(_private_sums(model, found, choices), counts, statistic)
 
 
-def losses_of(model: keras.Model, weights: dict[str, Any], capacity: int) -> isolation.LossesOf:
+def losses_of(
+    model: keras.Model, weights: dict[str, Any], capacity: int, draw: noise.Draw
+) -> isolation.LossesOf:
     """The recorded forward pass with all weights 1, as the isolation checks call it."""
 
-    def of(x: Any, y: Any, tape: tf.GradientTape) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        recording = clipping.record(model, x, tape, capacity)
+    def of(x: Any, y: Any, tape: tf.GradientTape) -> isolation.Losses:
+        recording = clipping.record(model, x, tape, capacity, secret_seeds(draw))
         size = tf.shape(tf.nest.flatten(x)[0])[0]
         everyone = tf.nest.map_structure(
             lambda leaf: tf.ones_like(leaf[:size]), {**weights, "marker": weights["present"]}
         )
-        return _losses(model, y, recording.outputs, everyone), recording.targets
+        losses = _losses(model, y, recording.outputs, everyone)
+        return isolation.Losses(losses, recording.targets, recording.seeds_drawn > 0)
 
     return of
 

@@ -1,11 +1,11 @@
 """Checks on real batches that the loss of one example is its own.
 
 Clipping bounds what one example adds to a sum; it bounds nothing if the example also changes the
-gradients of others. The first batches of a process pay for five more forward passes to find out.
+gradients of others. The first batches of a process pay for six more forward passes to find out.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -14,8 +14,16 @@ from dp_sparse.errors import PrivacyError, require
 _BATCHES = 3
 _TOLERANCE = 1e-4  # relative: rounding may differ with the other rows of a product
 
-# (x, y, tape) -> per-example losses, and the recorded tensors on the tape
-LossesOf = Callable[[Any, Any, tf.GradientTape], tuple[tf.Tensor, list[tf.Tensor]]]
+
+class Losses(NamedTuple):
+    """What a forward pass gives: losses `[batch]`, recorded tensors, whether it drew seeds."""
+
+    losses: tf.Tensor
+    targets: list[tf.Tensor]
+    random: bool
+
+
+LossesOf = Callable[[Any, Any, tf.GradientTape], Losses]  # of x and y
 
 
 def checks(
@@ -25,7 +33,9 @@ def checks(
 
     ∂loss[0]/∂z[1:] must be exactly 0 for every recorded z. And every loss must stay when copies of
     another example take the place of half of the batch: this also sees what mixes examples before
-    the first layer, inside one, along the batch, or by way of the labels.
+    the first layer, inside one, along the batch, or by way of the labels. Without random layers it
+    must stay, too, when the first example goes and the others move up: neither the place in the
+    batch nor its size may matter.
 
     Args:
         losses_of: The model's forward pass.
@@ -37,7 +47,7 @@ def checks(
     def coupled() -> tf.Tensor:
         x, y = tf.nest.map_structure(_finite, batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            losses, targets = losses_of(x, y, tape)
+            losses, targets, random = losses_of(x, y, tape)
             first = losses[0]
         cotangents = tape.gradient(
             first, targets, unconnected_gradients=tf.UnconnectedGradients.ZERO
@@ -45,15 +55,18 @@ def checks(
         others = [tf.convert_to_tensor(cotangent)[1:] for cotangent in cotangents]
         # 0 · NaN is no dependence: a non-finite example has NaN derivatives everywhere.
         leaks = [tf.reduce_any(tf.not_equal(o, 0) & ~tf.math.is_nan(o)) for o in others]
-        return tf.reduce_any(tf.stack([*leaks, _moves_with_others(losses_of, (x, y), losses)]))
+        moves = [_moves_with_others(losses_of, (x, y), losses)]
+        if not random:  # masks belong to positions
+            moves.append(_moves_with_position(losses_of, (x, y), losses))
+        return tf.reduce_any(tf.stack([*leaks, *moves]))
 
     done = counter.read_value()
     due = (done < _BATCHES) & (tf.math.count_nonzero(present) > 1)
     leaked = tf.cond(due, coupled, lambda: tf.constant(False))
     message = (
-        "The loss of one example depends on another example of its batch, so clipping each example "
-        "would not bound its influence. Remove what mixes examples (batch statistics, contrastive "
-        "or in-batch losses)."
+        "The loss of one example depends on another example of its batch, or on its place in it, "
+        "so clipping each example would not bound its influence. Remove what mixes examples (batch "
+        "statistics, contrastive or in-batch losses) or knows their order."
     )
     required = [check for check in [require(~leaked, PrivacyError, message)] if check is not None]
     with tf.control_dependencies(required):
@@ -75,11 +88,24 @@ def _moves_with_others(losses_of: LossesOf, batch: tuple[Any, Any], losses: tf.T
         rows = tf.where(keep, position, copied)
         x, y = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), batch)
         with tf.GradientTape(watch_accessed_variables=False) as unused:
-            alone, _ = losses_of(x, y, unused)
-        moved = tf.abs(alone - losses) > _TOLERANCE * (1 + tf.abs(losses))
-        return tf.reduce_any(keep & moved)
+            alone = losses_of(x, y, unused).losses
+        return tf.reduce_any(keep & _differ(alone, losses))
 
     return tf.reduce_any(tf.map_fn(moves, kept, fn_output_signature=tf.bool))
+
+
+def _moves_with_position(
+    losses_of: LossesOf, batch: tuple[Any, Any], losses: tf.Tensor
+) -> tf.Tensor:
+    """Whether some example's loss changes when the first one goes, and all others move up."""
+    x, y = tf.nest.map_structure(lambda leaf: leaf[1:], batch)
+    with tf.GradientTape(watch_accessed_variables=False) as unused:
+        moved_up = losses_of(x, y, unused).losses
+    return tf.reduce_any(_differ(moved_up, losses[1:]))
+
+
+def _differ(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+    return tf.abs(left - right) > _TOLERANCE * (1 + tf.abs(right))
 
 
 def _finite(value: tf.Tensor) -> tf.Tensor:

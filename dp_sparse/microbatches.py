@@ -36,10 +36,9 @@ def by_parts(
 
     The first pass is there for its ids: of the rest of it, nothing is used and so nothing computed.
     """
-    whole = run_pass(model, optimizer, batch)
+    whole = run_pass(model, optimizer, batch, draw)
     _build_metrics(model, batch, whole)
     choices = choose_rows(optimizer, whole.uses, real_examples(batch), draw)
-    random = [variable for variable, _ in whole.recording.seed_updates]
     tables = [variable for variable, use in whole.uses if isinstance(use, Rows)]
     dense = [v for v in model.trainable_variables if id(v) not in choices]
     found_at = {id(variable): use.row_ids for variable, use in whole.uses if isinstance(use, Rows)}
@@ -47,17 +46,16 @@ def by_parts(
 
     def add_part(begin: tf.Tensor, state: _State) -> tuple[tf.Tensor, _State]:
         own, own_lookups = _part((batch, lookups), begin, size)
-        seeds = list(zip(random, state["seeds"], strict=True))
-        run = run_pass(model, optimizer, own, seeds)
+        run = run_pass(model, optimizer, own, draw, 1 + begin // size)
         with tf.control_dependencies(_same_rows(run, tables, own_lookups)):
             own_slots = [tf.identity(slots) for _, slots in own_lookups]
         found = clipped_sums(
             model, optimizer, run, _with_slots(choices, tables, own_slots), real_examples(own)
         )
         update_metrics(model, own, run)
-        return begin + size, _added(state, found, run, (dense, tables, random))
+        return begin + size, _added(state, found, (dense, tables))
 
-    state, shapes = _start(dense, tables, random, choices)
+    state, shapes = _start(dense, tables, choices)
     examples = tf.shape(batch[2]["present"])[0]
     _, state = tf.while_loop(
         lambda begin, _: begin < examples,
@@ -66,11 +64,8 @@ def by_parts(
         (tf.TensorShape([]), shapes),
         parallel_iterations=1,
     )
-    for variable, value in zip(random, state["seeds"], strict=True):
-        variable.assign(value)
-    return BatchSums(_sums(state, dense, tables, choices), state["counts"]), (
-        model.get_metrics_result()
-    )
+    sums = _sums(state, dense, tables, choices)
+    return BatchSums(sums, state["counts"], state["statistic"]), model.get_metrics_result()
 
 
 def _part(structure: Any, begin: tf.Tensor, size: int) -> Any:
@@ -105,7 +100,6 @@ def _with_slots(choices: Choices, tables: list[keras.Variable], slots: list[tf.T
 def _start(
     dense: list[keras.Variable],
     tables: list[keras.Variable],
-    random: list[keras.Variable],
     choices: Choices,
 ) -> tuple[_State, _State]:
     """Zeros of every sum, and the shapes that they keep."""
@@ -117,7 +111,7 @@ def _start(
             for n, table in zip(counts, tables, strict=True)
         ],
         "counts": tf.zeros([3], tf.int64),
-        "seeds": [tf.convert_to_tensor(variable.value) for variable in random],
+        "statistic": tf.zeros([], tf.float64),
     }
     shapes = {
         **tf.nest.map_structure(lambda value: value.shape, state),
@@ -126,16 +120,15 @@ def _start(
     return state, shapes
 
 
-def _added(state: _State, found: BatchSums, run: Pass, names: tuple[Any, Any, Any]) -> _State:
-    dense, tables, random = names
+def _added(state: _State, found: BatchSums, names: tuple[Any, Any]) -> _State:
+    dense, tables = names
     of_dense = {id(variable): total for variable, total in found.sums.dense}
     of_rows = {id(table): rows.values for table, rows in found.sums.tables}
-    advanced = {id(variable): value for variable, value in run.recording.seed_updates}
     return {
         "dense": _sum(state["dense"], [of_dense[id(v)] for v in dense]),
         "rows": _sum(state["rows"], [of_rows[id(table)] for table in tables]),
         "counts": state["counts"] + found.counts,
-        "seeds": [advanced[id(variable)] for variable in random],
+        "statistic": state["statistic"] + found.statistic,
     }
 
 

@@ -38,7 +38,8 @@ class Purpose(enum.IntEnum):
     SKIPS = 1
     ROWS = 2
     UNCLIPPED = 3
-    DENSE = 4  # plus the index of the variable
+    SEEDS = 4
+    DENSE = 5  # plus the index of the variable
 
 
 class NoiseKey:
@@ -130,6 +131,20 @@ def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int 
     )
     bits = tf.bitwise.right_shift(_bits(draw.key, start, [count]), tf.constant(11, tf.uint64))
     return (tf.cast(tf.bitcast(bits, tf.int64), tf.float64) + 0.5) * 2.0**-53
+
+
+def seed_state(draw: Draw, part: tf.Tensor | int, index: int, dtype: str) -> tf.Tensor:
+    """A state `[2]` for a Keras seed generator, secret and used once.
+
+    Args:
+        draw: The step's streams.
+        part: Which part of the batch it serves.
+        index: Which of the part's random layers, below 2¹⁶.
+        dtype: Of the result, an integer type.
+    """
+    position = tf.cast(part, tf.uint64) * 2**16 + tf.constant(index, tf.uint64)
+    start = draw.counter(Purpose.SEEDS) + tf.stack([position, tf.zeros([], tf.uint64)])
+    return tf.cast(tf.bitcast(_bits(draw.key, start, [2]), tf.int64), dtype)
 
 
 def noisy_means(

@@ -141,7 +141,7 @@ def private_train_step(
         _build(model, optimizer, (x, y, weights["sample_weight"]))
     draw, spent = optimizer.begin_step(weights["marker"])
     checks = isolation.checks(
-        batch_sums.losses_of(model, weights, capacity),
+        batch_sums.losses_of(model, weights, capacity, draw),
         _checked_part(optimizer, (x, y)),
         weights["present"],
         optimizer.diagnostics.isolation_checks,
@@ -154,7 +154,7 @@ def private_train_step(
     else:
         found, logs = microbatches.by_parts(model, optimizer, (x, y, weights), draw, size)
     optimizer.apply_private(found.sums, draw)
-    optimizer.end_step(found.counts, draw)
+    optimizer.end_step(found.statistic, draw)
     _count(optimizer, found)
     return logs
 

@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import math
 import pathlib
 from typing import Any
 
@@ -11,6 +12,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 import dp_sparse
@@ -81,7 +84,7 @@ def test_c_becomes_the_quantile(quantile: float, microbatch_size: int | None) ->
 @pytest.mark.usefixtures("no_noise")
 def test_padding_and_examples_that_are_not_finite() -> None:
     """Padding counts for nothing; what is zeroed counts as clipped; division is by B."""
-    x = inputs_of_norm(np.array([0.5, 2.0, 0.5, 1.0, 0.1]))
+    x = inputs_of_norm(np.array([0.5, 2.0, 0.5, 1.5, 0.1]))
     x[3] = np.nan
     plan = plan_for(100, expected_batch_size=8)
     style = QuantileClipping(target_quantile=0.25, learning_rate=1.0)
@@ -94,7 +97,7 @@ def test_padding_and_examples_that_are_not_finite() -> None:
     assert clip_norm_of(optimizer) == pytest.approx(np.exp(-(unclipped - 0.25)), rel=1e-6)
 
 
-def moves(style: QuantileClipping, sigma: float, batch: float, counts: list[int]) -> np.ndarray:
+def moves(style: QuantileClipping, sigma: float, batch: float, statistic: float) -> np.ndarray:
     """log C after one move from 1, many times."""
     variable = keras.Variable(1.0, dtype="float64", trainable=False)
     moving = MovingClipNorm(style, variable, style.noise_multipliers(sigma)[1], batch)
@@ -103,7 +106,7 @@ def moves(style: QuantileClipping, sigma: float, batch: float, counts: list[int]
     @tf.function
     def move() -> tf.Tensor:
         variable.assign(1.0)
-        moving.move(tf.constant(counts, tf.int64), key.next_draw())
+        moving.move(tf.constant(statistic, tf.float64), key.next_draw())
         return tf.math.log(moving.value())
 
     return np.array([move().numpy() for _ in range(3000)])
@@ -113,27 +116,65 @@ def moves(style: QuantileClipping, sigma: float, batch: float, counts: list[int]
 def test_the_count_has_its_noise(wrong: float) -> None:
     """Deviation ½·ratio·σ in units of examples, and companions that the test rejects."""
     style = QuantileClipping(target_quantile=0.5, learning_rate=1.0, noise_ratio=2.0)
-    found = moves(style, sigma=1.5, batch=100.0, counts=[90, 30, 10])
-    expected = -(0.5 + (50 - 45) / 100 - 0.5)
+    found = moves(style, sigma=1.5, batch=100.0, statistic=5.0)
+    expected = -5.0 / 100
     deviation = 0.5 * 2.0 * 1.5 / 100
     pvalue = stats.kstest(found, stats.norm(expected, wrong * deviation).cdf).pvalue
     assert pvalue > 1e-5 if wrong == 1.0 else pvalue < 1e-9
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    norms=st.lists(st.one_of(st.floats(0, 3), st.sampled_from([1.0, math.inf, math.nan]))),
+    clip_norm=st.floats(0.5, 2),
+)
+def test_one_example_moves_the_statistic_by_half_at_most(
+    norms: list[float], clip_norm: float
+) -> None:
+    style, squared = QuantileClipping(), np.array(norms, np.float32) ** 2
+    present = np.ones(len(norms), np.float32)
+    whole = float(style.statistic(squared, clip_norm, present))
+    clearly = [
+        0.5 if n < 0.9 * clip_norm else -0.5 for n in norms if not abs(n / clip_norm - 1) < 0.1
+    ]
+    if len(clearly) == len(norms):
+        assert whole == pytest.approx(sum(clearly))
+    for i in range(len(norms)):
+        zeroed = present * (np.arange(len(norms)) != i)
+        without = float(style.statistic(squared, clip_norm, zeroed))
+        assert abs(whole - without) <= 0.5
+        shorter = float(style.statistic(np.delete(squared, i), clip_norm, np.delete(present, i)))
+        assert shorter == pytest.approx(without)
+
+
+def test_last_bits_of_norms_at_c_do_not_jump() -> None:
+    """A count of norms <= C would move by 1,000 here."""
+    style, one = QuantileClipping(), np.ones(1000, np.float32)
+    below, above = (np.nextafter(one, np.float32(to)) for to in (0, 2))
+    moved = [float(style.statistic(squared, 1.0, one)) for squared in (below, above)]
+    assert abs(moved[0] - moved[1]) < 1e-2
+
+
+def test_the_style_cannot_be_exchanged() -> None:
+    optimizer = dp_sparse.DPSGDOptimizer("sgd", plan_for(8), 1.0, clipping=QuantileClipping())
+    with pytest.raises(AttributeError, match="clipping"):
+        optimizer.clipping = dp_sparse.FlatClipping()
+
+
 def test_noise_of_the_gradients_follows_c() -> None:
     """The second step's noise has the scale of the C that the first one left."""
-    plan = plan_for(4, capacity=4, steps=2, noise_multiplier=1.5)
-    style = QuantileClipping(target_quantile=0.01, learning_rate=3.0, noise_ratio=10.0)
+    plan = plan_for(100, steps=2, noise_multiplier=1.5)
+    style = QuantileClipping(target_quantile=0.01, learning_rate=1.0, noise_ratio=1.5)
     model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(50, use_bias=False)])
     optimizer = dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1.0), plan, 1.0, clipping=style)
     model.compile(optimizer=optimizer, loss=lambda y, prediction: 0.0 * prediction[:, 0])
-    data = np.ones((4, 100), np.float32), np.ones(4, np.float32)
+    data = np.ones((100, 100), np.float32), np.ones(100, np.float32)
     model.fit(marked_dataset(plan, *data, steps=1), verbose=0)
     second = clip_norm_of(optimizer)
-    assert second < 0.7
+    assert second == pytest.approx(np.exp(-0.99), rel=0.1)
     before = np.array(model.trainable_variables[0])
     model.fit(marked_dataset(plan, *data, steps=1), verbose=0)
-    moved = (np.array(model.trainable_variables[0]) - before).ravel() * 4
+    moved = (np.array(model.trainable_variables[0]) - before).ravel() * 100
     deviation = second * optimizer.noise_multiplier
     assert stats.kstest(moved, stats.norm(0, deviation).cdf).pvalue > 1e-5
     assert stats.kstest(moved, stats.norm(0, 1.2 * deviation).cdf).pvalue < 1e-9

@@ -6,7 +6,7 @@ Nothing per example is materialised.
 from dp_sparse.clipping.gradients import ClippedSums, clip
 from dp_sparse.clipping.recorder import (
     Recording,
-    SeedValues,
+    Seeds,
     Survey,
     embedding_tables,
     record,
@@ -30,7 +30,7 @@ __all__ = [
     "PerLayerClipping",
     "QuantileClipping",
     "Recording",
-    "SeedValues",
+    "Seeds",
     "Survey",
     "clip",
     "embedding_tables",

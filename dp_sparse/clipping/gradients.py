@@ -12,6 +12,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping import styles
 from dp_sparse.clipping.styles import ClipNorm, ClippingStyle, FlatClipping
 from dp_sparse.clipping.uses import Rows, Use, expanded
 
@@ -56,9 +57,9 @@ def clip(
         style: How the factors come from the norms.
     """
     variables, squared = [v for v, _ in uses], [use.squared_norms() for _, use in uses]
-    total = tf.add_n(squared)
+    total = styles.total(squared)
     finite = tf.math.is_finite(total) & tf.math.is_finite(losses)
-    kept = tf.cast(present > 0, tf.float32)
+    kept = tf.cast(present > 0, tf.float32) * _faded(tf.sqrt(total), 1e17) * _faded(losses, 1e30)
     factors = style.factors(variables, squared, clip_norm)
     clipped = tf.reduce_any(tf.stack(list({id(f): f < 1.0 for f in factors}.values())), axis=0)
     counted = {id(f): tf.where(finite, f * kept, 0.0) for f in factors}
@@ -69,6 +70,15 @@ def clip(
     tables = [(v, u.clipped_sum(f, num_slots[id(v)])) for v, u, f in scaled if isinstance(u, Rows)]
     dense = [(v, u.clipped_sum(f)) for v, u, f in scaled if not isinstance(u, Rows)]  # type: ignore[attr-defined]
     return ClippedSums(dense, tables, total, clipped, finite)
+
+
+def _faded(values: tf.Tensor, limit: float) -> tf.Tensor:
+    """1 up to `limit`, 0 from twice of it on.
+
+    Before float32 overflows, so that a last bit cannot switch an example on or off: it may depend
+    on the rest of the batch.
+    """
+    return tf.clip_by_value(2.0 - tf.abs(values) / limit, 0.0, 1.0)
 
 
 def _sanitised(

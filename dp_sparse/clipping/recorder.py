@@ -9,7 +9,7 @@ what was not measured could not be clipped.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -32,7 +32,7 @@ _ADAPTED = {
     keras.layers.StringLookup: "input_vocabulary",
     keras.layers.IntegerLookup: "input_vocabulary",
 }
-SeedValues = Sequence[tuple[keras.Variable, tf.Tensor]]
+Seeds = Callable[[int, str], tf.Tensor]  # from a number within the pass and a dtype, `[2]`
 _LORA = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
 
 
@@ -43,22 +43,17 @@ class Recording:
     Attributes:
         outputs: The model's predictions.
         records: One per tapped call, in the order of the calls.
-        seed_updates: New states of the seed generators that the pass advanced, for `commit`.
+        seeds_drawn: How many random seeds the pass drew, for dropout and the like.
     """
 
     outputs: Any
     records: list[Record]
-    seed_updates: list[tuple[keras.Variable, tf.Tensor]]
+    seeds_drawn: int
 
     @property
     def targets(self) -> list[tf.Tensor]:
         """The tensors whose cotangents `uses` needs, in its order."""
         return [target for record in self.records for target in record.targets]
-
-    def commit(self) -> None:
-        """Advances the seed generators, so that the next pass draws other dropout masks."""
-        for variable, value in self.seed_updates:
-            variable.assign(value)
 
     def uses(self, cotangents: list[tf.Tensor | None]) -> list[tuple[keras.Variable, Use]]:
         """Each trained variable's joined use, from the cotangents of `targets`.
@@ -81,7 +76,7 @@ def record(
     x: Any,
     tape: tf.GradientTape,
     batch_capacity: int,
-    seeds: SeedValues = (),
+    seeds: Seeds | None = None,
 ) -> Recording:
     """Runs `model(x, training=True)` on `tape`, every layer call recorded.
 
@@ -90,7 +85,8 @@ def record(
         x: Its inputs, each `[batch, ...]`.
         tape: A tape that watches nothing by itself.
         batch_capacity: The largest batch there can be, for what must be refused by its memory.
-        seeds: States of seed generators to use instead of their own, as `seed_updates` gives them.
+        seeds: The state of a seed generator at each of its uses, instead of Keras' own, which is
+            public: masks must not tell where an example stood in its batch.
 
     Raises:
         UnsupportedLayerError: With every layer whose per-example gradients cannot be had, its path
@@ -106,7 +102,7 @@ def record(
         with audit:
             outputs = model(x, training=True)
     audit.refuse()
-    return Recording(outputs, records, audit.writes)
+    return Recording(outputs, records, audit.seeds_drawn())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +153,7 @@ def _collect(
 ) -> None:
     problem = _problem(layer)
     if problem is not None:
-        problems.append(f"{layer.path} ({type(layer).__name__}): {problem}")
+        problems.append(problem)
     rule = rule_for(layer) if layer.trainable_variables else None
     owns = layer.trainable_variables and (
         _owns_variables(layer) or isinstance(layer, keras.layers.RNN)
@@ -167,21 +163,31 @@ def _collect(
     if rule is not None:
         found.setdefault(id(layer), (layer, rule))
         if covers_inner_layers(rule):
+            inside = layer._flatten_layers(include_self=False)
+            problems += filter(None, map(_problem, inside))
             return
     for inner in layer._flatten_layers(include_self=False, recursive=False):
         _collect(inner, found, problems)
 
 
 def _owns_variables(layer: keras.layers.Layer) -> bool:
-    inner = {
-        id(v)
-        for i in layer._flatten_layers(include_self=False, recursive=False)
-        for v in i.variables
-    }
-    return any(id(variable) not in inner for variable in layer.trainable_variables)
+    own = {id(variable) for variable in _own_variables(layer)}
+    return any(id(variable) in own for variable in layer.trainable_variables)
+
+
+def _own_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """Those that belong to no layer inside."""
+    inside = layer._flatten_layers(include_self=False, recursive=False)
+    inner = {id(variable) for layer_inside in inside for variable in layer_inside.variables}
+    return [variable for variable in layer.variables if id(variable) not in inner]
 
 
 def _problem(layer: keras.layers.Layer) -> str | None:
+    reason = _reason(layer)
+    return None if reason is None else f"{layer.path} ({type(layer).__name__}): {reason}"
+
+
+def _reason(layer: keras.layers.Layer) -> str | None:
     if (
         isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
     ):  # frozen, it runs in inference mode
@@ -219,7 +225,9 @@ def _tapped(layer: keras.layers.Layer, rule: Rule, tap: Tap, audit: "_Audit") ->
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with audit.inside(layer):
+        if audit.covers_all:
+            return original(*args, **kwargs)
+        with audit.inside(layer, rule):
             return rule(layer, original, tap, *args, **kwargs)
 
     layer.call = call
@@ -232,26 +240,32 @@ def _tapped(layer: keras.layers.Layer, rule: Rule, tap: Tap, audit: "_Audit") ->
 class _Audit(keras.StatelessScope):
     """Sees every read and write of a variable during a forward pass, and lets no write through."""
 
-    def __init__(self, trainable: list[keras.Variable], seeds: SeedValues) -> None:
-        super().__init__(state_mapping=list(seeds), collect_losses=True)
-        self.writes: list[tuple[keras.Variable, tf.Tensor]] = []
+    def __init__(self, trainable: list[keras.Variable], seeds: Seeds | None) -> None:
+        super().__init__(collect_losses=True)
+        self.covers_all = False  # while a rule runs that records the layers inside, too
+        self._seeds = seeds
         self._trainable = {id(variable) for variable in trainable}
         self._covered: set[int] = set()
+        self._written: list[str] = []
         self._seeds_drawn = 0
         self._outside: list[str] = []
 
     @contextlib.contextmanager
-    def inside(self, layer: keras.layers.Layer) -> Iterator[None]:
-        """While a tapped layer's call runs, its own variables may be read."""
-        before = self._covered
-        self._covered = before | {id(variable) for variable in layer.variables}
+    def inside(self, layer: keras.layers.Layer, rule: Rule) -> Iterator[None]:
+        """While a tapped layer's call runs, the variables that its rule records may be read."""
+        before = self._covered, self.covers_all
+        covers_all = covers_inner_layers(rule)
+        own = layer.variables if covers_all else _own_variables(layer)
+        self._covered, self.covers_all = before[0] | {id(v) for v in own}, covers_all
         try:
             yield
         finally:
-            self._covered = before
+            self._covered, self.covers_all = before
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Keras asks here for every variable it reads."""
+        """Keras asks here for every variable it reads; a seed generator's state is drawn anew."""
+        if self._seeds is not None and _is_seed(variable):
+            return self._seeds(self._seeds_drawn, variable.dtype)
         if id(variable) in self._trainable and id(variable) not in self._covered:
             self._outside.append(variable.path)
         return super().get_current_value(variable)
@@ -259,8 +273,10 @@ class _Audit(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Keras reports every assignment here."""
         super().add_update(update)
-        self._seeds_drawn += _is_seed(update[0])
-        self.writes = [u for u in self.writes if u[0] is not update[0]] + [update]
+        if _is_seed(update[0]):
+            self._seeds_drawn += 1
+        else:
+            self._written.append(update[0].path)
 
     def seeds_drawn(self) -> int:
         """How many random seeds the pass has drawn so far."""
@@ -268,14 +284,13 @@ class _Audit(keras.StatelessScope):
 
     def refuse(self) -> None:
         """Raises if the pass did what cannot be clipped."""
-        written = [v.path for v, _ in self.writes if not _is_seed(v)]
         problems = [
             (
                 self._outside,
                 "read outside the layer that owns it; call the layer instead of using its variable",
             ),
             (
-                written,
+                self._written,
                 "written in the forward pass; running statistics are not private. Remove the "
                 "layer's statistics",
             ),

@@ -20,6 +20,7 @@ from dp_sparse import validate
 ClipNorm: TypeAlias = float | tf.Tensor
 
 _TINY = 1e-30
+_RAMP = 2.0**-3  # of C: norms between which an example counts in part as unclipped
 _BELOW = 1 - 2.0**-20  # of C: what float32 may add when norms and factors are rounded
 
 
@@ -35,6 +36,13 @@ class ClippingStyle(abc.ABC):
 
         C is a Python number or a scalar.
         """
+
+    def statistic(
+        self, squared_norms: tf.Tensor, clip_norm: ClipNorm, present: tf.Tensor
+    ) -> tf.Tensor:
+        """What the style releases beside the gradients, before its noise; float64 scalar."""
+        del squared_norms, clip_norm, present
+        return tf.zeros([], tf.float64)
 
     def noise_multipliers(self, of_step: float) -> tuple[float, float]:
         """Those of the gradients and of what else the style releases, which add up to a step's.
@@ -65,7 +73,7 @@ class FlatClipping(ClippingStyle):
         self, variables: Sequence[keras.Variable], squared: Sequence[tf.Tensor], clip_norm: ClipNorm
     ) -> list[tf.Tensor]:
         """One factor for all variables."""
-        return [_bounded(tf.add_n(list(squared)), clip_norm)] * len(variables)
+        return [_bounded(total(squared), clip_norm)] * len(variables)
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
@@ -91,7 +99,7 @@ class AutomaticClipping(ClippingStyle):
         self, variables: Sequence[keras.Variable], squared: Sequence[tf.Tensor], clip_norm: ClipNorm
     ) -> list[tf.Tensor]:
         """One factor for all variables."""
-        norms = tf.sqrt(tf.add_n(list(squared)))
+        norms = tf.sqrt(total(squared))
         return [tf.cast(_BELOW * clip_norm, tf.float32) / (norms + self.stability)] * len(variables)
 
 
@@ -125,7 +133,7 @@ class PerLayerClipping(ClippingStyle):
             by_layer.setdefault(_layer_of(variable), []).append(norms)
         shares = self._shares(list(by_layer))
         factors = {
-            name: _bounded(tf.add_n(norms), clip_norm * shares[name] ** 0.5)
+            name: _bounded(total(norms), clip_norm * shares[name] ** 0.5)
             for name, norms in by_layer.items()
         }
         return [factors[_layer_of(variable)] for variable in variables]
@@ -152,7 +160,9 @@ class QuantileClipping(FlatClipping):
     """Flat clipping whose C follows a quantile of the gradients' norms.
 
     After each step C ← C·exp(−learning_rate·(b − target_quantile)), b being the noisy fraction of
-    the batch's examples with ‖g_i‖ <= C. The optimizer's `clip_norm` is where C begins.
+    the batch's examples with ‖g_i‖ <= C. The optimizer's `clip_norm` is where C begins. Examples
+    within 6 % of C count in part: a sharp step would jump by many examples when the last bits of
+    equal norms change with the size of the batch.
 
     Source: Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021,
     section 2.
@@ -168,10 +178,10 @@ class QuantileClipping(FlatClipping):
         ValueError: An argument out of its range.
 
     ### Formal Guarantees
-    With s the number of examples that are not clipped less half of the examples, adding, removing
-    or zeroing out one example moves s by ½. Sum and s are released from one batch, with noise
-    multipliers whose inverse squares add up to the plan's: one Gaussian mechanism. Every C is
-    computed from what was released.
+    With s = Σ clip(8·(1 − ‖g_i‖/C), −½, ½) over the batch's examples, adding, removing or zeroing
+    out one example moves s by ½. Sum and s are released from one batch, with noise multipliers
+    whose inverse squares add up to the plan's: one Gaussian mechanism. Every C is computed from
+    what was released. Last bits of a norm, which may depend on the batch, move s by 10⁻⁶ each.
     """
 
     target_quantile: float = 0.5
@@ -191,10 +201,26 @@ class QuantileClipping(FlatClipping):
         """Those of the gradients and of the count of unclipped examples."""
         return of_step / math.sqrt(1 - self.noise_ratio**-2), of_step * self.noise_ratio
 
+    def statistic(
+        self, squared_norms: tf.Tensor, clip_norm: ClipNorm, present: tf.Tensor
+    ) -> tf.Tensor:
+        """s: near ½ for each present example that is not clipped, −½ for the others."""
+        norms = tf.sqrt(tf.cast(squared_norms, tf.float64))
+        below = 1 - norms / tf.convert_to_tensor(clip_norm, tf.float64)
+        shares = tf.clip_by_value(below / _RAMP, -0.5, 0.5)
+        shares = tf.where(tf.math.is_nan(shares), tf.constant(-0.5, tf.float64), shares)
+        return tf.reduce_sum(tf.where(present > 0, shares, 0.0))
+
     def following(self, clip_norm: tf.Tensor, unclipped: tf.Tensor) -> tf.Tensor:
         """The next C, from this one and the noisy fraction of unclipped examples."""
         exponent = -self.learning_rate * (unclipped - self.target_quantile)
         return tf.clip_by_value(clip_norm * tf.exp(exponent), *validate.CLIP_NORMS)
+
+
+def total(squared: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Σ of squared norms `[batch]`, float32, added in float64."""
+    added = tf.reduce_sum(tf.cast(tf.stack(list(squared)), tf.float64), axis=0)
+    return tf.cast(added, tf.float32)
 
 
 def _layer_of(variable: keras.Variable) -> str:

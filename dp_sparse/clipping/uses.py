@@ -116,12 +116,13 @@ def _squared_norms_by_part(inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tenso
 
     def add_part(begin: tf.Tensor, norms: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
         end = tf.minimum(begin + size, batch)
-        part = tf.zeros([end - begin])
+        part = tf.zeros([end - begin], tf.float64)
         for start in range(0, wide.shape[2], columns):
             with tf.control_dependencies([part]):  # one chunk in memory at a time
                 of_part = wide[begin:end, :, start : start + columns]
-                part += squares(tf.matmul(narrow[begin:end], of_part, transpose_a=True))
-        return end, norms.write(begin // size, part)
+                product = tf.matmul(narrow[begin:end], of_part, transpose_a=True)
+                part += exact(squares(product))
+        return end, norms.write(begin // size, tf.cast(part, tf.float32))
 
     norms = tf.TensorArray(tf.float32, -(-batch // size), infer_shape=False, element_shape=[None])
     _, norms = tf.while_loop(
@@ -164,13 +165,13 @@ class Linear:
         """Σ over the blocks of W of ‖g_i on the block‖², one block after the other in memory."""
         calls = zip(self.inputs, self.cotangents, strict=True)
         blocks = [self.form.blocks(x, dz) for x, dz in calls]
-        norms = tf.zeros(tf.shape(self.inputs[0])[:1])
+        norms = tf.zeros(tf.shape(self.inputs[0])[:1], tf.float64)
         while True:
             with tf.control_dependencies([norms]):
                 block = [next(of_call, None) for of_call in blocks]
                 if block[0] is None:
-                    return norms
-                norms += joined(block).squared_norms()  # type: ignore[arg-type]
+                    return tf.cast(norms, tf.float32)
+                norms += exact(joined(block).squared_norms())  # type: ignore[arg-type]
 
     def joined_with(self, others: Sequence["Linear"]) -> "Linear":
         """All calls as one use."""

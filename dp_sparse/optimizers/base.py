@@ -91,7 +91,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         name: str | None = None,
     ) -> None:
         super().__init__(learning_rate=0.0, name=name)
-        self.clipping = checked_style(clipping)
+        self._clipping = checked_style(clipping)
         if microbatch_size is not None:
             validate.positive_integer("microbatch_size", microbatch_size)
         self.microbatch_size = microbatch_size
@@ -138,6 +138,11 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         return MovingClipNorm(self.clipping, variable, self._noise_multipliers[1], batch)
 
     @property
+    def clipping(self) -> ClippingStyle:
+        """The style, for good: it decides what the noise is split into."""
+        return self._clipping
+
+    @property
     def noise_multiplier(self) -> float:
         """σ of what a step releases of rows and gradients: the plan's, less the style's share."""
         return self._noise_multipliers[0]
@@ -153,10 +158,10 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         moving = self._moving_clip_norm
         return self.clip_norm if moving is None else moving.value()
 
-    def end_step(self, counts: tf.Tensor, draw: noise.Draw) -> None:
-        """Moves C by the batch's counts `[3]` of examples, clipped and zeroed ones, after noise."""
+    def end_step(self, statistic: tf.Tensor, draw: noise.Draw) -> None:
+        """Moves C by what the clipping style measured on the batch, after noise."""
         if self._moving_clip_norm is not None:
-            self._moving_clip_norm.move(counts, draw)
+            self._moving_clip_norm.move(statistic, draw)
 
     @property
     def tables(self) -> list[keras.Variable]:

@@ -13,8 +13,8 @@ class MovingClipNorm:
     Args:
         style: How C moves.
         variable: Holds C, float64 scalar.
-        noise_multiplier: Of the count of unclipped examples.
-        expected_batch_size: What the count is divided by.
+        noise_multiplier: Of the style's statistic.
+        expected_batch_size: What the statistic is divided by.
     """
 
     def __init__(
@@ -26,24 +26,22 @@ class MovingClipNorm:
     ) -> None:
         self._style = style
         self._variable = variable
-        self._deviation = 0.5 * noise_multiplier  # the sensitivity of the centred count is ½
+        self._deviation = 0.5 * noise_multiplier  # the sensitivity of the statistic is ½
         self._expected_batch_size = expected_batch_size
 
     def value(self) -> tf.Tensor:
         """C of this step, float64 scalar."""
         return tf.convert_to_tensor(self._variable.value)
 
-    def move(self, counts: tf.Tensor, draw: noise.Draw) -> None:
+    def move(self, statistic: tf.Tensor, draw: noise.Draw) -> None:
         """Sets the C of the next step.
 
         Args:
-            counts: int64 `[3]`: the batch's real examples, how many were clipped, how many zeroed.
+            statistic: `QuantileClipping.statistic` of the batch, float64 scalar.
             draw: The step's streams.
         """
-        examples, clipped, zeroed = tf.unstack(tf.cast(counts, tf.float64))
-        centred = examples / 2 - clipped - zeroed  # each unclipped example adds ½, others take ½
         share = noise.noisy_mean(
-            centred, self._deviation, self._expected_batch_size, draw, noise.Purpose.UNCLIPPED
+            statistic, self._deviation, self._expected_batch_size, draw, noise.Purpose.UNCLIPPED
         )
         unclipped = 0.5 + tf.cast(share, tf.float64)
         self._variable.assign(self._style.following(self.value(), unclipped))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_sparse import UnsupportedLayerError, clipping
+from dp_sparse import UnsupportedLayerError, clipping, noise
+from dp_sparse.batch_sums import secret_seeds
 from tests.clipping_cases import assert_as_brute_force, clipped
 
 
@@ -279,28 +280,35 @@ def test_every_layer_is_left_as_it_was_even_after_an_error() -> None:
     np.testing.assert_allclose(model(x), model.predict(x, verbose=0), atol=1e-6)
 
 
-def test_dropout_masks_change_from_step_to_step_and_agree_with_stock_keras() -> None:
-    model = stack(keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(2))
-    twin = stack(keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(2))
-    twin.set_weights(model.get_weights())
-    x = tf.constant(values(3, 3))
-    outputs = []
-    for _ in range(2):
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            recording = clipping.record(model, x, tape, batch_capacity=3)
-        recording.commit()
-        outputs.append(recording.outputs.numpy())
-        np.testing.assert_allclose(outputs[-1], twin(x, training=True), atol=1e-6)
-    assert np.any(outputs[0] != outputs[1])
-
-
-def test_without_commit_the_same_pass_draws_the_same_masks() -> None:
-    model = stack(keras.layers.Dropout(0.5), keras.layers.Dense(2))
-    x = tf.constant(values(3, 3))
+def masks(model: keras.Model, seeds: clipping.Seeds | None) -> np.ndarray:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        one = clipping.record(model, x, tape, batch_capacity=3).outputs
-        two = clipping.record(model, x, tape, batch_capacity=3).outputs
-    np.testing.assert_array_equal(one, two)
+        recording = clipping.record(model, tf.ones([200, 3]), tape, batch_capacity=200, seeds=seeds)
+    assert recording.seeds_drawn == 2
+    return recording.outputs.numpy()
+
+
+@pytest.mark.parametrize("dropout_seed", [None, 7])
+def test_masks_come_from_the_given_seeds_alone(dropout_seed: int | None) -> None:
+    """Each random layer has its own, and what Keras holds as a state plays no part."""
+    dropouts = [keras.layers.Dropout(0.5, seed=dropout_seed) for _ in range(2)]
+    model = stack(*dropouts)
+    draw = noise.NoiseKey().next_draw()
+    state = dropouts[0].seed_generator.state
+    before = np.array(state)
+    first = masks(model, secret_seeds(draw))
+    np.testing.assert_array_equal(np.array(state), before)
+    state.assign(before + 1)
+    np.testing.assert_array_equal(masks(model, secret_seeds(draw)), first)
+    assert np.mean(first != 0) == pytest.approx(0.25, abs=0.1)  # two independent masks
+    others = [secret_seeds(draw, 1), secret_seeds(noise.NoiseKey().next_draw()), None]
+    for seeds in others:
+        assert np.mean(masks(model, seeds) != first) > 0.1
+
+
+def test_without_seeds_the_masks_are_those_of_stock_keras() -> None:
+    model = stack(keras.layers.Dropout(0.5, seed=1), keras.layers.Dropout(0.5, seed=2))
+    own = masks(model, None)
+    np.testing.assert_allclose(own, model(np.ones((200, 3), np.float32), training=True), atol=1e-6)
 
 
 def adapted(layer: keras.layers.Layer) -> keras.layers.Layer:
