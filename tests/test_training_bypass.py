@@ -378,6 +378,29 @@ def test_mixing_in_the_model(mix: Any, where: str) -> None:
     train_dense(dense_model(**{where: layer}), "mse")
 
 
+def by_place(values: Any) -> tf.Tensor:
+    place = tf.range(tf.shape(values)[0])[:, tf.newaxis]
+    return values * tf.where(place % 2 == 0, 1.0, -1.0)
+
+
+def by_batch_size(values: Any) -> tf.Tensor:
+    return values / tf.cast(tf.shape(values)[0], tf.float32)
+
+
+@pytest.mark.parametrize("knows", [by_place, by_batch_size], ids=lambda knows: knows.__name__)
+def test_a_model_that_knows_the_place_in_the_batch_or_its_size(knows: Any) -> None:
+    """One example more would change the gradients of all that follow."""
+    train_dense(dense_model(before=keras.layers.Lambda(knows, output_shape=(3,))), "mse")
+
+
+def test_constant_seeds_of_masks() -> None:
+    """keras.random with a number for a seed gives every step the same masks, by place."""
+    noisy = keras.layers.Lambda(
+        lambda values: keras.random.dropout(values, 0.5, seed=3), output_shape=(3,)
+    )
+    train_dense(dense_model(before=noisy), "mse")
+
+
 def test_mixing_inside_a_layer_of_the_fallback() -> None:
     class Centred(keras.layers.Layer):
         def build(self, shape: Any) -> None:

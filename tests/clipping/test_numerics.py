@@ -73,3 +73,16 @@ def test_rows_that_cancel(magnitude: float) -> None:
 def test_tiny_inputs_at_several_positions(tiny: float) -> None:
     x, dz = np.full((2, 4096), tiny), np.full((2, 64), 0.1 / tiny)
     assert moved(*with_and_without(x, dz)) <= CLIP * 1.001
+
+
+@pytest.mark.parametrize("near", [1e16, 9.9e16, 1.5e17, 3e17, 1e19, 1.8446743e19])
+def test_a_last_bit_near_overflow_switches_no_example_on_or_off(near: float) -> None:
+    """A test for finite norms would drop all of these examples, or none, by a last bit."""
+    variable = keras.Variable(np.zeros((1, 1), np.float32))
+    sums = []
+    for value in (np.float32(near), np.nextafter(np.float32(near), np.float32(np.inf))):
+        use = Product(tf.ones([OTHERS, 1]), tf.fill([OTHERS, 1], value))
+        found = clipping.clip([(variable, use)], {}, CLIP, tf.zeros(OTHERS), tf.ones(OTHERS))
+        sums.append(float(found.dense[0][1][0, 0]))
+    assert abs(sums[0] - sums[1]) < 1e-5
+    assert sums[0] == pytest.approx(OTHERS * np.clip(2 - near / 1e17, 0, 1), rel=1e-4)

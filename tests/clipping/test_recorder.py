@@ -280,6 +280,53 @@ def test_every_layer_is_left_as_it_was_even_after_an_error() -> None:
     np.testing.assert_allclose(model(x), model.predict(x, verbose=0), atol=1e-6)
 
 
+class Peek(keras.layers.Layer):
+    """Uses the kernel of a layer inside without calling it, or calls it, too."""
+
+    def __init__(self, calls: bool) -> None:
+        super().__init__()
+        self.inner, self.calls = keras.layers.Dense(3, use_bias=False), calls
+
+    def build(self, shape: Any) -> None:
+        self.inner.build(shape)
+
+    def call(self, values: Any) -> Any:
+        outputs = values @ keras.ops.convert_to_tensor(self.inner.kernel)
+        return self.inner(outputs) if self.calls else outputs
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_weight_of_an_activation_read_outside_its_layer(calls: bool) -> None:
+    model = stack(keras.layers.Dense(3, activation=Peek(calls)))
+    model(values(3, 3))
+    assert "dense" in refusal(model, 3) and "read outside the layer" in refusal(model, 3)
+
+
+def test_a_layer_inside_one_of_the_fallback_and_used_elsewhere_too() -> None:
+    shared = keras.layers.PReLU(alpha_initializer="random_normal")
+
+    class Scaled(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = shared
+
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+        def call(self, inputs: Any) -> Any:
+            return self.inner(inputs) * self.scale
+
+    model = stack(Scaled(), shared, keras.layers.Dense(2))
+    assert_as_brute_force(model, values(4, 3))
+
+
+@pytest.mark.parametrize("kind", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
+def test_batch_normalization_in_a_cell(kind: Any) -> None:
+    activation = keras.layers.BatchNormalization(center=False, scale=False)
+    model = keras.Sequential([keras.Input((4, 3)), kind(3, activation=activation)])
+    assert "GroupNormalization" in refusal(model, 4, 3)
+
+
 def masks(model: keras.Model, seeds: clipping.Seeds | None) -> np.ndarray:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recording = clipping.record(model, tf.ones([200, 3]), tape, batch_capacity=200, seeds=seeds)
