@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from dp_sparse import clipping, isolation, noise
 from dp_sparse.clipping.uses import Rows, Use
-from dp_sparse.losses import per_example_losses
+from dp_sparse.losses import losses_by_output
 from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
 from dp_sparse.selection.contribution import TableLookups
 
@@ -40,11 +40,13 @@ class Pass:
     Attributes:
         recording: The forward pass.
         losses: Per-example losses, float32 `[batch]`, 0 for padding.
+        output_losses: The same for each output whose loss Keras tracks by itself.
         uses: The joined use of each variable; of the tables also those not looked up.
     """
 
     recording: clipping.Recording
     losses: tf.Tensor
+    output_losses: list[tf.Tensor]
     uses: Used
 
 
@@ -68,12 +70,13 @@ def run_pass(
     """One forward and one backward pass over a part of the batch, 0 being all of it."""
     x, y, weights = batch
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        capacity = optimizer.plan.sampling.batch_capacity
-        recording = clipping.record(model, x, tape, capacity, secret_seeds(draw, part))
-        losses = _losses(model, y, recording.outputs, weights)
+        seeds = secret_seeds(draw, part)
+        recording = clipping.record(model, x, tape, optimizer.examples_in_memory, seeds)
+        losses, of_outputs = _losses(model, y, recording.outputs, weights)
         total = tf.reduce_sum(losses)
     uses = recording.uses(tape.gradient(total, recording.targets))
-    return Pass(recording, losses, uses + _unused_tables(optimizer, uses, tf.shape(losses)[0]))
+    uses += _unused_tables(optimizer, uses, tf.shape(losses)[0])
+    return Pass(recording, losses, of_outputs, uses)
 
 
 def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:
@@ -137,7 +140,7 @@ def losses_of(
         everyone = tf.nest.map_structure(
             lambda leaf: tf.ones_like(leaf[:size]), {**weights, "marker": weights["present"]}
         )
-        losses = _losses(model, y, recording.outputs, everyone)
+        losses, _ = _losses(model, y, recording.outputs, everyone)
         return isolation.Losses(losses, recording.targets, recording.seeds_drawn > 0)
 
     return of
@@ -146,27 +149,48 @@ def losses_of(
 def update_metrics(model: keras.Model, batch: Any, run: Pass) -> dict[str, Any]:
     """Keras' loss and metrics over the real examples of the batch."""
     x, y, weights = batch
-    y_pred, present = run.recording.outputs, weights["present"] > 0
+    _track_losses(model, run, tf.math.count_nonzero(weights["present"] > 0))
     with tf.control_dependencies([run.losses]):  # its labels are checked; Keras' own are not
         y = tf.nest.map_structure(tf.identity, y)
-
-    def real(values: Any) -> Any:
-        return tf.nest.map_structure(lambda value: tf.boolean_mask(value, present), values)
-
-    y, y_pred = real(y), real(y_pred)
-    sample_weight = _by_output(real(weights["sample_weight"]), y_pred)
-    loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
-    model._loss_tracker.update_state(loss, sample_weight=tf.math.count_nonzero(present))
+    y, y_pred = (_real(part, weights["present"]) for part in (y, run.recording.outputs))
+    sample_weight = _by_output(_real(weights["sample_weight"], weights["present"]), y_pred)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
-def _losses(model: keras.Model, y: Any, y_pred: Any, weights: dict[str, Any]) -> tf.Tensor:
-    """Per-example losses, 0 for padding."""
+def _track_losses(model: keras.Model, run: Pass, count: tf.Tensor) -> None:
+    """Keras' loss over `count` real examples, regularisers included, and that of each output."""
+
+    def mean(losses: tf.Tensor) -> tf.Tensor:
+        return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(count, losses.dtype))
+
+    others = [model._aggregate_additional_loss(loss) for loss in model.losses]
+    model._loss_tracker.update_state(tf.add_n([mean(run.losses), *others]), sample_weight=count)
+    for tracker, losses in zip(model._compile_loss.metrics, run.output_losses, strict=True):
+        tracker.update_state(mean(losses), sample_weight=count)
+
+
+def _real(values: Any, present: tf.Tensor) -> Any:
+    """`values` without padding; not copied if there is none, since logits may be large."""
+
+    def without_padding() -> Any:
+        return tf.nest.map_structure(lambda value: tf.boolean_mask(value, present > 0), values)
+
+    return tf.cond(
+        tf.reduce_all(present > 0),
+        lambda: tf.nest.map_structure(tf.identity, values),
+        without_padding,
+    )
+
+
+def _losses(
+    model: keras.Model, y: Any, y_pred: Any, weights: dict[str, Any]
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Per-example losses, 0 for padding, and those of each output."""
     present = weights["present"]
     sample_weight = tf.nest.map_structure(
         lambda w: w * _column(present, w), weights["sample_weight"]
     )
-    return per_example_losses(model, y, y_pred, sample_weight)
+    return losses_by_output(model, y, y_pred, sample_weight)
 
 
 def _column(present: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -7,6 +7,7 @@ computed from them.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,16 @@ def per_example_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: A
         ValueError: A loss that does not give a value for each example, or that is not a mean.
         BadExampleError: At run time, a label outside the range of its loss.
     """
+    return losses_by_output(model, y, y_pred, sample_weight)[0]
+
+
+def losses_by_output(
+    model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """`per_example_losses`, and what each of Keras' trackers of one output's loss has to average.
+
+    Both float32 `[batch]`; a model with one output has no such trackers.
+    """
     compiled = model._compile_loss
     if compiled is None:
         raise ValueError(
@@ -34,18 +45,29 @@ def per_example_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: A
         )
     if not compiled.built:
         compiled.build(y, y_pred)
-    with _per_example(compiled):
-        return compiled(y, y_pred, sample_weight)
+    with _per_example(compiled) as trackers:
+        total = compiled(y, y_pred, sample_weight)
+    return total, [tracker.values for tracker in trackers]
+
+
+@dataclasses.dataclass
+class _Tracker:
+    """Keeps what Keras hands to the tracker of one output's loss."""
+
+    values: Any = None  # float32 [batch]
+
+    def update_state(self, values: tf.Tensor, sample_weight: Any = None) -> None:
+        self.values = values
 
 
 @contextlib.contextmanager
-def _per_example(compiled: Any) -> Iterator[None]:
+def _per_example(compiled: Any) -> Iterator[list[_Tracker]]:
     """Makes the compiled loss sum over outputs, not over examples, and leaves its metrics alone."""
     losses, metrics = compiled._flat_losses, compiled._metrics
     compiled._flat_losses = [entry._replace(loss=_PerExample(entry.loss)) for entry in losses]
-    compiled._metrics = [None] * len(losses)
+    compiled._metrics = [metric and _Tracker() for metric in metrics]
     try:
-        yield
+        yield compiled._metrics
     finally:
         compiled._flat_losses, compiled._metrics = losses, metrics
 

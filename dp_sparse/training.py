@@ -81,15 +81,24 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
 
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
     stock_make = model.make_train_function
+    traced: list[int] = []  # the variables that the train function was made for
 
     def make_train_function(force: bool = False) -> Any:
         if tf.distribute.has_strategy():
             raise PrivacyError("Expected fit outside strategy.scope(): train on one device.")
+        variables = [id(variable) for variable in model.trainable_variables]
+        if model.train_function is not None and traced and variables != traced:
+            raise PrivacyError(
+                f"The trainable variables of {model.name} changed after its first fit (a layer was "
+                "frozen, added, or given LoRA), and training would not see it. Compile it again, "
+                "with a new optimizer and a new plan for the steps to come."
+            )
         if model.built and not optimizer.built:
             optimizer.build(model.trainable_variables)  # before callbacks restore its state
         stock_make(force)
         if not hasattr(model.train_function, "_dp_sparse_translated"):
             model.train_function = _translating(model, model.train_function)
+        traced[:] = variables if model.built else []
         return model.train_function
 
     model.train_step = functools.partial(private_train_step, model, optimizer)
@@ -135,7 +144,7 @@ def private_train_step(
             "model.fit(plan.sampling.batches(dataset)). Batches made any other way void the "
             "plan's accounting."
         )
-    capacity = optimizer.plan.sampling.batch_capacity
+    capacity = optimizer.examples_in_memory
     x, y, weights = _trimmed(data)
     if not optimizer.built:
         _build(model, optimizer, (x, y, weights["sample_weight"]))

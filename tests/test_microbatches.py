@@ -142,6 +142,12 @@ def test_the_configuration_keeps_it() -> None:
     assert type(optimizer).from_config(optimizer.get_config()).microbatch_size == 4
 
 
+def test_a_whole_float_is_a_size() -> None:
+    optimizer = dp_sparse.DPSGDOptimizer("sgd", plan_for(8), 1.0, microbatch_size=4.0)
+    assert isinstance(optimizer.microbatch_size, int)
+    assert optimizer.examples_in_memory == 4
+
+
 MEMORY = """
     import sys
     import keras, numpy as np

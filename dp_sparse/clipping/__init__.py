@@ -14,6 +14,7 @@ from dp_sparse.clipping.recorder import (
     tapped_layers,
 )
 from dp_sparse.clipping.styles import (
+    STYLES,
     AutomaticClipping,
     ClippingStyle,
     FlatClipping,
@@ -23,6 +24,7 @@ from dp_sparse.clipping.styles import (
 from dp_sparse.clipping.uses import self_check
 
 __all__ = [
+    "STYLES",
     "AutomaticClipping",
     "ClippedSums",
     "ClippingStyle",

@@ -192,9 +192,9 @@ def _reason(layer: keras.layers.Layer) -> str | None:
         isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
     ):  # frozen, it runs in inference mode
         return "mixes the examples of a batch. Use keras.layers.GroupNormalization instead."
-    if type(layer) is keras.layers.Discretization and layer.num_bins is not None:
+    if isinstance(layer, keras.layers.Discretization) and layer.num_bins is not None:
         return "its state was adapted to data without privacy. Give it public bin_boundaries=."
-    given = _ADAPTED.get(type(layer))
+    given = next((name for kind, name in _ADAPTED.items() if isinstance(layer, kind)), None)
     if given is not None and getattr(layer, given, None) is None:
         argument = given.removeprefix("input_")
         return f"its state was adapted to data without privacy. Give it a public {argument}=."

@@ -217,6 +217,9 @@ class QuantileClipping(FlatClipping):
         return tf.clip_by_value(clip_norm * tf.exp(exponent), *validate.CLIP_NORMS)
 
 
+STYLES = (FlatClipping, PerLayerClipping, AutomaticClipping, QuantileClipping)
+
+
 def total(squared: Sequence[tf.Tensor]) -> tf.Tensor:
     """Σ of squared norms `[batch]`, float32, added in float64."""
     added = tf.reduce_sum(tf.cast(tf.stack(list(squared)), tf.float64), axis=0)

@@ -1,8 +1,11 @@
 """A table that is the output layer too: its norms without a per-example gradient of the table.
 
-Source: "Phantom Clipping" of the tied-embedding paper, with another decomposition. Its formula,
-`n_in + ‖RᵀH‖² + 2 Σ R[t, s_l]·⟨G_l, H_t⟩`, may cancel in floating point; here the rows that an
-example looked up are summed explicitly, so that all terms are squares.
+Source: "Phantom Clipping" of the tied-embedding paper. Its formula,
+`n_in + ‖RᵀH‖² + 2 Σ R[t, s_l]·⟨G_l, H_t⟩`, may cancel in floating point; here all terms are
+squares. With one position, the rows that an example looked up are summed explicitly and the others
+are those of an outer product, at the cost of the logits and the lookups themselves. With several
+positions, gradients are summed explicitly, of a few examples at a time, which costs what the
+gradient of the output layer costs.
 """
 
 import dataclasses
@@ -12,7 +15,9 @@ from typing import ClassVar
 import tensorflow as tf
 
 from dp_sparse.clipping import uses
-from dp_sparse.clipping.uses import Product, Rows
+from dp_sparse.clipping.uses import Product
+
+_PART_ENTRIES = 2**20  # of gradients of several examples that are only needed for their norms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,66 +42,89 @@ class Tied:
     logit_cotangents: tf.Tensor
 
     def squared_norms(self) -> tf.Tensor:
-        """‖g_i‖² = Σ over rows looked up of ‖Σ G + (RᵀH)‖² + Σ over the others of ‖(RᵀH)‖².
+        """‖g_i‖² = Σ over the rows of ‖(RᵀH) + Σ of G for that row‖².
 
-        Time O(batch · positions · rows · width), as the output layer itself; memory
-        O(batch · (positions · lookups + lookups · width + rows)) and a chunk of rows.
+        With at most one position, time and memory O(batch · (rows + lookups · width)). With more,
+        time O(batch · positions · rows · width), as the output layer itself, and the memory of one
+        example's gradient, or of 2²⁰ entries: the clipped sum takes more.
         """
-        given = self.row_cotangents * tf.cast(self.valid, tf.float32)[..., tf.newaxis]
-        norms = self._of_rows_looked_up(given) + self._of_other_rows()
-        terms = tf.sqrt(uses.squares(self.hidden, 2) * uses.squares(self.logit_cotangents, 2))
-        masses = tf.reduce_sum(tf.sqrt(uses.squares(given, 2)), 1) + tf.reduce_sum(terms, 1)
+        few = self.hidden.shape[1] in (0, 1)
+        norms = self._of_one_position() if few else self._of_several_positions()
+        given = tf.sqrt(uses.squares(self._given(), 2))
+        hidden, logits = uses.squares(self.hidden, 2), uses.squares(self.logit_cotangents, 2)
+        masses = tf.reduce_sum(given, 1) + tf.reduce_sum(tf.sqrt(hidden) * tf.sqrt(logits), 1)
         return uses.never_cancelled(norms, masses)
 
     def joined_with(self, others: Sequence["Tied"]) -> "Tied":
         """All calls of the layer as one use."""
         parts, names = [self, *others], ("row_ids", "valid", *self.float_fields)
-        whole = {name: tf.concat([getattr(part, name) for part in parts], 1) for name in names}
+        whole = {name: _concatenated([getattr(part, name) for part in parts]) for name in names}
         return dataclasses.replace(self, **whole)
 
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i, float64 `[rows, width]`."""
-        slots = tf.where(self.valid, tf.cast(self.row_ids, tf.int32), -1)
-        looked_up = Rows(self.row_ids, self.valid, self.row_cotangents, slots)
-        product = Product(self.logit_cotangents, self.hidden)
-        return looked_up.clipped_sum(factors, self.num_rows) + uses.exact(
-            product.clipped_sum(factors)
+        as_output = Product(self.logit_cotangents, self.hidden).clipped_sum(factors)
+        given = self._given() * uses.expanded(factors, self.row_cotangents)
+        indices = tf.reshape(self.row_ids, [-1, 1])
+        return tf.tensor_scatter_nd_add(
+            uses.exact(as_output), indices, uses.exact(uses.flat(given))
         )
 
-    def _of_rows_looked_up(self, given: tf.Tensor) -> tf.Tensor:
-        """Each example's distinct rows, one slot each."""
-        at_rows = tf.gather(self.logit_cotangents, self.row_ids, axis=2, batch_dims=1)
-        as_output = tf.matmul(at_rows, self.hidden, transpose_a=True)  # [batch, lookups, width]
-        batch, lookups = tf.shape(self.row_ids)[0], tf.shape(self.row_ids)[1]
-        example = tf.repeat(tf.range(batch, dtype=tf.int64), lookups)
-        pairs = example * self.num_rows + tf.reshape(self.row_ids, [-1])
-        distinct, slot = tf.unique(tf.where(tf.reshape(self.valid, [-1]), pairs, -1))
-        sums = tf.math.unsorted_segment_sum(uses.exact(uses.flat(given)), slot, tf.size(distinct))
-        same = tf.math.unsorted_segment_max(uses.flat(as_output), slot, tf.size(distinct))
-        squared = tf.reduce_sum(tf.square(sums + uses.exact(same)), axis=1)
-        squared *= uses.exact(distinct >= 0)
-        norms = tf.math.unsorted_segment_sum(squared, distinct // self.num_rows, batch)
-        return tf.cast(norms, tf.float32)
+    def _given(self) -> tf.Tensor:
+        """G without masked lookups."""
+        return self.row_cotangents * tf.cast(self.valid, tf.float32)[..., tf.newaxis]
 
-    def _of_other_rows(self) -> tf.Tensor:
-        """‖RᵀH‖² over the rows that an example did not look up, a chunk of rows at a time."""
-        width = self.hidden.shape[2]
-        chunk = max(1, uses.CHUNK_ENTRIES // width)
-        others = self._not_looked_up()
-        norms = tf.zeros(tf.shape(others)[:1])
-        for start in range(0, self.num_rows, chunk):
-            with tf.control_dependencies([norms]):  # one chunk in memory at a time
-                cotangents = self.logit_cotangents[:, :, start : start + chunk]
-                part = tf.matmul(cotangents, self.hidden, transpose_a=True)
-                squares = uses.squares(part, 2) * others[:, start : start + chunk]
-                norms += tf.reduce_sum(squares, axis=1)
+    def _of_one_position(self) -> tf.Tensor:
+        """‖·‖² over the rows looked up, and ‖r‖²‖h‖² over the others."""
+        pairs, sums = self._looked_up()
+        r, h = tf.reduce_sum(self.logit_cotangents, axis=1), tf.reduce_sum(self.hidden, axis=1)
+        as_output = uses.exact(tf.gather_nd(r, pairs))[:, tf.newaxis] * uses.exact(
+            tf.gather(h, pairs[:, 0])
+        )
+        squared = tf.reduce_sum(tf.square(sums + as_output), axis=1)
+        norms = tf.math.unsorted_segment_sum(squared, pairs[:, 0], tf.shape(h)[0])
+        others = tf.tensor_scatter_nd_update(r, pairs, tf.zeros(tf.shape(pairs)[:1]))
+        return tf.cast(norms, tf.float32) + uses.squares(others) * uses.squares(h)
+
+    def _of_several_positions(self) -> tf.Tensor:
+        """‖·‖² of the whole gradients, a few examples at a time."""
+        pairs, sums = self._looked_up()
+        batch = tf.shape(self.hidden, tf.int64)[0]
+        begins = tf.searchsorted(pairs[:, 0], tf.range(batch + 1))  # of each example's pairs
+        size = max(1, _PART_ENTRIES // (self.num_rows * self.hidden.shape[2]))  # examples
+
+        def add_part(begin: tf.Tensor, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            end = tf.minimum(begin + size, batch)
+            hidden, cotangents = self.hidden[begin:end], self.logit_cotangents[begin:end]
+            gradients = tf.matmul(cotangents, hidden, transpose_a=True)  # [part, rows, width]
+            own = slice(begins[begin], begins[end])
+            given = tf.cast(sums[own], tf.float32)
+            gradients = tf.tensor_scatter_nd_add(gradients, pairs[own] - [[begin, 0]], given)
+            return end, tf.concat([norms, uses.squares(gradients)], axis=0)
+
+        _, norms = tf.while_loop(
+            lambda begin, _: begin < batch,
+            add_part,
+            (tf.zeros([], tf.int64), tf.zeros([0])),
+            shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
+            parallel_iterations=1,
+        )
         return norms
 
-    def _not_looked_up(self) -> tf.Tensor:
-        """1 or 0, float32 `[batch, rows]`."""
-        batch = tf.shape(self.row_ids, tf.int64)[0]
-        example = tf.broadcast_to(tf.range(batch)[:, tf.newaxis], tf.shape(self.row_ids))
-        pairs = tf.boolean_mask(tf.stack([example, self.row_ids], axis=-1), self.valid)
-        ones = tf.ones(tf.shape(pairs)[:1])
-        counts = tf.scatter_nd(pairs, ones, tf.stack([batch, self.num_rows]))
-        return tf.cast(tf.equal(counts, 0), tf.float32)
+    def _looked_up(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Each example's distinct rows, in the order of the examples, and the sums of their G.
+
+        (example, row), int64 `[distinct, 2]`, and float64 `[distinct, width]`.
+        """
+        example = tf.range(tf.shape(self.row_ids, tf.int64)[0])[:, tf.newaxis]
+        keys = tf.boolean_mask(example * self.num_rows + self.row_ids, self.valid)
+        distinct, slot = tf.unique(keys)
+        given = uses.exact(tf.boolean_mask(self.row_cotangents, self.valid))
+        sums = tf.math.unsorted_segment_sum(given, slot, tf.size(distinct))
+        return tf.stack([distinct // self.num_rows, distinct % self.num_rows], axis=1), sums
+
+
+def _concatenated(parts: list[tf.Tensor]) -> tf.Tensor:
+    """Along axis 1; a part alone is not copied: cotangents of logits are the step's largest."""
+    filled = [part for part in parts if part.shape[1] != 0]
+    return tf.concat(filled, axis=1) if len(filled) > 1 else (filled or parts)[0]

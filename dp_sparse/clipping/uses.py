@@ -18,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 _GRAM_COST = 4  # of a float64 product, in those of a float32 one
-CHUNK_ENTRIES = 2**16  # per example, of a gradient that is only needed for its norm
 _PART_ENTRIES = 2**20  # of gradients of several examples that are only needed for their norms
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 

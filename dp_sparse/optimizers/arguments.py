@@ -2,7 +2,7 @@
 
 import keras
 
-from dp_sparse.clipping import ClippingStyle, FlatClipping
+from dp_sparse.clipping import STYLES, ClippingStyle, FlatClipping
 from dp_sparse.plan import GaussianMechanism, PrivacyPlan
 
 _COUPLED = ("gradient_accumulation_steps", "loss_scale_factor")
@@ -22,11 +22,14 @@ def checked_plan(plan: PrivacyPlan) -> PrivacyPlan:
 
 
 def checked_style(clipping: ClippingStyle | None) -> ClippingStyle:
-    """The style, flat by default; raises ValueError for what is none."""
-    if clipping is not None and not isinstance(clipping, ClippingStyle):
+    """The style, flat by default; raises ValueError for what is none of `STYLES`.
+
+    A subclass could give any factors, and the guarantee rests on them.
+    """
+    if clipping is not None and type(clipping) not in STYLES:
+        names = ", ".join(f"{style.__name__}()" for style in STYLES)
         raise ValueError(
-            f"Expected a clipping style, got clipping={clipping!r}: use FlatClipping(), "
-            "PerLayerClipping(), AutomaticClipping() or QuantileClipping()."
+            f"Expected a clipping style, got clipping={clipping!r}: use one of {names}."
         )
     return clipping or FlatClipping()
 

@@ -93,7 +93,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         super().__init__(learning_rate=0.0, name=name)
         self._clipping = checked_style(clipping)
         if microbatch_size is not None:
-            validate.positive_integer("microbatch_size", microbatch_size)
+            microbatch_size = validate.positive_integer("microbatch_size", microbatch_size)
         self.microbatch_size = microbatch_size
         self.optimizer = checked_optimizer(optimizer)
         self.plan = checked_plan(plan)
@@ -136,6 +136,12 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         variable = self.add_variable((), initial, "float64", name="moving_clip_norm")
         batch = self.plan.sampling.expected_batch_size
         return MovingClipNorm(self.clipping, variable, self._noise_multipliers[1], batch)
+
+    @property
+    def examples_in_memory(self) -> int:
+        """The most examples of one forward pass."""
+        capacity = self.plan.sampling.batch_capacity
+        return capacity if self.microbatch_size is None else min(self.microbatch_size, capacity)
 
     @property
     def clipping(self) -> ClippingStyle:

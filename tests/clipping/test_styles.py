@@ -15,11 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dp_sparse
-from dp_sparse import AutomaticClipping, FlatClipping, PerLayerClipping, clipping
+from dp_sparse import AutomaticClipping, FlatClipping, PerLayerClipping, QuantileClipping, clipping
 from tests.clipping_cases import brute_gradients, square_loss
 from tests.training_cases import click_model, clicks, marked, plan_for
 
-STYLES = [FlatClipping(), AutomaticClipping(), AutomaticClipping(stability=1.0), PerLayerClipping()]
+STYLES = [
+    FlatClipping(),
+    AutomaticClipping(),
+    AutomaticClipping(stability=1.0),
+    PerLayerClipping(),
+    QuantileClipping(),
+]
 
 
 def two_layers() -> keras.Model:
@@ -128,7 +134,12 @@ def test_bad_numbers(bad: Any) -> None:
         PerLayerClipping({"a": bad})
 
 
-@pytest.mark.parametrize("bad", ["flat", FlatClipping, 1.0])
+class Unbounded(FlatClipping):
+    def factors(self, variables: Any, squared: Any, clip_norm: Any) -> Any:
+        return [100 * factor for factor in super().factors(variables, squared, clip_norm)]
+
+
+@pytest.mark.parametrize("bad", ["flat", FlatClipping, 1.0, Unbounded()])
 def test_what_is_no_style(bad: Any) -> None:
-    with pytest.raises(ValueError, match=r"clipping=.*use FlatClipping\(\)"):
+    with pytest.raises(ValueError, match=r"clipping=.*use one of FlatClipping\(\)"):
         dp_sparse.DPSGDOptimizer("sgd", plan_for(8), 1.0, clipping=bad)

@@ -93,7 +93,7 @@ def _refuse(
         raise UnsupportedLayerError(
             f"{name}: has no rule of its own, and its per-example gradients would take {needed:,} "
             f"bytes at a batch of "
-            f"{batch} (limit {MEMORY_BUDGET:,}). Use a smaller batch, build it from layers with "
+            f"{batch} (limit {MEMORY_BUDGET:,}). Use microbatch_size, build it from layers with "
             f"rules (Dense, Embedding, "
             "LayerNormalization), or freeze it with trainable=False."
         )

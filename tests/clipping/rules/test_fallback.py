@@ -193,7 +193,7 @@ def test_above_the_memory_budget_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     message = refusal(sequential(layer, 3), 3)
     assert layer.path in message
     assert "96 bytes at a batch of 4 (limit 95)" in message
-    assert "Use a smaller batch" in message
+    assert "Use microbatch_size" in message
     monkeypatch.setattr(fallback, "MEMORY_BUDGET", 4 * 4 * 6)
     assert_as_brute_force(sequential(Affine(), 3), values(4, 3))
 

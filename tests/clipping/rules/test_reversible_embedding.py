@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp_sparse import clipping
-from dp_sparse.clipping import uses
+from dp_sparse.clipping import tied as tied_use
 from dp_sparse.clipping.tied import Tied
+from dp_sparse.clipping.uses import joined
 from tests.clipping_cases import assert_as_brute_force
+from tests.subprocesses import run_python
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
@@ -84,11 +86,66 @@ def test_only_looked_up() -> None:
     assert_as_brute_force(model, np.random.default_rng(0).integers(0, 6, (4, 3)))
 
 
+def random_use(
+    batch: int, lookups: int, positions: int, rows: int = 7, width: int = 3, masked: float = 0.3
+) -> Tied:
+    rng = np.random.default_rng(lookups)
+    return Tied(
+        rows,
+        tf.constant(rng.integers(0, rows, (batch, lookups))),
+        tf.constant(rng.random((batch, lookups)) >= masked),
+        tf.constant(values(batch, lookups, width)),
+        tf.constant(values(batch, positions, width, seed=1)),
+        tf.constant(values(batch, positions, rows, seed=2)),
+    )
+
+
+def gradients_of(use: Tied) -> np.ndarray:
+    """Float64 `[batch, rows, width]`."""
+    as_output = np.einsum("btv,btd->bvd", use.logit_cotangents, use.hidden, dtype=np.float64)
+    one_hot = np.eye(use.num_rows)[use.row_ids] * use.valid.numpy()[..., np.newaxis]
+    return as_output + np.einsum("blv,bld->bvd", one_hot, use.row_cotangents)
+
+
+@pytest.mark.parametrize("entries", [1, 21, 50, 1000])
+@pytest.mark.parametrize("batch", [0, 1, 5, 6])
+def test_parts_cover_every_example(
+    monkeypatch: pytest.MonkeyPatch, entries: int, batch: int
+) -> None:
+    """From one example at a time to all at once."""
+    monkeypatch.setattr(tied_use, "_PART_ENTRIES", entries)
+    use = random_use(batch, lookups=5, positions=2)
+    norms = tf.function(lambda: use.squared_norms(), autograph=False)()
+    np.testing.assert_allclose(norms, (gradients_of(use) ** 2).sum((1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("lookups", [0, 1, 9])
+@pytest.mark.parametrize("positions", [0, 1, 2])
+def test_norms_and_clipped_sum(lookups: int, positions: int) -> None:
+    use = random_use(4, lookups, positions)
+    factors = np.random.default_rng(1).random(4).astype(np.float32)
+    gradients = gradients_of(use)
+    squared = (gradients**2).sum((1, 2))
+    np.testing.assert_allclose(use.squared_norms(), squared, rtol=1e-5, atol=1e-12)
+    total = use.clipped_sum(tf.constant(factors))
+    assert total.dtype == tf.float64
+    np.testing.assert_allclose(total, np.tensordot(factors, gradients, 1), atol=1e-5)
+
+
+def test_joining_lookups_with_an_output_copies_no_logits() -> None:
+    lookups, output = random_use(4, 3, 0), random_use(4, 0, 2)
+    for parts in ([lookups, output], [output, lookups]):
+        whole = joined(parts)
+        assert whole.logit_cotangents is output.logit_cotangents
+        assert whole.row_cotangents is lookups.row_cotangents
+
+
+@pytest.mark.parametrize("positions", [1, 2])
 @pytest.mark.parametrize("scale", [1e-8, 1.0])
-def test_terms_that_cancel_are_not_taken_for_nothing(scale: float) -> None:
+def test_terms_that_cancel_are_not_taken_for_nothing(scale: float, positions: int) -> None:
     """As a table and as a matrix the gradients of one row cancel but for a little."""
-    hidden = np.full((1, 1, 2), 1000.0, np.float32)
-    logits = np.zeros((1, 1, 5), np.float32)
+    hidden = np.full((1, positions, 2), 1000.0 / positions, np.float32)
+    logits = np.zeros((1, positions, 5), np.float32)
     logits[..., 3] = 1.0
     rows = -1000.0 * np.ones((1, 1, 2), np.float32) + np.float32(scale)
     use = Tied(
@@ -98,33 +155,27 @@ def test_terms_that_cancel_are_not_taken_for_nothing(scale: float) -> None:
         *map(tf.constant, (rows, hidden, logits)),
     )
     [norm] = np.sqrt(use.squared_norms())
-    exact = np.linalg.norm(hidden[0, 0].astype(np.float64) + rows[0, 0])
+    exact = np.linalg.norm(hidden[0].sum(0).astype(np.float64) + rows[0, 0])
     assert norm >= exact
     assert norm <= max(exact, 2 * 1000 * math.sqrt(2) / 1000) * 1.01
 
 
-def test_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uses, "CHUNK_ENTRIES", 8)  # two rows of width 4
-    model = language_model(7, 4, 5, tied=True, last=False, masked=False, cap=None)
-    assert_as_brute_force(model, np.random.default_rng(0).integers(0, 7, (3, 5)))
+def test_memory_is_far_below_batch_times_rows_times_width() -> None:
+    code = """
+        import os
+        os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+        import tensorflow as tf
+        from benchmarks.clipping import added_memory
+        from dp_sparse.clipping.tied import Tied
 
-
-def test_no_tensor_of_batch_times_rows_times_width() -> None:
-    batch, rows, width, length = 5, 40_009, 16, 3
-    arguments = [(batch, length, width), (batch, length, width), (batch, length, rows)]
-
-    @tf.function
-    def both(ids: tf.Tensor, *parts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        use = Tied(rows, ids, tf.ones_like(ids, tf.bool), *parts)
-        return use.squared_norms(), use.clipped_sum(tf.ones([batch]))
-
-    graph = both.get_concrete_function(
-        tf.TensorSpec([batch, length], tf.int64), *(tf.TensorSpec(shape) for shape in arguments)
-    ).graph
-    largest = max(
-        math.prod(tensor.shape)
-        for operation in graph.get_operations()
-        for tensor in operation.outputs
-        if tensor.shape.is_fully_defined()
-    )
-    assert largest < batch * rows * width / 2
+        batch, rows, width, lookups = 64, 40_009, 16, 3
+        for positions in (1, 2):
+            ids = tf.zeros([batch, lookups], tf.int64)
+            shapes = [(batch, lookups, width), (batch, positions, width), (batch, positions, rows)]
+            use = Tied(rows, ids, tf.ones_like(ids, tf.bool), *map(tf.ones, shapes))
+            step = tf.function(lambda: (use.squared_norms(), use.clipped_sum(tf.ones([batch]))))
+            step()
+            print(added_memory(step) / (4 * batch * rows * width))
+    """
+    shares = [float(line) for line in run_python(code).split()]
+    assert len(shares) == 2 and all(0 < share < 0.25 for share in shares)
