@@ -65,7 +65,7 @@ class Recording:
         by_variable: dict[int, tuple[keras.Variable, list[Use]]] = {}
         remaining = iter(cotangents)
         for record in self.records:
-            own = [_as_float(next(remaining), record.path) for _ in record.targets]
+            own = [_as_float(next(remaining), target, record.path) for target in record.targets]
             for variable, use in record.uses_of(own):
                 by_variable.setdefault(id(variable), (variable, []))[1].append(use)
         return [(variable, _joined(variable, uses)) for variable, uses in by_variable.values()]
@@ -308,14 +308,17 @@ def _is_seed(variable: keras.Variable) -> bool:
     return variable.path.endswith("seed_generator_state")
 
 
-def _as_float(cotangent: tf.Tensor | None, path: str) -> tf.Tensor:
+def _as_float(cotangent: tf.Tensor | None, target: tf.Tensor, path: str) -> tf.Tensor:
+    """Float32, and of the static shape of its target, which gradients of `tf.split` forget."""
     if cotangent is None:
         raise UnsupportedLayerError(
             f"{path}: its output does not reach the loss, or its gradient is hidden "
             f"(rematerialisation). Freeze it with "
             "trainable=False, or remove keras.RematScope."
         )
-    return tf.cast(tf.convert_to_tensor(cotangent), tf.float32)
+    value = tf.cast(tf.convert_to_tensor(cotangent), tf.float32)
+    value.set_shape(target.shape)
+    return value
 
 
 def _joined(variable: keras.Variable, uses: list[Use]) -> Use:
