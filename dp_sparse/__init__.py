@@ -12,9 +12,14 @@ from dp_sparse.callbacks import PrivacyReport, install_callback_guard
 from dp_sparse.checking import ModelCheck, check_model
 from dp_sparse.clipping import AutomaticClipping, FlatClipping, PerLayerClipping, QuantileClipping
 from dp_sparse.errors import BadExampleError, PrivacyError, UnsupportedLayerError
-from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer
+from dp_sparse.optimizers import DPAdaFESTOptimizer, DPFESTOptimizer, DPSGDOptimizer
 from dp_sparse.plan import GaussianMechanism, PrivacyBudget, PrivacyPlan, Release
 from dp_sparse.sampling import PoissonSampling, RecordFile, StreamSampling
+from dp_sparse.selection.counting import TopKTable
+from dp_sparse.selection.price import calibrate_top_k, release_price
+from dp_sparse.selection.row_set import SelectedRows
+from dp_sparse.selection.sources import GaussianTopK, GumbelTopK, LaplaceTopK, PublicRows
+from dp_sparse.selection.top_k import select_top_k
 from dp_sparse.training import install_compile_hook
 from dp_sparse.version import __version__
 
@@ -25,9 +30,13 @@ __all__ = [
     "AutomaticClipping",
     "BadExampleError",
     "DPAdaFESTOptimizer",
+    "DPFESTOptimizer",
     "DPSGDOptimizer",
     "FlatClipping",
     "GaussianMechanism",
+    "GaussianTopK",
+    "GumbelTopK",
+    "LaplaceTopK",
     "ModelCheck",
     "PerLayerClipping",
     "PoissonSampling",
@@ -35,11 +44,17 @@ __all__ = [
     "PrivacyError",
     "PrivacyPlan",
     "PrivacyReport",
+    "PublicRows",
     "QuantileClipping",
     "RecordFile",
     "Release",
+    "SelectedRows",
     "StreamSampling",
+    "TopKTable",
     "UnsupportedLayerError",
     "__version__",
+    "calibrate_top_k",
     "check_model",
+    "release_price",
+    "select_top_k",
 ]

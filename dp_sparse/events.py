@@ -5,6 +5,10 @@ from typing import Any
 import attr
 import dp_accounting
 
+from dp_sparse.selection.gumbel import GumbelTopKDpEvent
+
+_OWN = {GumbelTopKDpEvent.__name__: GumbelTopKDpEvent}
+
 
 def event_config(event: dp_accounting.DpEvent) -> dict[str, Any]:
     """A description from which `event_from_config` makes an equal event."""
@@ -18,9 +22,9 @@ def event_from_config(config: dict[str, Any]) -> dp_accounting.DpEvent:
     """The event that `event_config` described.
 
     Raises:
-        ValueError: dp-accounting has no event of that name.
+        ValueError: Neither dp-accounting nor this package has an event of that name.
     """
-    kind = getattr(dp_accounting, config["event"], None)
+    kind = _OWN.get(config["event"]) or getattr(dp_accounting, config["event"], None)
     if not (isinstance(kind, type) and issubclass(kind, dp_accounting.DpEvent)):
         raise ValueError(f"Expected the name of a dp-accounting event, got {config['event']!r}.")
     return kind(**{name: _decoded(value) for name, value in config["fields"].items()})

@@ -16,12 +16,13 @@ import secrets
 from typing import Any
 
 import dp_accounting
-from dp_accounting.pld import PLDAccountant
 
 from dp_sparse import validate
 from dp_sparse.events import event_config, event_from_config
 from dp_sparse.sampling import Sampling
 from dp_sparse.sampling.marker import fingerprint
+from dp_sparse.selection.gumbel import Accountant
+from dp_sparse.selection.price import release_price
 
 _FINE, _COARSE = 1e-4, 1e-3  # intervals of the privacy loss; the accountant rounds pessimistically
 _SIGMA_TOLERANCE = 1e-4
@@ -178,7 +179,7 @@ class PrivacyPlan:
             f"Noise multiplier of one step: {self.noise_multiplier:.6g} (Gaussian mechanism); "
             f"accountant: privacy loss "
             f"distributions, interval {_FINE:g}, dp-accounting.",
-            f"Also covered: {', '.join(r.name for r in self.releases) or 'no other release'}.",
+            f"Also covered: {'; '.join(self._prices()) or 'no other release'}.",
             f"Public: the number of examples ({self.sampling.num_examples}), the model's "
             "architecture and initial weights, and every hyper-parameter.",
             "Covers: the weights, the optimizer's state and the rows that each step updated, of "
@@ -193,6 +194,10 @@ class PrivacyPlan:
             "generator; noisy sums are rounded to a grid of about 2^-10 noise deviations.",
         ]
         return "\n".join(lines)
+
+    def _prices(self) -> list[str]:
+        """Each release with its price beside training and on its own."""
+        return [str(release_price(self, release)) for release in self.releases]
 
     @property
     def digest(self) -> int:
@@ -251,6 +256,6 @@ class PrivacyPlan:
 
 @functools.lru_cache(maxsize=1024)
 def _pld_epsilon(event: dp_accounting.DpEvent, delta: float, interval: float) -> float:
-    accountant = PLDAccountant(value_discretization_interval=interval)
+    accountant = Accountant(value_discretization_interval=interval)
     accountant.compose(event)
     return float(accountant.get_epsilon(delta))

@@ -6,6 +6,7 @@ import dp_accounting
 import pytest
 
 from dp_sparse.events import event_config, event_from_config
+from dp_sparse.selection.gumbel import GumbelTopKDpEvent
 
 EVENTS = [
     dp_accounting.GaussianDpEvent(1.5),
@@ -16,6 +17,7 @@ EVENTS = [
     dp_accounting.ComposedDpEvent(
         (dp_accounting.GaussianDpEvent(1.0), dp_accounting.LaplaceDpEvent(3.0))
     ),
+    GumbelTopKDpEvent(scale=20.0, lookups=26, selected=100),
 ]
 
 

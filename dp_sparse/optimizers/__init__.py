@@ -3,5 +3,13 @@
 from dp_sparse.optimizers.adafest import DPAdaFESTOptimizer
 from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums, RowChoice
 from dp_sparse.optimizers.dpsgd import DPSGDOptimizer
+from dp_sparse.optimizers.fest import DPFESTOptimizer
 
-__all__ = ["DPAdaFESTOptimizer", "DPSGDOptimizer", "PrivateOptimizer", "PrivateSums", "RowChoice"]
+__all__ = [
+    "DPAdaFESTOptimizer",
+    "DPFESTOptimizer",
+    "DPSGDOptimizer",
+    "PrivateOptimizer",
+    "PrivateSums",
+    "RowChoice",
+]

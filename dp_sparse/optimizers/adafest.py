@@ -18,8 +18,11 @@ from dp_sparse import noise, validate
 from dp_sparse.clipping import ClippingStyle
 from dp_sparse.optimizers.base import RowChoice
 from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
+from dp_sparse.optimizers.selected_rows import checked_rows, rows_of_tables
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
+from dp_sparse.selection.restriction import Restricted, restricted
+from dp_sparse.selection.row_set import SelectedRows
 from dp_sparse.selection.threshold import Survivors, default_threshold, select_rows
 
 
@@ -38,6 +41,8 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
             min(1, C1/√p) to each of its rows. By default such that `expected_false_rows` rows
             survive on noise alone.
         expected_false_rows: λ > 0, for the default threshold.
+        rows: DP-AdaFEST+: rows selected beforehand, which alone can survive; the plan must pay for
+            them. By default all rows.
         table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
             rate.
         microbatch_size: As `PrivateOptimizer`; rows are chosen once, over the whole batch.
@@ -46,7 +51,9 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
 
     Raises:
         ValueError: A number out of its range, a threshold together with another
-            `expected_false_rows`, or an optimizer that would touch every row of a table.
+            `expected_false_rows`, or an optimizer that would touch every row of a table; when
+            training begins, rows for other tables than the model's.
+        PrivacyError: The plan does not pay for `rows`.
 
     ### Formal Guarantees
     One step is a post-processing of two Gaussian releases on one batch, of noise multipliers σ1
@@ -64,6 +71,7 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
         noise_ratio: float = 5.0,
         threshold: float | None = None,
         expected_false_rows: float = 32,
+        rows: SelectedRows | None = None,
         table_optimizer: keras.optimizers.Optimizer | None = None,
         microbatch_size: int | None = None,
         *,
@@ -90,6 +98,8 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
                 f"Expected threshold or expected_false_rows, got threshold={threshold!r} and "
                 f"expected_false_rows={expected_false_rows!r}: leave one out."
             )
+        self.rows = None if rows is None else checked_rows(rows, self.plan)
+        self._selected: list[tf.Tensor] = []
 
     @property
     def contribution_noise_multiplier(self) -> float:
@@ -101,8 +111,27 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
         """σ2 = σ√(1 + 1/r²)."""
         return self.noise_multiplier * math.sqrt(1 + self.noise_ratio**-2)
 
+    def build(self, variables: list[keras.Variable]) -> None:
+        """As `ChosenRowsOptimizer`; matches the rows to the model's tables."""
+        if self.built:
+            return
+        super().build(variables)
+        if self.rows is not None:
+            self._selected = rows_of_tables(self.rows, self.tables)
+
     def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
         """The survivors of the noisy, thresholded contribution map, over all tables at once."""
+        if self.rows is None:
+            return self._survivors(lookups, draw)
+        among = [restricted(*each) for each in zip(lookups, self._selected, strict=True)]
+        nonempty = [table for table in among if table.selected.shape[0]]
+        survivors = iter(self._survivors([table.lookups for table in nonempty], draw))
+        return [
+            _unrestricted(next(survivors), table) if table.selected.shape[0] else _nothing(table)
+            for table in among
+        ]
+
+    def _survivors(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
         if not lookups:
             return []
         self._warn_if_loose(lookups)
@@ -136,6 +165,7 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
             "noise_ratio": self.noise_ratio,
             "threshold": self.threshold,
             "expected_false_rows": self.expected_false_rows,
+            "rows": None if self.rows is None else self.rows.get_config(),
         }
 
 
@@ -156,3 +186,13 @@ def _by_table(contributions: ContributionMap, survivors: Survivors) -> list[RowC
         tf.split(slots, widths, axis=1, num=len(widths)),
     )
     return [RowChoice(*part) for part in zip(*parts, strict=True)]
+
+
+def _unrestricted(choice: RowChoice, table: Restricted) -> RowChoice:
+    """A choice among the selected rows as one among all rows."""
+    slots = tf.where(table.places >= 0, choice.slots, -1)
+    return RowChoice(tf.gather(table.selected, choice.row_ids), slots)
+
+
+def _nothing(table: Restricted) -> RowChoice:
+    return RowChoice(table.selected, table.places)

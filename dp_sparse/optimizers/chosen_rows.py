@@ -12,6 +12,7 @@ from dp_sparse.optimizers.arguments import checked_optimizer
 from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums
 from dp_sparse.optimizers.row_wise import RowWise
 from dp_sparse.plan import PrivacyPlan
+from dp_sparse.selection.row_set import SelectedRows
 
 
 class ChosenRowsOptimizer(PrivateOptimizer):
@@ -118,6 +119,13 @@ class ChosenRowsOptimizer(PrivateOptimizer):
         if table_optimizer is not None:
             table_optimizer = keras.saving.serialize_keras_object(table_optimizer)
         return {**super().get_config(), "table_optimizer": table_optimizer}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PrivateOptimizer:
+        """The optimizer that `get_config` described, with a fresh noise key."""
+        if config.get("rows") is not None:
+            config = dict(config, rows=SelectedRows.from_config(config["rows"]))
+        return super().from_config(config, custom_objects)
 
 
 def _refuse_whole_table(table: keras.Variable) -> None:

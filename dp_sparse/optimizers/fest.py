@@ -1,0 +1,96 @@
+"""DP-FEST: noise on embedding rows selected once, before training.
+
+Source: Ghazi et al., NeurIPS 2023, section 3.1 and B.1. Rows are selected by `select_top_k`, or
+public; every step noises all of them and no other. Its cost grows with the number of selected rows,
+not with the tables.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import noise
+from dp_sparse.clipping import ClippingStyle
+from dp_sparse.optimizers.base import RowChoice
+from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
+from dp_sparse.optimizers.selected_rows import checked_rows, rows_of_tables
+from dp_sparse.plan import PrivacyPlan
+from dp_sparse.selection.contribution import TableLookups
+from dp_sparse.selection.restriction import restricted
+from dp_sparse.selection.row_set import SelectedRows
+
+
+@keras.saving.register_keras_serializable(package="dp_sparse")
+class DPFESTOptimizer(ChosenRowsOptimizer):
+    """Sparse private training on rows selected beforehand, around Keras' SGD, Adagrad or Adam.
+
+    Args:
+        optimizer: Updates the dense variables, and the tables through its row-wise twin.
+        plan: A calibrated plan, whose releases pay for `rows`.
+        clip_norm: C > 0, for each example's whole gradient on dense variables and selected rows.
+        rows: The rows to train; all others keep their initial values.
+        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone.
+        microbatch_size: As `PrivateOptimizer`.
+        clipping: As `PrivateOptimizer`.
+        name: As in Keras.
+
+    Raises:
+        ValueError: A number out of its range, or an optimizer that would touch every row of a
+            table; when training begins, rows for other tables than the model's.
+        PrivacyError: The plan does not pay for `rows`.
+
+    ### Formal Guarantees
+    Lookups of other rows are zeroed before clipping, so a step is the Gaussian mechanism of noise
+    multiplier `plan.noise_multiplier` on a clipped sum of sensitivity C. Which rows are trained is
+    released, at the price that the plan composes with training.
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        plan: PrivacyPlan,
+        clip_norm: float,
+        rows: SelectedRows,
+        table_optimizer: keras.optimizers.Optimizer | None = None,
+        microbatch_size: int | None = None,
+        *,
+        clipping: ClippingStyle | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            plan,
+            clip_norm,
+            table_optimizer=table_optimizer,
+            microbatch_size=microbatch_size,
+            clipping=clipping,
+            name=name,
+        )
+        self.rows = checked_rows(rows, self.plan)
+        self._selected: list[tf.Tensor] = []
+
+    @property
+    def gradient_noise_multiplier(self) -> float:
+        """σ: nothing else is released in a step."""
+        return self.noise_multiplier
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """As `ChosenRowsOptimizer`; matches the rows to the model's tables."""
+        if self.built:
+            return
+        super().build(variables)
+        self._selected = rows_of_tables(self.rows, self.tables)
+
+    def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
+        """All selected rows, at every step."""
+        del draw
+        return [
+            RowChoice(selected, restricted(table, selected).places)
+            for table, selected in zip(lookups, self._selected, strict=True)
+        ]
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description; never a key."""
+        return {**super().get_config(), "rows": self.rows.get_config()}

@@ -1,0 +1,171 @@
+"""What the one-shot Gumbel top-k costs: a dp-accounting event, and an accountant that knows it.
+
+The paper (Ghazi et al., NeurIPS 2023, B.1) takes its one-shot Gumbel top-k for (ε, 0)-DP, which it
+is not: its pure price is k·ε. Two bounds hold instead, with ε0 = 1 / scale:
+
+- the noisy histogram itself: an example that adds 1 to m counts divides m exponential variables by
+  e^ε0, so that the privacy loss is that of a Gamma(m) variable (`histogram_delta`);
+- peeling: Gumbel top-k equals k exponential mechanisms in a row, each of range ε0 and thus
+  (ε0² / 8)-zCDP (Dong et al. 2020; Cesar and Rogers 2021), converted as in Canonne et al. 2020.
+
+The mechanism's true curve δ(ε) is convex in e^ε and below both, so below the convex hull of their
+minimum. A pair of distributions with that curve dominates the mechanism, in composition too (Zhu et
+al. 2022), and "connect the dots" turns it into a privacy loss distribution, one for removing an
+example and one for adding it. O(grid points).
+"""
+
+import math
+from typing import Any
+
+import attr
+import dp_accounting
+import numpy as np
+import scipy.special
+from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_distribution
+
+_LARGEST_LOSS = 40.0  # losses beyond count as infinite
+_NEGLIGIBLE = 1e-18  # δ at which the grid of losses ends
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class GumbelTopKDpEvent(dp_accounting.DpEvent):
+    """The rows with the largest counts plus independent Gumbel(scale) noise, of all tables.
+
+    ### Formal Guarantees
+    Neighbouring datasets differ by one example added, removed or zeroed out; it adds 1 to at most
+    `lookups` counts, and of all tables together `selected` rows are released, in any order.
+
+    Attributes:
+        scale: b > 0 of the noise, in counts.
+        lookups: m, the most counts that one example takes part in.
+        selected: k, rows released over all tables.
+    """
+
+    scale: float
+    lookups: int
+    selected: int
+
+
+def histogram_delta(
+    epsilon: np.ndarray, scale: float, lookups: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """δ(ε) of the whole noisy histogram, exact, for an example (removed, added).
+
+    Added: `Q(m, t) − e^ε·Q(m, e^ε0·t)` with t = (ε + m·ε0) / (e^ε0 − 1); removed:
+    `P(m, e^ε0·s) − e^ε·P(m, s)` with s = (m·ε0 − ε) / (e^ε0 − 1), 0 where s ≤ 0.
+
+    Args:
+        epsilon: float64, each >= 0.
+        scale: b = 1 / ε0.
+        lookups: m.
+    """
+    lower, upper = scipy.special.gammainc, scipy.special.gammaincc
+    growth, shift = math.exp(1 / scale), lookups / scale
+    sooner = np.maximum(shift - epsilon, 0) / math.expm1(1 / scale)
+    later = (shift + epsilon) / math.expm1(1 / scale)
+    removed = lower(lookups, growth * sooner) - np.exp(epsilon) * lower(lookups, sooner)
+    added = upper(lookups, later) - np.exp(epsilon) * upper(lookups, growth * later)
+    return np.clip(removed, 0, 1), np.clip(added, 0, 1)
+
+
+def peeling_delta(epsilon: np.ndarray, scale: float, selected: int) -> np.ndarray:
+    """δ(ε) of `selected` exponential mechanisms in a row, by zCDP with ρ = k·ε0² / 8.
+
+    `min over α of e^((α−1)(αρ−ε)) / (α−1) · (1−1/α)^α`; the minimum is where
+    `(2α−1)ρ + log(1−1/α) = ε`, solved by interpolation (any α gives a bound).
+
+    Args:
+        epsilon: float64, each >= 0.
+        scale: b = 1 / ε0.
+        selected: k.
+    """
+    rho = selected / (8 * scale**2)
+    orders = 1 + np.geomspace(1e-6, 1e9, 8192)
+    stationary = (2 * orders - 1) * rho + np.log1p(-1 / orders)
+    alpha = 1 + np.exp(np.interp(epsilon, stationary, np.log(orders - 1)))
+    exponent = (alpha - 1) * (alpha * rho - epsilon) - np.log(alpha - 1)
+    return np.exp(np.minimum(exponent + alpha * np.log1p(-1 / alpha), 0))
+
+
+def privacy_loss(
+    event: GumbelTopKDpEvent, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """The privacy loss distribution that dominates `event`, rounded pessimistically.
+
+    Args:
+        event: The selection.
+        interval: Between two losses of the grid.
+    """
+    points = 1 + math.ceil(_largest_loss(event) / interval)
+    removed, added = _curves(event, interval * np.arange(points))
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        _dominating(removed, added, interval), _dominating(added, removed, interval)
+    )
+
+
+class Accountant(PLDAccountant):
+    """dp-accounting's accountant of privacy loss distributions, which knows this event as well."""
+
+    _pld: privacy_loss_distribution.PrivacyLossDistribution
+
+    @property
+    def distribution(self) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """What has been composed so far."""
+        return self._pld
+
+    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
+        if not isinstance(event, GumbelTopKDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        if do_compose and _is_unbounded(event):
+            self._contains_non_dp_event = True
+        elif do_compose:
+            loss = privacy_loss(event, self._value_discretization_interval)
+            self._pld = self._pld.compose(loss.self_compose(count))
+        return None
+
+
+def _curves(event: GumbelTopKDpEvent, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The smaller bound at each of `losses`, for an example removed and for one added."""
+    removed, added = histogram_delta(losses, event.scale, event.lookups)
+    peeled = peeling_delta(losses, event.scale, event.selected)
+    return np.minimum(removed, peeled), np.minimum(added, peeled)
+
+
+def _is_unbounded(event: GumbelTopKDpEvent) -> bool:
+    """Whether losses beyond `_LARGEST_LOSS` are so likely that no ε is worth stating."""
+    return bool(np.maximum(*_curves(event, np.array([_LARGEST_LOSS])))[0] > 0.5)
+
+
+def _largest_loss(event: GumbelTopKDpEvent) -> float:
+    """ε from which on δ is negligible in both directions, rounded up; or `_LARGEST_LOSS`."""
+    losses = np.geomspace(1e-6, _LARGEST_LOSS, 160)
+    relevant = np.flatnonzero(np.maximum(*_curves(event, losses)) >= _NEGLIGIBLE)
+    last = relevant[-1] + 1 if relevant.size else 0
+    return float(losses[min(last, len(losses) - 1)])
+
+
+def _dominating(curve: np.ndarray, reverse: np.ndarray, interval: float) -> pld_pmf.PLDPmf:
+    """The loss whose δ(ε) is the lower hull of `curve`.
+
+    Its other half follows from the curve of the reverse: δ(−ε) = 1 − e^−ε + e^−ε·reverse(ε).
+    """
+    grid = np.arange(1 - len(curve), len(curve))
+    losses = interval * grid[len(curve) :]
+    mirrored = -np.expm1(-losses) + np.exp(-losses) * reverse[1:]
+    delta = np.minimum(np.concatenate([mirrored[::-1], curve]), 1)
+    kept = _lower_hull(np.exp(interval * grid), delta)
+    return pld_pmf.create_pmf_pessimistic_connect_dots(interval, grid[kept], delta[kept])
+
+
+def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Indices of the points of the lower convex hull, for increasing x (monotone chain)."""
+    points = list(zip(x.tolist(), y.tolist(), strict=True))
+    kept: list[int] = []
+    for index, (right, right_y) in enumerate(points):
+        while len(kept) > 1:
+            (left, left_y), (middle, middle_y) = points[kept[-2]], points[kept[-1]]
+            if (middle_y - left_y) * (right - left) < (right_y - left_y) * (middle - left):
+                break  # below the chord of its neighbours
+            kept.pop()
+        kept.append(index)
+    return np.array(kept)

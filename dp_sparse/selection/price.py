@@ -1,0 +1,205 @@
+"""What a selection costs beside training, and the noise that keeps this to a given share.
+
+Composed with training, a selection costs a fraction of what it would cost on its own: privacy
+losses add up like independent random variables, and that of training is the larger by far. So ε is
+one budget: training alone is calibrated to (1 − share)·ε, and the selection gets the smallest noise
+for which both together meet ε. One evaluation takes about 0.2 s, after 1 s for training.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import dp_accounting
+
+from dp_sparse import validate
+from dp_sparse.selection.counting import TopKTable, as_tables
+from dp_sparse.selection.gumbel import Accountant
+from dp_sparse.selection.shares import share_rows
+from dp_sparse.selection.sources import GaussianTopK, TopKSource
+
+if TYPE_CHECKING:
+    from dp_sparse.plan import PrivacyPlan, Release
+
+_INTERVAL = 1e-4  # of the privacy loss, where ε is at most 1
+_RELATIVE_TOLERANCE = 1e-4
+_NOISE_LIMITS = (0.1, 1e9)  # in counts, or deviations over the sensitivity
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasePrice:
+    """What one release of a plan costs.
+
+    Attributes:
+        name: The release.
+        joint: By how much it raises the plan's ε.
+        alone: The ε of the release without anything else, at the plan's δ.
+    """
+
+    name: str
+    joint: float
+    alone: float
+
+    def __str__(self) -> str:
+        return f"{self.name}: epsilon {self.joint:.4g} beside training, {self.alone:.4g} on its own"
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibratedTopK:
+    """A source whose noise meets a share of a plan's budget.
+
+    Attributes:
+        source: To select with: the smallest noise that meets the budget composed with training.
+        apart: What the same share would need if it were spent apart from training's.
+        share: The share of ε that training leaves.
+        lookups: p, which the calibration assumed.
+    """
+
+    source: TopKSource
+    apart: TopKSource
+    share: float
+    lookups: int
+
+    def __str__(self) -> str:
+        joint, apart = (source.scale_of(self.lookups) for source in (self.source, self.apart))
+        return (
+            f"{self.share:.3g} of epsilon buys {self.source.description(self.lookups)}, composed "
+            f"with training; apart from it, {apart / joint:.3g} times as much "
+            f"({self.apart.description(self.lookups)})"
+        )
+
+
+def release_price(plan: "PrivacyPlan", release: "Release") -> ReleasePrice:
+    """What `release` adds to a calibrated plan's ε, and what it would cost on its own.
+
+    Raises:
+        ValueError: The plan is not calibrated, or does not have this release.
+    """
+    if release not in plan.releases:
+        raise ValueError(
+            f"Expected a release of the plan, {[r.name for r in plan.releases]}, got "
+            f"{release.name!r}: add it before calibrate()."
+        )
+    index = plan.releases.index(release)
+    others = plan.releases[:index] + plan.releases[index + 1 :]
+    steps = plan.sampling.steps
+    without = dataclasses.replace(plan, releases=others).spent(steps).epsilon
+    joint = plan.spent(steps).epsilon - without
+    return ReleasePrice(release.name, joint, _epsilon(release.event, plan.budget.delta, _INTERVAL))
+
+
+def calibrate_top_k(
+    plan: "PrivacyPlan",
+    tables: Mapping[str, int | TopKTable],
+    k: int,
+    source: Callable[[float], TopKSource] = GaussianTopK,
+    *,
+    weights: Mapping[str, float] | None = None,
+    share: float = 0.01,
+) -> CalibratedTopK:
+    """The smallest noise of a selection that, with training, meets the plan's budget.
+
+    Training and the plan's other releases alone are calibrated to (1 − share)·ε. Found to 1e-4 of
+    itself, on the feasible side.
+
+    Args:
+        plan: Without the selection, calibrated or not.
+        tables: As `select_top_k`.
+        k: As `select_top_k`.
+        source: `GaussianTopK`, `GumbelTopK` or `LaplaceTopK`.
+        weights: As `select_top_k`.
+        share: Of ε, in (0, 1).
+
+    Raises:
+        ValueError: An argument is out of its range, nothing would be counted, or no noise meets the
+            budget.
+    """
+    wanted = share_rows(k, as_tables(tables), weights)
+    if not wanted.selected:
+        raise ValueError(
+            f"Expected k to leave out rows of some table, got k={k}: every table is kept whole or "
+            "left out, which costs nothing. Select with any source."
+        )
+    share, budget = validate.probability("share", share), plan.budget
+
+    def selection(noise: float) -> dp_accounting.DpEvent:
+        return source(noise).event(wanted.lookups, wanted.selected)
+
+    joint = smallest_joint_noise(
+        _training_event(plan, (1 - share) * budget.epsilon),
+        selection,
+        epsilon=budget.epsilon,
+        delta=budget.delta - plan.sampling.overflow_delta(budget.epsilon, plan.sampling.steps),
+    )
+    apart = smallest_noise(selection, epsilon=share * budget.epsilon, delta=budget.delta)
+    return CalibratedTopK(source(joint), source(apart), share, wanted.lookups)
+
+
+def _training_event(plan: "PrivacyPlan", epsilon: float) -> dp_accounting.DpEvent:
+    """The plan's releases and its training, calibrated to `epsilon`."""
+    smaller = dataclasses.replace(plan, budget=dataclasses.replace(plan.budget, epsilon=epsilon))
+    sigma = smaller.calibrate().noise_multiplier
+    assert sigma is not None
+    training = plan.sampling.event(plan.mechanism.event(sigma), plan.sampling.steps)
+    return dp_accounting.ComposedDpEvent((*(r.event for r in plan.releases), training))
+
+
+def smallest_joint_noise(
+    training: dp_accounting.DpEvent,
+    selection: Callable[[float], dp_accounting.DpEvent],
+    *,
+    epsilon: float,
+    delta: float,
+) -> float:
+    """The smallest noise for which `training` and `selection(noise)` together are (ε, δ)-DP.
+
+    Raises:
+        ValueError: None is.
+    """
+    interval = _INTERVAL * max(1.0, epsilon)
+    spent = _accountant(training, interval).distribution
+
+    def meets(noise: float) -> bool:
+        chosen = _accountant(selection(noise), interval).distribution
+        return bool(spent.compose(chosen).get_epsilon_for_delta(delta) <= epsilon)
+
+    return _smallest(meets)
+
+
+def smallest_noise(
+    selection: Callable[[float], dp_accounting.DpEvent], *, epsilon: float, delta: float
+) -> float:
+    """The smallest noise for which `selection(noise)` on its own is (ε, δ)-DP.
+
+    Raises:
+        ValueError: None is.
+    """
+    interval = 10 * _INTERVAL * epsilon
+    return _smallest(lambda noise: _epsilon(selection(noise), delta, interval) <= epsilon)
+
+
+def _smallest(meets: Callable[[float], bool]) -> float:
+    """The smallest noise that meets a condition which holds from it on; up to 1e-4 over it."""
+    low, high = 50.0, 100.0
+    while not meets(high):
+        low, high = high, 4 * high
+        if high > _NOISE_LIMITS[1]:
+            raise ValueError(
+                f"No noise up to {_NOISE_LIMITS[1]:g} meets the budget: raise share or epsilon."
+            )
+    while low > _NOISE_LIMITS[0] and meets(low):
+        low, high = max(low / 4, _NOISE_LIMITS[0]), low
+    while high > low * (1 + _RELATIVE_TOLERANCE):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    return high
+
+
+def _accountant(event: dp_accounting.DpEvent, interval: float) -> Accountant:
+    accountant = Accountant(value_discretization_interval=interval)
+    accountant.compose(event)
+    return accountant
+
+
+def _epsilon(event: dp_accounting.DpEvent, delta: float, interval: float) -> float:
+    return float(_accountant(event, interval).get_epsilon(delta))
