@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 import keras
@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 import dp_sparse
-from benchmarks import clipping, harness
+from benchmarks import clipping, clipping_ways, harness
 from dp_sparse.clipping.tied import Tied
 
 LENGTH, WIDTH, BLOCKS = 200, 64, 2
@@ -82,33 +82,30 @@ def _block(values: keras.KerasTensor) -> keras.KerasTensor:
     return keras.layers.LayerNormalization()(values + keras.layers.Dense(WIDTH)(inner))
 
 
-def stock_step(setting: Setting, steps: int) -> clipping.Step:
+def stock_step(setting: Setting, steps: int) -> clipping_ways.Step:
     """One call is one step of stock Keras."""
     del steps
     model = setting.model()
-    model.compile(keras.optimizers.Adam(), clipping.loss())
+    model.compile(keras.optimizers.Adam(), clipping_ways.loss())
     dataset = tf.data.Dataset.from_tensor_slices(setting.examples())
-    return _fit(model, itertools.cycle(list(dataset.batch(setting.batch))))
+    return clipping_ways.train_steps(model, itertools.cycle(list(dataset.batch(setting.batch))))
 
 
-def private_step(setting: Setting, steps: int) -> clipping.Step:
+def private_step(setting: Setting, steps: int) -> clipping_ways.Step:
     """One call is one step of ours; it can be called `steps` times."""
     model = setting.model()
     sampling = dp_sparse.StreamSampling(setting.batch, setting.batch, passes=steps)
     budget = dp_sparse.PrivacyBudget(epsilon=8.0, delta=1e-5)
     plan = dp_sparse.PrivacyPlan(budget, sampling).calibrate()
     adam = keras.optimizers.Adam()
-    model.compile(dp_sparse.DPSGDOptimizer(adam, plan, clipping.CLIP_NORM), clipping.loss())
+    model.compile(
+        dp_sparse.DPSGDOptimizer(adam, plan, clipping_ways.CLIP_NORM), clipping_ways.loss()
+    )
     dataset = tf.data.Dataset.from_tensor_slices(setting.examples())
-    return _fit(model, iter(list(sampling.batches(dataset))))
+    return clipping_ways.train_steps(model, iter(list(sampling.batches(dataset))))
 
 
-def _fit(model: keras.Model, batches: Iterator[object]) -> clipping.Step:
-    model.make_train_function()
-    return lambda: model.train_function(iter([next(batches)]))
-
-
-def ghost_step(setting: Setting, steps: int) -> clipping.Step:
+def ghost_step(setting: Setting, steps: int) -> clipping_ways.Step:
     """Ours with `ghost_squared_norms`."""
     if 4 * setting.batch * LENGTH * setting.items > MEMORY_LIMIT:
         raise NotImplementedError
@@ -140,7 +137,7 @@ def _products(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     return tf.matmul(left, right, transpose_b=True)
 
 
-def vectorised_step(setting: Setting, steps: int) -> clipping.Step:
+def vectorised_step(setting: Setting, steps: int) -> clipping_ways.Step:
     """Per-example gradients by `tf.vectorized_map`, clipped and summed."""
     del steps
     model = setting.model()
@@ -154,7 +151,7 @@ def vectorised_step(setting: Setting, steps: int) -> clipping.Step:
     def gradients_of(example: tuple[tf.Tensor, tf.Tensor]) -> list[tf.Tensor]:
         x, y = (part[tf.newaxis] for part in example)
         with tf.GradientTape() as tape:
-            value = clipping.loss()(y, model(x, training=True))
+            value = clipping_ways.loss()(y, model(x, training=True))
         return [tf.convert_to_tensor(g) for g in tape.gradient(value, variables)]
 
     @tf.function
@@ -162,9 +159,9 @@ def vectorised_step(setting: Setting, steps: int) -> clipping.Step:
         gradients = tf.vectorized_map(gradients_of, examples)
         squares = [tf.reduce_sum(g**2, axis=list(range(1, g.shape.rank))) for g in gradients]
         norms = tf.sqrt(tf.add_n(squares))
-        factors = clipping.CLIP_NORM / tf.maximum(norms, clipping.CLIP_NORM)
+        factors = clipping_ways.CLIP_NORM / tf.maximum(norms, clipping_ways.CLIP_NORM)
         sums = [tf.tensordot(factors, g, 1) for g in gradients]
-        deviation = clipping.SIGMA * clipping.CLIP_NORM
+        deviation = clipping_ways.SIGMA * clipping_ways.CLIP_NORM
         noisy = [total + tf.random.normal(total.shape, 0.0, deviation) for total in sums]
         optimizer.apply([total / setting.batch for total in noisy], model.trainable_variables)
         return optimizer.iterations.value
@@ -172,7 +169,7 @@ def vectorised_step(setting: Setting, steps: int) -> clipping.Step:
     return step
 
 
-WAYS: dict[str, Callable[[Setting, int], clipping.Step]] = {
+WAYS: dict[str, Callable[[Setting, int], clipping_ways.Step]] = {
     "stock": stock_step,
     "ghost": ghost_step,
     "vmap": vectorised_step,

@@ -16,33 +16,16 @@ import tensorflow as tf
 
 import dp_sparse
 from benchmarks import harness
-
-WIDTH, BATCH = 64, 1024
-SIZES = {"1e5": 10**5, "1e6": 10**6, "1e7": 10**7}
-RATE = 0.1
-
-
-def examples(vocabulary: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Zipf-like ids `[count, 1]` and targets `[count]`."""
-    rng = np.random.default_rng(0)
-    ids = np.minimum(rng.zipf(1.2, count) - 1, vocabulary - 1)
-    return ids[:, np.newaxis].astype(np.int64), rng.normal(size=count).astype(np.float32)
+from benchmarks.one_table import BATCH, RATE, SIZES, WIDTH, examples, private_step
 
 
 def adafest_step(vocabulary: int, batches: int) -> Callable[[], object]:
     """One call is one DP-AdaFEST step, with 32 expected false rows whatever the vocabulary."""
-    sampling = dp_sparse.StreamSampling(num_examples=BATCH * batches, batch_size=BATCH)
-    budget = dp_sparse.PrivacyBudget(epsilon=8.0, delta=1e-6)
-    plan = dp_sparse.PrivacyPlan(budget=budget, sampling=sampling).calibrate()
-    ids = keras.Input((1,), dtype="int64")
-    rows = keras.layers.Embedding(vocabulary, WIDTH)(ids)
-    model = keras.Model(ids, keras.ops.sum(rows, axis=2))
-    optimizer = dp_sparse.DPAdaFESTOptimizer(keras.optimizers.SGD(RATE), plan, clip_norm=1.0)
-    model.compile(optimizer=optimizer, loss="mse")
-    model.make_train_function()
-    dataset = tf.data.Dataset.from_tensor_slices(examples(vocabulary, BATCH * batches))
-    remaining = iter(list(sampling.batches(dataset)))
-    return lambda: model.train_function(iter([next(remaining)]))
+    return private_step(
+        vocabulary,
+        batches,
+        lambda plan: dp_sparse.DPAdaFESTOptimizer(keras.optimizers.SGD(RATE), plan, clip_norm=1.0),
+    )
 
 
 def non_private_step(vocabulary: int) -> Callable[[], object]:

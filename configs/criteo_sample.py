@@ -9,7 +9,7 @@ from pipelines.criteo.schema import TABLE3_VOCABULARIES
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The defaults of the Criteo pipeline; `method` may be non_private, dp_sgd or dp_adafest."""
+    """The defaults of the Criteo pipeline; `pipelines.criteo.methods` has all methods."""
     config = ml_collections.ConfigDict()
     config.method = "dp_adafest"
     config.seed = 0  # of the initial weights
@@ -19,6 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
             "prepared": "",  # where the records go; by default beside the report
             "vocabularies": TABLE3_VOCABULARIES,
             "test_fraction": 0.1,  # the last rows in time
+            "validation_fraction": 0.0,  # the rows before them, to choose hyper-parameters by
         }
     )
     config.training = ml_collections.ConfigDict(
@@ -39,9 +40,18 @@ def get_config() -> ml_collections.ConfigDict:
         }
     )
     config.adafest = ml_collections.ConfigDict(
-        {"contribution_clip_norm": 1.0, "noise_ratio": 5.0, "expected_false_rows": 32.0}
+        {
+            "contribution_clip_norm": 1.0,
+            "noise_ratio": 5.0,
+            "expected_false_rows": 32.0,
+            "threshold": ml_collections.config_dict.placeholder(float),  # or this, absolute
+        }
     )
+    config.selection = ml_collections.ConfigDict(  # of dp_fest and dp_adafest_plus
+        {"source": "gaussian", "rows": 3000, "share": 0.01}
+    )
+    config.exponential = ml_collections.ConfigDict({"rows_per_step": 1000, "noise_ratio": 1.0})
     config.report = ml_collections.ConfigDict(
-        {"directory": "runs/criteo", "diagnostics": "private", "verbose": 1}
+        {"directory": "runs/criteo", "diagnostics": "private", "points": 20, "verbose": 1}
     )
     return config

@@ -1,8 +1,9 @@
 """MNIST with DP-SGD at ε = 3, δ = 1e-5: an MLP of 128 and 256 tanh units.
 
 The hyper-parameters were chosen on a validation split, the last sixth of the training images
-(validation_fraction=0.16667), with tanh in place of the paper's sigmoid and the moving average of
-the weights among them. No ε covers that choice. Half a minute on 2 cores.
+(validation_fraction=0.16667; batch size and steps with a tenth), with tanh in place of the paper's
+sigmoid and the moving average of the weights among them. No ε covers that choice. A minute or two
+on 2 cores.
 """
 
 import ml_collections
@@ -25,7 +26,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.model = ml_collections.ConfigDict(
         {"name": "mlp", "options": {"hidden": (128, 256), "activation": "tanh"}}
     )
-    config.training = ml_collections.ConfigDict({"batch_size": 4096, "steps": 500})
+    config.training = ml_collections.ConfigDict({"batch_size": 8192, "steps": 1000})
     config.optimizer = ml_collections.ConfigDict(
         {
             "name": "SGD",

@@ -12,8 +12,15 @@ from dp_sparse.callbacks import PrivacyReport, install_callback_guard
 from dp_sparse.checking import ModelCheck, check_model
 from dp_sparse.clipping import AutomaticClipping, FlatClipping, PerLayerClipping, QuantileClipping
 from dp_sparse.errors import BadExampleError, PrivacyError, UnsupportedLayerError
-from dp_sparse.optimizers import DPAdaFESTOptimizer, DPFESTOptimizer, DPSGDOptimizer
-from dp_sparse.plan import GaussianMechanism, PrivacyBudget, PrivacyPlan, Release
+from dp_sparse.mechanisms import ExponentialSelection, GaussianMechanism
+from dp_sparse.optimizers import (
+    DPAdaFESTOptimizer,
+    DPFESTOptimizer,
+    DPSGDOptimizer,
+    ExponentialSelectionOptimizer,
+    LazyDPSGDOptimizer,
+)
+from dp_sparse.plan import PrivacyBudget, PrivacyPlan, Release
 from dp_sparse.sampling import PoissonSampling, RecordFile, StreamSampling
 from dp_sparse.selection.counting import TopKTable
 from dp_sparse.selection.price import calibrate_top_k, release_price
@@ -32,11 +39,14 @@ __all__ = [
     "DPAdaFESTOptimizer",
     "DPFESTOptimizer",
     "DPSGDOptimizer",
+    "ExponentialSelection",
+    "ExponentialSelectionOptimizer",
     "FlatClipping",
     "GaussianMechanism",
     "GaussianTopK",
     "GumbelTopK",
     "LaplaceTopK",
+    "LazyDPSGDOptimizer",
     "ModelCheck",
     "PerLayerClipping",
     "PoissonSampling",

@@ -1,5 +1,6 @@
 """The clipped sums of one batch: a recorded forward pass, a backward pass, selection, clipping."""
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -9,7 +10,8 @@ import tensorflow as tf
 
 from dp_sparse import clipping, isolation, noise
 from dp_sparse.clipping.uses import Rows, Use
-from dp_sparse.losses import losses_by_output
+from dp_sparse.errors import PrivacyError
+from dp_sparse.losses import per_example_losses
 from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
 from dp_sparse.selection.contribution import TableLookups
 
@@ -71,12 +73,34 @@ def run_pass(
     x, y, weights = batch
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         seeds = secret_seeds(draw, part)
-        recording = clipping.record(model, x, tape, optimizer.examples_in_memory, seeds)
-        losses, of_outputs = _losses(model, y, recording.outputs, weights)
+        capacity, before_lookup = optimizer.examples_in_memory, optimizer.before_lookup(draw)
+        recording = clipping.record(model, x, tape, capacity, seeds, before_lookup)
+        with _without_tables(optimizer):
+            losses, of_outputs = _losses(model, y, recording.outputs, weights)
         total = tf.reduce_sum(losses)
     uses = recording.uses(tape.gradient(total, recording.targets))
     uses += _unused_tables(optimizer, uses, tf.shape(losses)[0])
     return Pass(recording, losses, of_outputs, uses)
+
+
+def _without_tables(optimizer: PrivateOptimizer) -> contextlib.AbstractContextManager[Any]:
+    """Where noise is delayed, a loss that reads a table is refused: rows it reads may lack some."""
+    return _NoTables(optimizer.tables) if optimizer.delays_noise else contextlib.nullcontext()
+
+
+class _NoTables(keras.StatelessScope):
+    def __init__(self, tables: list[keras.Variable]) -> None:
+        super().__init__()
+        self._tables = {id(table) for table in tables}
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Keras asks here for every variable it reads."""
+        if id(variable) in self._tables:
+            raise PrivacyError(
+                f"The loss reads {variable.path}, whose rows lack noise that this optimizer "
+                "delays. Leave it out of the loss, or use DPSGDOptimizer."
+            )
+        return super().get_current_value(variable)
 
 
 def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:
@@ -100,7 +124,9 @@ def choose_rows(
     """The step's rows, chosen over all tables at once, before any clipping."""
     use_of = {id(variable): use for variable, use in uses if isinstance(use, Rows)}
     lookups = [
-        TableLookups(table.shape[0], use.row_ids, use.valid & (real > 0)[:, tf.newaxis])
+        TableLookups(
+            table.shape[0], use.row_ids, use.valid & (real > 0)[:, tf.newaxis], use.cotangents
+        )
         for table, use in ((table, use_of[id(table)]) for table in optimizer.tables)
     ]
     chosen = optimizer.choose_rows(lookups, draw)
@@ -190,7 +216,7 @@ def _losses(
     sample_weight = tf.nest.map_structure(
         lambda w: w * _column(present, w), weights["sample_weight"]
     )
-    return losses_by_output(model, y, y_pred, sample_weight)
+    return per_example_losses(model, y, y_pred, sample_weight)
 
 
 def _column(present: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from dp_sparse import reporting, validate
+from dp_sparse import flushing, reporting, validate
 from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
 
@@ -168,19 +168,25 @@ class PrivacyReport(keras.callbacks.Callback):
 
 
 def install_callback_guard() -> None:
-    """Wraps `CallbackList.set_model`, where Keras has all callbacks of a run together, once."""
-    original = keras.callbacks.CallbackList.set_model
+    """Wraps `CallbackList.on_train_begin`, once: there Keras has all callbacks of a run together.
+
+    A list may have been made before the model was compiled.
+    """
+    original = keras.callbacks.CallbackList.on_train_begin
     if hasattr(original, "_dp_sparse_original"):
         return
 
     @functools.wraps(original)
-    def set_model(self: keras.callbacks.CallbackList, model: keras.Model) -> None:
+    def on_train_begin(self: keras.callbacks.CallbackList, logs: Any = None) -> None:
+        model = self._model
         if isinstance(getattr(model, "optimizer", None), PrivateOptimizer):
             _refuse_leaks(self.callbacks)
-        original(self, model)
+            if model.optimizer.delays_noise:
+                flushing.guard_callbacks(self.callbacks, model)
+        original(self, logs)
 
-    set_model._dp_sparse_original = original  # type: ignore[attr-defined]
-    keras.callbacks.CallbackList.set_model = set_model
+    on_train_begin._dp_sparse_original = original  # type: ignore[attr-defined]
+    keras.callbacks.CallbackList.on_train_begin = on_train_begin
 
 
 def _refuse_leaks(callbacks: list[keras.callbacks.Callback]) -> None:
@@ -232,7 +238,7 @@ def _private_optimizer(model: keras.Model) -> PrivateOptimizer:
 def _totals(optimizer: PrivateOptimizer) -> dict[str, Any]:
     counts = optimizer.diagnostics
     return {
-        "steps": int(optimizer.steps_in_process()),
+        "steps": int(counts.steps.numpy()),
         "rows": counts.rows.numpy(),
         "examples": int(counts.examples.numpy()),
         "clipped": int(counts.clipped.numpy()),

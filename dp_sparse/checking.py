@@ -19,8 +19,9 @@ class ModelCheck:
         rules: For each trainable variable, in the model's order, its path and the rule that clips
             it ("none" where no layer that can be recorded owns it).
         problems: Why the model cannot be trained privately, each with its mend; empty if it can.
-        traced: Whether a forward pass was traced, too; without one, what only shows in a call
-            (variables read elsewhere, statistics written, losses added) is not known.
+        traced: Whether a pass was traced, too; without one, what only shows in a call (variables
+            read elsewhere, statistics written, losses added, outputs without a gradient) is not
+            known.
     """
 
     rules: dict[str, str]
@@ -38,15 +39,15 @@ class ModelCheck:
         if self.problems:
             lines += ["", "Cannot train privately:", *(f"- {line}" for line in self.problems)]
         elif not self.traced:
-            lines += ["", "No forward pass was traced: give x, a batch of the model's inputs."]
+            lines += ["", "Nothing was traced: give x, a batch of the model's inputs."]
         return "\n".join(lines)
 
 
 def check_model(model: keras.Model, x: Any = None, batch_size: int = 2048) -> ModelCheck:
     """Lists every trainable variable with its rule, and every problem with its mend.
 
-    Traces one forward pass, of `x` if given, else of the inputs that the model was built with;
-    nothing is computed and no weight changes.
+    Traces one forward and one backward pass, of `x` if given, else of the inputs that the model was
+    built with; nothing is computed and no weight changes. Losses and optimizers are not looked at.
 
     Args:
         model: Any Keras model.
@@ -71,10 +72,11 @@ def check_model(model: keras.Model, x: Any = None, batch_size: int = 2048) -> Mo
     if not model.built:
         model(x)
     survey = clipping.survey(model)
-    problems = list(survey.problems)
+    rules = _rules(model, survey)
+    problems = [*survey.problems, *_of_variables(model, rules)]
     if not problems and specs is not None:
         problems = _of_a_pass(model, specs, batch_size)
-    return ModelCheck(_rules(model, survey), problems, specs is not None)
+    return ModelCheck(rules, problems, specs is not None)
 
 
 def _rules(model: keras.Model, survey: clipping.Survey) -> dict[str, str]:
@@ -102,13 +104,30 @@ def _specs(model: keras.Model, x: Any) -> Any:
     return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), inputs)
 
 
+def _of_variables(model: keras.Model, rules: dict[str, str]) -> list[str]:
+    if not rules:
+        return [
+            f"{model.name} has no trainable variables. Set trainable=True where it shall train."
+        ]
+    return [
+        f"{path}: belongs to no layer whose calls can be recorded. Make it a weight of a layer."
+        for path, rule in rules.items()
+        if rule == "none"
+    ]
+
+
 def _of_a_pass(model: keras.Model, specs: Any, batch_size: int) -> list[str]:
-    def forward(x: Any) -> None:
+    def forward_and_backward(x: Any) -> None:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            clipping.record(model, x, tape, batch_size)
+            recording = clipping.record(model, x, tape, batch_size)
+            outputs = tf.nest.flatten(recording.outputs)
+            sums = [tf.reduce_sum(tf.cast(o, tf.float32)) for o in outputs if o.dtype.is_floating]
+            total = tf.add_n(sums) if sums else tf.zeros([])
+        for _, use in recording.uses(tape.gradient(total, recording.targets)):
+            use.squared_norms()
 
     try:
-        tf.function(forward, autograph=False).get_concrete_function(specs)
+        tf.function(forward_and_backward, autograph=False).get_concrete_function(specs)
     except UnsupportedLayerError as error:
         return _sentences(str(error))
     return []

@@ -5,9 +5,10 @@ from typing import Any
 import attr
 import dp_accounting
 
+from dp_sparse.accountant import PureDpEvent
 from dp_sparse.selection.gumbel import GumbelTopKDpEvent
 
-_OWN = {GumbelTopKDpEvent.__name__: GumbelTopKDpEvent}
+_OWN = {event.__name__: event for event in (GumbelTopKDpEvent, PureDpEvent)}
 
 
 def event_config(event: dp_accounting.DpEvent) -> dict[str, Any]:

@@ -21,22 +21,16 @@ _PROBABILITY_FUNCTIONS = ("binary_crossentropy", "binary_focal_crossentropy")
 _REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
-def per_example_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-    """Each example's weighted loss over all outputs, float32 `[batch]`.
+def per_example_losses(
+    model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Each example's weighted loss over all outputs, and that of each output that Keras tracks.
+
+    All float32 `[batch]`; of a model with one output Keras tracks the whole alone.
 
     Raises:
         ValueError: A loss that does not give a value for each example, or that is not a mean.
         BadExampleError: At run time, a label outside the range of its loss.
-    """
-    return losses_by_output(model, y, y_pred, sample_weight)[0]
-
-
-def losses_by_output(
-    model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """`per_example_losses`, and what each of Keras' trackers of one output's loss has to average.
-
-    Both float32 `[batch]`; a model with one output has no such trackers.
     """
     compiled = model._compile_loss
     if compiled is None:
@@ -65,7 +59,7 @@ def _per_example(compiled: Any) -> Iterator[list[_Tracker]]:
     """Makes the compiled loss sum over outputs, not over examples, and leaves its metrics alone."""
     losses, metrics = compiled._flat_losses, compiled._metrics
     compiled._flat_losses = [entry._replace(loss=_PerExample(entry.loss)) for entry in losses]
-    compiled._metrics = [metric and _Tracker() for metric in metrics]
+    compiled._metrics = [_Tracker() for _ in metrics]
     try:
         yield compiled._metrics
     finally:

@@ -39,7 +39,9 @@ class Purpose(enum.IntEnum):
     ROWS = 2
     UNCLIPPED = 3
     SEEDS = 4
-    DENSE = 5  # plus the index of the variable
+    PICKS = 5
+    DENSE = 6  # plus the index of the variable
+    DELAYED = 2**20  # plus the index of the lookup
 
 
 class NoiseKey:
@@ -61,10 +63,6 @@ class NoiseKey:
         """Replaces the key by a new one from the operating system."""
         self._key.assign(_fresh_word())
         self._offset.assign(_fresh_word())
-
-    def draws(self) -> tf.Tensor:
-        """Draws made so far, int64 scalar."""
-        return self._draws.read_value()
 
     def next_draw(self) -> "Draw":
         """The streams of the next step, never the same twice under one key.

@@ -13,21 +13,25 @@ import dataclasses
 import functools
 import math
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import dp_accounting
 
 from dp_sparse import validate
+from dp_sparse.accountant import Accountant
 from dp_sparse.events import event_config, event_from_config
+from dp_sparse.mechanisms import GaussianMechanism, Mechanism
 from dp_sparse.sampling import Sampling
 from dp_sparse.sampling.marker import fingerprint
-from dp_sparse.selection.gumbel import Accountant
+from dp_sparse.selection.forecast import Forecast, forecast
 from dp_sparse.selection.price import release_price
 
 _FINE, _COARSE = 1e-4, 1e-3  # intervals of the privacy loss; the accountant rounds pessimistically
 _SIGMA_TOLERANCE = 1e-4
 _SIGMA_LIMITS = (1e-2, 1e4)
 _OVERFLOW_ROUNDS = 5
+_GAUSSIAN = GaussianMechanism()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,21 +49,6 @@ class PrivacyBudget:
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", validate.positive("epsilon", self.epsilon))
         object.__setattr__(self, "delta", validate.probability("delta", self.delta))
-
-
-@dataclasses.dataclass(frozen=True)
-class GaussianMechanism:
-    """One step releases Gaussian noise on sums of clipped contributions of one batch.
-
-    ### Formal Guarantees
-    Several Gaussian releases from one batch, of sensitivity Δ_m and standard deviation s_m, are one
-    Gaussian mechanism of noise multiplier σ with σ⁻² = Σ_m (Δ_m / s_m)². Only σ enters the
-    accounting; an optimizer splits it.
-    """
-
-    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """The event of one step on one batch."""
-        return dp_accounting.GaussianDpEvent(noise_multiplier)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +85,17 @@ class PrivacyPlan:
 
     budget: PrivacyBudget
     sampling: Sampling
-    mechanism: GaussianMechanism = GaussianMechanism()
+    mechanism: Mechanism = _GAUSSIAN
     releases: tuple[Release, ...] = ()
     noise_multiplier: float | None = None
     plan_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mechanism, Mechanism):
+            raise ValueError(
+                f"Expected a mechanism, got mechanism={self.mechanism!r}: use GaussianMechanism() "
+                "or ExponentialSelection(...)."
+            )
 
     def calibrate(self) -> "PrivacyPlan":
         """Returns a new plan with the smallest noise multiplier that meets the budget.
@@ -170,14 +166,15 @@ class PrivacyPlan:
     def statement(self, steps: int | None = None) -> str:
         """What `steps` steps (default: all) guarantee, to whom, and under which assumptions."""
         steps = self.sampling.steps if steps is None else steps
-        spent = self.spent(steps)
+        spent, sigma = self.spent(steps), self.noise_multiplier
+        assert sigma is not None
         lines = [
             f"({spent.epsilon:.4g}, {spent.delta:.3g})-differential privacy after {steps} of "
             f"{self.sampling.steps} steps; the plan's budget is epsilon={self.budget.epsilon:g}.",
             f"Protected: one example. Neighbouring datasets: {self.sampling.neighbouring}.",
             f"Sampling: {self.sampling.description}.",
-            f"Noise multiplier of one step: {self.noise_multiplier:.6g} (Gaussian mechanism); "
-            f"accountant: privacy loss "
+            f"Noise multiplier of one step: {sigma:.6g} "
+            f"({self.mechanism.description(sigma)}); accountant: privacy loss "
             f"distributions, interval {_FINE:g}, dp-accounting.",
             f"Also covered: {'; '.join(self._prices()) or 'no other release'}.",
             f"Public: the number of examples ({self.sampling.num_examples}), the model's "
@@ -191,9 +188,34 @@ class PrivacyPlan:
             "Assumed: batches reach fit as the sampler made them; non-trainable weights, adapted "
             "statistics and vocabularies, and held-out data are public.",
             "Randomness: Philox, keyed by the operating system, which is not a cryptographic "
-            "generator; noisy sums are rounded to a grid of about 2^-10 noise deviations.",
+            "generator; noisy sums are rounded to a grid of about 2^-10 noise deviations (rows of "
+            "LazyDP to float32).",
         ]
         return "\n".join(lines)
+
+    def explain(self, tables: Mapping[str, Any], **settings: Any) -> Forecast:
+        """What `DPAdaFESTOptimizer` would do under this plan; print it before training.
+
+        Args:
+            tables: For each table its number of rows, or float `[rows]`: the probability that an
+                example looks the row up, from public data or with noise of its own. Without
+                probabilities only rows that survive on noise alone are forecast.
+            **settings: `lookups` of an example over all tables (default: one in each),
+                `contribution_clip_norm` and `noise_ratio` as the optimizer has them, and one of
+                `threshold`, `expected_false_rows` (default 32), `false_positive_rate` (of a row
+                that nobody looked up) and `rows_per_step` (the wanted size of the gradient), from
+                which the threshold follows.
+
+        Raises:
+            ValueError: A plan without noise, an argument out of its range, or two ways to choose
+                the threshold.
+        """
+        if self.noise_multiplier is None:
+            raise ValueError(
+                "Expected a calibrated plan, got one without noise: use plan.calibrate()."
+            )
+        batch = self.sampling.expected_batch_size
+        return forecast(self.noise_multiplier, batch, tables, **settings)
 
     def _prices(self) -> list[str]:
         """Each release with its price beside training and on its own."""
@@ -210,6 +232,7 @@ class PrivacyPlan:
         return {
             "budget": dataclasses.asdict(self.budget),
             "sampling": self.sampling.get_config(),
+            "mechanism": self.mechanism.get_config(),
             "releases": [{"name": r.name, "event": event_config(r.event)} for r in self.releases],
             "noise_multiplier": self.noise_multiplier,
             "plan_id": self.plan_id,
@@ -221,6 +244,7 @@ class PrivacyPlan:
         return cls(
             budget=PrivacyBudget(**config["budget"]),
             sampling=Sampling.from_config(config["sampling"]),
+            mechanism=Mechanism.from_config(config["mechanism"]),
             releases=tuple(
                 Release(r["name"], event_from_config(r["event"])) for r in config["releases"]
             ),

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import batch_sums, clipping, isolation, microbatches, noise
+from dp_sparse import batch_sums, clipping, flushing, isolation, microbatches, noise
 from dp_sparse.errors import PrivacyError, translated
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling.marker import is_sampled
@@ -45,6 +45,7 @@ def install_compile_hook() -> None:
 
 
 def _restore_stock_step(model: keras.Model) -> None:
+    flushing.remove(model)
     for name in _REPLACED:
         if name in vars(model):
             delattr(model, name)
@@ -93,8 +94,8 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
                 "frozen, added, or given LoRA), and training would not see it. Compile it again, "
                 "with a new optimizer and a new plan for the steps to come."
             )
-        if model.built and not optimizer.built:
-            optimizer.build(model.trainable_variables)  # before callbacks restore its state
+        if model.built:
+            _build_optimizer(model, optimizer)  # before callbacks restore its state
         stock_make(force)
         if not hasattr(model.train_function, "_dp_sparse_translated"):
             model.train_function = _translating(model, model.train_function)
@@ -103,6 +104,8 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
 
     model.train_step = functools.partial(private_train_step, model, optimizer)
     model.make_train_function = make_train_function
+    if optimizer.delays_noise:
+        flushing.install(model, optimizer)
 
 
 def _translating(model: keras.Model, function: Any) -> Any:
@@ -199,7 +202,14 @@ def _build(model: keras.Model, optimizer: PrivateOptimizer, batch: Any) -> None:
                 f"Expected a model with something to train, got {model.name} without trainable "
                 f"variables."
             )
+        _build_optimizer(model, optimizer)
+
+
+def _build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    if not optimizer.built:
         optimizer.build(model.trainable_variables)
+    if optimizer.delays_noise:
+        flushing.guard_layers(model, optimizer)
 
 
 def _trimmed(data: Any) -> Any:

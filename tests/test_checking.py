@@ -104,4 +104,38 @@ def test_bad_arguments() -> None:
 
 def test_a_model_with_nothing_to_train() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Flatten()])
-    assert dp_sparse.check_model(model).rules == {}
+    check = dp_sparse.check_model(model)
+    assert check.rules == {} and "has no trainable variables" in check.problems[0]
+
+
+def test_what_only_a_backward_pass_shows() -> None:
+    x = keras.Input((4,))
+    hidden = keras.layers.Dense(3, name="hidden")(x)
+    hard = keras.layers.Lambda(lambda value: keras.ops.sign(keras.ops.stop_gradient(value)))
+    model = keras.Model(x, keras.layers.Dense(1)(hard(hidden)))
+    check = dp_sparse.check_model(model)
+    assert check.traced and not check.ok
+    assert check.problems[0].startswith("hidden: its output does not reach the loss")
+
+
+def test_a_variable_used_in_two_ways() -> None:
+    class Twice(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = keras.layers.Embedding(6, 4, name="table")
+            self.matrix = keras.layers.Dense(4, use_bias=False, name="matrix")
+
+        def build(self, input_shape: Any) -> None:
+            self.table.build()
+            self.matrix.build((None, 6))
+            self.matrix._tracker.unlock()
+            self.matrix._untrack_variable(self.matrix.kernel)
+            self.matrix._kernel = self.table.embeddings
+
+        def call(self, inputs: Any) -> Any:
+            ids, x = inputs
+            return self.table(ids) + self.matrix(x)
+
+    check = dp_sparse.check_model(Twice(), [np.zeros((2,), np.int32), np.ones((2, 6), np.float32)])
+    assert "used in different ways" in check.problems[0]
+    assert "Give each use a variable of its own" in check.problems[0]

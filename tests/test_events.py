@@ -5,6 +5,7 @@ import json
 import dp_accounting
 import pytest
 
+from dp_sparse.accountant import PureDpEvent
 from dp_sparse.events import event_config, event_from_config
 from dp_sparse.selection.gumbel import GumbelTopKDpEvent
 
@@ -18,6 +19,7 @@ EVENTS = [
         (dp_accounting.GaussianDpEvent(1.0), dp_accounting.LaplaceDpEvent(3.0))
     ),
     GumbelTopKDpEvent(scale=20.0, lookups=26, selected=100),
+    PureDpEvent(0.25),
 ]
 
 

@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 import dp_sparse
 from tests.subprocesses import run_python
-from tests.training_cases import click_model, clicks, marked, plan_for
+from tests.training_cases import clicks, marked, plan_for
 
 ROWS, WIDTH = 49_999, 3  # more than any other tensor of the step has elements (noise: 2¹⁴)
 
@@ -22,11 +23,23 @@ ROWS, WIDTH = 49_999, 3  # more than any other tensor of the step has elements (
 def step_graph(make: Any, **arguments: Any) -> tf.Graph:
     """The graph of one private step of a model with two tables."""
     x, y = clicks(8, (ROWS, 11))
-    model, plan = click_model((ROWS, 11), WIDTH), plan_for(8, capacity=10, noise_multiplier=0.5)
+    model, plan = two_tables(), plan_for(8, capacity=10, noise_multiplier=0.5)
+    if make is dp_sparse.ExponentialSelectionOptimizer:
+        plan = dataclasses.replace(plan, mechanism=dp_sparse.ExponentialSelection(4))
     model.compile(optimizer=make(**arguments, plan=plan, clip_norm=1.0), loss="binary_crossentropy")
     batch = marked(plan, x, y)
     step = tf.function(model.train_step, autograph=False)
     return step.get_concrete_function(batch).graph
+
+
+def two_tables() -> keras.Model:
+    ids = keras.Input((2,), dtype="int32")
+    tables = [
+        keras.layers.Embedding(rows, WIDTH, name=name)(ids[:, index])
+        for index, (name, rows) in enumerate((("first", ROWS), ("second", 11)))
+    ]
+    hidden = keras.layers.Dense(4, activation="tanh")(keras.layers.Concatenate()(tables))
+    return keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(hidden))
 
 
 def graphs(graph: Any, seen: set[int] | None = None) -> Iterator[Any]:
@@ -56,6 +69,25 @@ def test_no_operation_of_the_adafest_step_makes_a_tensor_of_the_tables_size(name
     optimizer = getattr(keras.optimizers, name)(0.1)
     graph = step_graph(dp_sparse.DPAdaFESTOptimizer, optimizer=optimizer)
     assert len(list(graphs(graph))) > 3
+    assert large_tensors(graph, ROWS) == []
+
+
+def public_rows() -> dp_sparse.SelectedRows:
+    sizes = {"first": ROWS, "second": 11}
+    return dp_sparse.SelectedRows.public({"first": [1, 5, 900], "second": [2]}, sizes)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [
+        (dp_sparse.DPFESTOptimizer, {"rows": public_rows()}),
+        (dp_sparse.DPAdaFESTOptimizer, {"rows": public_rows()}),
+        (dp_sparse.ExponentialSelectionOptimizer, {}),
+        (dp_sparse.LazyDPSGDOptimizer, {}),
+    ],
+)
+def test_nor_does_any_other_flat_step(make: Any, arguments: dict[str, Any]) -> None:
+    graph = step_graph(make, optimizer="sgd", **arguments)
     assert large_tensors(graph, ROWS) == []
 
 

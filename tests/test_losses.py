@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_sparse.losses import per_example_losses
+from dp_sparse import losses
 
 LOSSES = [
     keras.losses.BinaryCrossentropy(),
@@ -26,6 +26,10 @@ LOSSES = [
     keras.losses.KLDivergence(),
     keras.losses.CosineSimilarity(),
 ]
+
+
+def total_losses(*given: Any) -> tf.Tensor:
+    return losses.per_example_losses(*given)[0]
 
 
 def compiled(loss: Any, outputs: int = 4, **arguments: Any) -> keras.Model:
@@ -59,7 +63,7 @@ def probabilities(*shape: int) -> np.ndarray:
 def test_stock_losses(loss: keras.losses.Loss, weighted: bool) -> None:
     y, prediction = probabilities(5, 4), probabilities(5, 4)[::-1].copy()
     weights = np.linspace(0, 2, 5).astype(np.float32) if weighted else None
-    values = per_example_losses(compiled(loss), y, tf.constant(prediction), weights)
+    values = total_losses(compiled(loss), y, tf.constant(prediction), weights)
     assert values.dtype == tf.float32
     np.testing.assert_allclose(values, each_alone(loss, y, prediction, weights), atol=1e-5)
 
@@ -68,7 +72,7 @@ def test_stock_losses(loss: keras.losses.Loss, weighted: bool) -> None:
 def test_sparse_labels(from_logits: bool) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
     y, prediction = np.array([0, 3, 1, 2, 2], np.int32), probabilities(5, 4)
-    values = per_example_losses(compiled(loss), y, tf.constant(prediction), None)
+    values = total_losses(compiled(loss), y, tf.constant(prediction), None)
     np.testing.assert_allclose(values, each_alone(loss, y[:, None], prediction), atol=1e-5)
 
 
@@ -76,7 +80,7 @@ def test_flat_labels_against_a_column_of_predictions() -> None:
     """`[batch]` against `[batch, 1]` must not become `[batch, batch]`."""
     loss = keras.losses.MeanSquaredError()
     y, prediction = np.arange(5, dtype=np.float32), probabilities(5, 3)[:, :1]
-    values = per_example_losses(compiled(loss, 1), y, tf.constant(prediction), None)
+    values = total_losses(compiled(loss, 1), y, tf.constant(prediction), None)
     np.testing.assert_allclose(values, (y - prediction[:, 0]) ** 2, rtol=1e-5)
 
 
@@ -85,7 +89,7 @@ def test_positions_are_averaged_within_the_example() -> None:
     y, prediction = probabilities(3, 5, 4), probabilities(3, 5, 4)[::-1].copy()
     weights = np.random.default_rng(1).uniform(0, 2, (3, 5)).astype(np.float32)
     for given in (None, weights, weights[:, 0]):
-        values = per_example_losses(compiled(loss), y, tf.constant(prediction), given)
+        values = total_losses(compiled(loss), y, tf.constant(prediction), given)
         expected = each_alone(
             loss, y, prediction, given if given is None or given.ndim == 2 else given[:, None]
         )
@@ -98,7 +102,7 @@ def test_a_mask_counts_within_the_example_alone() -> None:
     y, prediction = probabilities(3, 5, 4), tf.constant(probabilities(3, 5, 4)[::-1].copy())
     mask = np.array([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], bool)
     prediction._keras_mask = tf.constant(mask)
-    values = per_example_losses(compiled(loss), y, prediction, None)
+    values = total_losses(compiled(loss), y, prediction, None)
     each = np.mean((y - prediction.numpy()) ** 2, axis=-1)
     expected = [each[0].mean(), each[1, 0], 0.0]
     np.testing.assert_allclose(values, expected, atol=1e-6)
@@ -107,15 +111,15 @@ def test_a_mask_counts_within_the_example_alone() -> None:
 def test_the_loss_of_an_example_does_not_move_with_the_others() -> None:
     for loss in LOSSES:
         y, prediction = probabilities(5, 4), probabilities(5, 4)[::-1].copy()
-        alone = per_example_losses(compiled(loss), y[:1], tf.constant(prediction[:1]), None)
-        both = per_example_losses(compiled(loss), y, tf.constant(prediction), None)
+        alone = total_losses(compiled(loss), y[:1], tf.constant(prediction[:1]), None)
+        both = total_losses(compiled(loss), y, tf.constant(prediction), None)
         np.testing.assert_allclose(alone[0], both[0], rtol=1e-5)
 
 
 def test_weight_0_hides_a_loss_that_is_not_finite() -> None:
     loss = keras.losses.MeanSquaredError()
     prediction = tf.constant([[1.0], [np.inf], [np.nan]])
-    values = per_example_losses(
+    values = total_losses(
         compiled(loss, 1), np.zeros(3, np.float32), prediction, np.array([1, 0, 0], np.float32)
     )
     np.testing.assert_array_equal(values, [1, 0, 0])
@@ -129,9 +133,9 @@ def test_keras_is_left_as_it_was() -> None:
     model.compile(loss="mse")
     y = [tf.ones((2, 1)), tf.ones((2, 1))]
     prediction = [tf.zeros((2, 1)), 3 * tf.ones((2, 1))]
-    np.testing.assert_allclose(per_example_losses(model, y, prediction, None), [5, 5])
+    np.testing.assert_allclose(total_losses(model, y, prediction, None), [5, 5])
     with pytest.raises(Exception, match="."):
-        per_example_losses(model, y, [tf.zeros((2, 1)), tf.zeros((3, 7))], None)
+        total_losses(model, y, [tf.zeros((2, 1)), tf.zeros((3, 7))], None)
     assert float(model._compile_loss(y, prediction)) == pytest.approx(5)
     assert [metric.name for metric in model._compile_loss.metrics] == ["a_loss", "b_loss"]
 
@@ -146,10 +150,10 @@ def test_several_outputs_with_loss_weights(form: str) -> None:
     zero = tf.zeros((2, 1))
     if form == "dict":
         model.compile(loss=losses, loss_weights=weights)
-        values = per_example_losses(model, {"a": zero, "b": zero}, {"a": one, "b": two}, None)
+        values = total_losses(model, {"a": zero, "b": zero}, {"a": one, "b": two}, None)
     else:
         model.compile(loss=list(losses.values()), loss_weights=list(weights.values()))
-        values = per_example_losses(model, [zero, zero], [one, two], None)
+        values = total_losses(model, [zero, zero], [one, two], None)
     np.testing.assert_allclose(values, [1 + 0.75, 4 + 1.25])
 
 
@@ -157,9 +161,7 @@ def test_a_custom_loss_function_per_example() -> None:
     def cubed(y: Any, prediction: Any) -> tf.Tensor:
         return tf.reduce_sum(tf.abs(prediction - y) ** 3, axis=-1)
 
-    values = per_example_losses(
-        compiled(cubed, 1), tf.zeros((2, 1)), tf.constant([[1.0], [2.0]]), None
-    )
+    values = total_losses(compiled(cubed, 1), tf.zeros((2, 1)), tf.constant([[1.0], [2.0]]), None)
     np.testing.assert_allclose(values, [1, 8])
 
 
@@ -167,12 +169,12 @@ def test_a_custom_loss_function_per_example() -> None:
 def test_other_reductions_are_refused(reduction: str | None) -> None:
     loss = keras.losses.MeanSquaredError(reduction=reduction)
     with pytest.raises(ValueError, match="Expected a loss with reduction='sum_over_batch_size'"):
-        per_example_losses(compiled(loss), tf.zeros((2, 4)), tf.zeros((2, 4)), None)
+        total_losses(compiled(loss), tf.zeros((2, 4)), tf.zeros((2, 4)), None)
 
 
 def test_a_scalar_is_refused() -> None:
     with pytest.raises(ValueError, match="got a scalar, which mixes the examples of a batch"):
-        per_example_losses(
+        total_losses(
             compiled(lambda y, p: tf.reduce_mean(p)), tf.zeros((2, 4)), tf.zeros((2, 4)), None
         )
 
@@ -183,7 +185,7 @@ def test_probabilities_out_of_range_are_shown(name: str, bad: float) -> None:
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=rf"\[0, 1\] for loss {name}, got {bad:g}"
     ):
-        per_example_losses(
+        total_losses(
             compiled(name, 1), tf.constant([[1.0], [bad]]), tf.constant([[0.5], [0.5]]), None
         )
 
@@ -192,13 +194,9 @@ def test_probabilities_out_of_range_are_shown(name: str, bad: float) -> None:
 def test_classes_out_of_range_are_shown(bad: int) -> None:
     loss = "sparse_categorical_crossentropy"
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"Expected labels in \[0, 4\)"):
-        per_example_losses(
-            compiled(loss), tf.constant([0, bad]), tf.constant(probabilities(2, 4)), None
-        )
+        total_losses(compiled(loss), tf.constant([0, bad]), tf.constant(probabilities(2, 4)), None)
 
 
 def test_any_label_is_good_for_a_regression() -> None:
-    values = per_example_losses(
-        compiled("mse", 1), tf.constant([[-7.0]]), tf.constant([[1.0]]), None
-    )
+    values = total_losses(compiled("mse", 1), tf.constant([[-7.0]]), tf.constant([[1.0]]), None)
     np.testing.assert_allclose(values, [64])

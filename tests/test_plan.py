@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from dp_sparse.plan import GaussianMechanism, PrivacyBudget, PrivacyPlan, Release
+from dp_sparse.mechanisms import GaussianMechanism
+from dp_sparse.plan import PrivacyBudget, PrivacyPlan, Release
 from dp_sparse.sampling import PoissonSampling, Sampling, StreamSampling
 from tests.reference import adafest
 
@@ -318,3 +319,8 @@ def test_a_saved_plan_keeps_its_releases() -> None:
     histogram = Release("histogram", dp_accounting.GaussianDpEvent(4.0))
     given = plan(releases=(histogram,))
     assert PrivacyPlan.from_config(json.loads(json.dumps(given.get_config()))) == given
+
+
+def test_a_mechanism_by_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="got mechanism='gaussian': use GaussianMechanism"):
+        PrivacyPlan(PrivacyBudget(1.0, 1e-5), SST2, "gaussian")  # type: ignore[arg-type]

@@ -1,18 +1,12 @@
 """Exact per-example clipping at the cost of one forward and one backward pass.
 
-Nothing per example is materialised.
+Only of small variables are there per-example gradients: of biases, scales, small kernels.
 """
 
+from dp_sparse.clipping.audit import Seeds
 from dp_sparse.clipping.gradients import ClippedSums, clip
-from dp_sparse.clipping.recorder import (
-    Recording,
-    Seeds,
-    Survey,
-    embedding_tables,
-    record,
-    survey,
-    tapped_layers,
-)
+from dp_sparse.clipping.machine_check import self_check
+from dp_sparse.clipping.recorder import Recording, record
 from dp_sparse.clipping.styles import (
     STYLES,
     AutomaticClipping,
@@ -21,11 +15,19 @@ from dp_sparse.clipping.styles import (
     PerLayerClipping,
     QuantileClipping,
 )
-from dp_sparse.clipping.uses import self_check
+from dp_sparse.clipping.survey import (
+    Survey,
+    embedding_tables,
+    survey,
+    tables_read_whole,
+    tapped_layers,
+)
+from dp_sparse.clipping.tap import BeforeLookup
 
 __all__ = [
     "STYLES",
     "AutomaticClipping",
+    "BeforeLookup",
     "ClippedSums",
     "ClippingStyle",
     "FlatClipping",
@@ -39,5 +41,6 @@ __all__ = [
     "record",
     "self_check",
     "survey",
+    "tables_read_whole",
     "tapped_layers",
 ]

@@ -25,7 +25,7 @@ class ClippedSums:
 
     Attributes:
         dense: Each dense variable with its sum.
-        tables: Each table with its sum on the step's rows, float32 `[rows, width]`.
+        tables: Each table with its sum on the step's rows, float64 `[rows, width]`.
         squared_norms: ‖g_i‖², float32 `[batch]`.
         clipped: bool `[batch]`: true where some factor is below 1.
         finite: bool `[batch]`: false for examples that were zeroed.

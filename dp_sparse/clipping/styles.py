@@ -111,16 +111,22 @@ class PerLayerClipping(ClippingStyle):
     A layer is what owns the variables: the part of a variable's path before its name.
 
     Args:
-        shares: For each layer's path its share of C², any positive numbers; by default equal.
+        shares: For each layer, by its name or as much of the end of its path as tells it from
+            others, its share of C², any positive numbers; by default equal.
 
     Raises:
-        ValueError: A share that is not positive; when training begins, shares that name other
-            layers than the model has.
+        ValueError: Shares that are no mapping, or not positive; when training begins, shares that
+            name other layers than the model has.
     """
 
     shares: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
+        if self.shares is not None and not isinstance(self.shares, Mapping):
+            raise ValueError(
+                f"Expected shares as a mapping from layers to numbers, got shares={self.shares!r}: "
+                "use PerLayerClipping({'name of a layer': 1.0, ...})."
+            )
         for name, share in (self.shares or {}).items():
             validate.positive(f"shares[{name!r}]", share)
 
@@ -141,7 +147,9 @@ class PerLayerClipping(ClippingStyle):
     def check(self, variables: Sequence[keras.Variable]) -> None:
         """Shares must name the model's trained layers, all and no others."""
         layers = list(dict.fromkeys(map(_layer_of, variables)))
-        if self.shares is not None and set(self.shares) != set(layers):
+        named = {layer: self._names_of(layer) for layer in layers}
+        once = {name for names in named.values() for name in names if len(names) == 1}
+        if self.shares is not None and not len(once) == len(self.shares) == len(layers):
             raise ValueError(
                 f"Expected shares for the layers {layers}, got {list(self.shares)}: name each "
                 f"layer with trainable variables once."
@@ -149,9 +157,20 @@ class PerLayerClipping(ClippingStyle):
 
     def _shares(self, layers: list[str]) -> dict[str, float]:
         """Of all layers of the model, so that a batch that misses one does not change the rest."""
-        given = self.shares or dict.fromkeys(layers, 1.0)
-        total = sum(given.values())
-        return {name: given[name] / total for name in layers}
+        if self.shares is None:
+            return dict.fromkeys(layers, 1 / len(layers))
+        total = sum(self.shares.values())
+        return {layer: self.shares[self._names_of(layer)[0]] / total for layer in layers}
+
+    def _names_of(self, layer: str) -> list[str]:
+        """The keys of `shares` that mean a layer.
+
+        Either may have more in front: a model loaded from a file may not be in its layers' paths.
+        """
+        names, path = self.shares or {}, f"/{layer}"
+        if layer in names:
+            return [layer]
+        return [name for name in names if path.endswith(f"/{name}") or f"/{name}".endswith(path)]
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")

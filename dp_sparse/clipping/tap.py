@@ -11,6 +11,7 @@ from dp_sparse.clipping.uses import Use
 from dp_sparse.errors import UnsupportedLayerError
 
 UsesOf = Callable[[list[tf.Tensor]], list[tuple[keras.Variable, Use]]]
+BeforeLookup = Callable[[keras.Variable, tf.Tensor], None]  # given a table and the ids to be read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +39,12 @@ class Tap:
         records: list[Record],
         batch_capacity: int,
         seeds_drawn: Callable[[], int],
+        before_lookup: BeforeLookup,
     ) -> None:
         self.path = layer.path
         self.batch_capacity = batch_capacity
         self.seeds_drawn = seeds_drawn  # by the pass so far, for dropout and the like
+        self.before_lookup = before_lookup  # to be called before rows of a table are read
         self._tape = tape
         self._records = records
         self._graph = _current_graph()

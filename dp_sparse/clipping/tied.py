@@ -17,8 +17,6 @@ import tensorflow as tf
 from dp_sparse.clipping import uses
 from dp_sparse.clipping.uses import Product
 
-_PART_ENTRIES = 2**20  # of gradients of several examples that are only needed for their norms
-
 
 @dataclasses.dataclass(frozen=True)
 class Tied:
@@ -91,25 +89,16 @@ class Tied:
         pairs, sums = self._looked_up()
         batch = tf.shape(self.hidden, tf.int64)[0]
         begins = tf.searchsorted(pairs[:, 0], tf.range(batch + 1))  # of each example's pairs
-        size = max(1, _PART_ENTRIES // (self.num_rows * self.hidden.shape[2]))  # examples
 
-        def add_part(begin: tf.Tensor, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            end = tf.minimum(begin + size, batch)
+        def of_part(begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
             hidden, cotangents = self.hidden[begin:end], self.logit_cotangents[begin:end]
             gradients = tf.matmul(cotangents, hidden, transpose_a=True)  # [part, rows, width]
             own = slice(begins[begin], begins[end])
             given = tf.cast(sums[own], tf.float32)
             gradients = tf.tensor_scatter_nd_add(gradients, pairs[own] - [[begin, 0]], given)
-            return end, tf.concat([norms, uses.squares(gradients)], axis=0)
+            return uses.squares(gradients)
 
-        _, norms = tf.while_loop(
-            lambda begin, _: begin < batch,
-            add_part,
-            (tf.zeros([], tf.int64), tf.zeros([0])),
-            shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
-            parallel_iterations=1,
-        )
-        return norms
+        return uses.by_part(batch, self.num_rows * self.hidden.shape[2], of_part)
 
     def _looked_up(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Each example's distinct rows, in the order of the examples, and the sums of their G.

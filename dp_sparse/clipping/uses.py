@@ -10,9 +10,8 @@ it is allowed to move the sum; but matrix products, which are float32 (`docs/gua
 """
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import tensorflow as tf
@@ -33,6 +32,14 @@ class Use(Protocol):
 
     def squared_norms(self) -> tf.Tensor:
         """‖g_i‖² of each example's gradient of this variable, float32 `[batch]`."""
+        ...
+
+    def joined_with(self, others: Sequence[Self]) -> Self:
+        """One use of the variable for this and its others.
+
+        Raises:
+            ValueError: The uses do not fit together.
+        """
         ...
 
 
@@ -72,11 +79,17 @@ class Product:
         scaled = self.cotangents * expanded(factors, self.cotangents)
         return tf.matmul(flat(self.inputs), flat(scaled), transpose_a=True)
 
-    def by_position(self) -> "Product":
+    def joined_with(self, others: Sequence[Self]) -> Self:
+        """The positions of all of them."""
+        uses = [use._by_position() for use in (self, *others)]
+        inputs, cotangents = [use.inputs for use in uses], [use.cotangents for use in uses]
+        return type(self)(tf.concat(inputs, axis=-2), tf.concat(cotangents, axis=-2))
+
+    def _by_position(self) -> Self:
         """The same with an axis of positions."""
-        if self.inputs.shape.rank == 3:
+        if self.inputs.shape.rank > 2:
             return self
-        return Product(self.inputs[:, tf.newaxis, :], self.cotangents[:, tf.newaxis, :])
+        return type(self)(self.inputs[:, tf.newaxis, :], self.cotangents[:, tf.newaxis, :])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +113,10 @@ class Direct:
         total = tf.matmul(exact(factors)[tf.newaxis], exact(flat))
         return tf.reshape(total, self.gradients.shape[1:])
 
+    def joined_with(self, others: Sequence["Direct"]) -> "Direct":
+        """The sum of their gradients."""
+        return Direct(tf.add_n([self.gradients, *(other.gradients for other in others)]))
+
 
 def _squared_norms_by_part(inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
     """‖xᵀ dz‖² of each example, a few examples at a time, so that memory stays small.
@@ -110,24 +127,41 @@ def _squared_norms_by_part(inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tenso
     """
     narrow, wide = sorted((inputs, cotangents), key=lambda side: side.shape[2])
     columns = min(wide.shape[2], max(1, _PART_ENTRIES // narrow.shape[2]))
-    size = max(1, _PART_ENTRIES // (narrow.shape[2] * columns))  # examples
-    batch = tf.shape(inputs)[0]
 
-    def add_part(begin: tf.Tensor, norms: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-        end = tf.minimum(begin + size, batch)
-        part = tf.zeros([end - begin], tf.float64)
+    def of_part(begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+        norms = tf.zeros([end - begin], tf.float64)
         for start in range(0, wide.shape[2], columns):
-            with tf.control_dependencies([part]):  # one chunk in memory at a time
-                of_part = wide[begin:end, :, start : start + columns]
-                product = tf.matmul(narrow[begin:end], of_part, transpose_a=True)
-                part += exact(squares(product))
-        return end, norms.write(begin // size, tf.cast(part, tf.float32))
+            with tf.control_dependencies([norms]):  # one chunk in memory at a time
+                chunk = wide[begin:end, :, start : start + columns]
+                norms += exact(squares(tf.matmul(narrow[begin:end], chunk, transpose_a=True)))
+        return tf.cast(norms, tf.float32)
 
-    norms = tf.TensorArray(tf.float32, -(-batch // size), infer_shape=False, element_shape=[None])
-    _, norms = tf.while_loop(
-        lambda begin, _: begin < batch, add_part, (0, norms), parallel_iterations=1
+    return by_part(tf.shape(inputs, tf.int64)[0], narrow.shape[2] * columns, of_part)
+
+
+def by_part(
+    batch: tf.Tensor, entries: int, of_part: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
+    """What `of_part` makes of the examples from its first argument up to its second, in one piece.
+
+    Args:
+        batch: How many examples there are, int64 scalar.
+        entries: How many numbers each of them takes; a part has 2²⁰, or one example.
+        of_part: Its result is float32 `[examples of the part]`.
+    """
+    size = max(1, _PART_ENTRIES // entries)  # examples
+
+    def add_part(begin: tf.Tensor, parts: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+        end = tf.minimum(begin + size, batch)
+        return end, parts.write(tf.cast(begin // size, tf.int32), of_part(begin, end))
+
+    count = tf.cast(-(-batch // size), tf.int32)
+    parts = tf.TensorArray(tf.float32, count, infer_shape=False, element_shape=[None])
+    start = tf.zeros([], tf.int64)
+    _, parts = tf.while_loop(
+        lambda begin, _: begin < batch, add_part, (start, parts), parallel_iterations=1
     )
-    return norms.concat()
+    return parts.concat()
 
 
 class BilinearForm(Protocol):
@@ -235,6 +269,12 @@ class Rows:
         scaled = exact(self.cotangents * factors[:, tf.newaxis, tf.newaxis])
         return tf.math.unsorted_segment_sum(flat(scaled), tf.reshape(self.slots, [-1]), num_slots)
 
+    def joined_with(self, others: Sequence["Rows"]) -> "Rows":
+        """The lookups of all of them, none restricted yet."""
+        names = ("row_ids", "valid", "cotangents")
+        parts = [[getattr(use, name) for use in (self, *others)] for name in names]
+        return Rows(*(tf.concat(part, axis=1) for part in parts))
+
 
 def joined(uses: Sequence[Use]) -> Use:
     """One use for all uses of a variable, so that its gradient is whole before its norm is taken.
@@ -245,47 +285,7 @@ def joined(uses: Sequence[Use]) -> Use:
     kinds = {type(use) for use in uses}
     if len(kinds) > 1:
         raise ValueError(f"used in different ways: {sorted(kind.__name__ for kind in kinds)}")
-    if len(uses) == 1:
-        return uses[0]
-    first = uses[0]
-    if isinstance(first, Direct):
-        return Direct(tf.add_n([use.gradients for use in uses]))  # type: ignore[attr-defined]
-    if hasattr(first, "joined_with"):
-        return first.joined_with(uses[1:])
-    if isinstance(first, Product):
-        uses = [use.by_position() for use in uses]  # type: ignore[attr-defined]
-    fields = [f.name for f in dataclasses.fields(first) if f.name != "slots"]  # type: ignore[arg-type]
-    return type(first)(
-        *(tf.concat([getattr(use, name) for use in uses], axis=1) for name in fields)
-    )
-
-
-@functools.cache
-def self_check() -> None:
-    """Compares the products of this module with NumPy on odd shapes, once a process.
-
-    oneDNN has computed some matrix products silently wrongly on TensorFlow 2.19 to 2.21.
-
-    Raises:
-        RuntimeError: This machine's TensorFlow computes them wrongly.
-    """
-    rng = np.random.default_rng(0)
-    factors = rng.random(5).astype(np.float32)
-    for positions, width_in, width_out in ((1, 7, 3), (4, 33, 65), (9, 2, 5)):
-        x = rng.normal(size=(5, positions, width_in)).astype(np.float32)
-        dz = rng.normal(size=(5, positions, width_out)).astype(np.float32)
-        gradients = np.einsum("bsd,bsn->bdn", x, dz)
-        expected = (gradients**2).sum((1, 2)), np.tensordot(factors, gradients, 1)
-        use = Product(tf.constant(x), tf.constant(dz))
-        if positions == 1:
-            use = Product(use.inputs[:, 0], use.cotangents[:, 0])
-        found = use.squared_norms().numpy(), use.clipped_sum(tf.constant(factors)).numpy()
-        for right, value in zip(expected, found, strict=True):
-            if not np.allclose(value, right, rtol=1e-3, atol=1e-3):
-                raise RuntimeError(
-                    "This machine's TensorFlow multiplies matrices wrongly "
-                    f"({positions} x {width_in} x {width_out}): set TF_ENABLE_ONEDNN_OPTS=0."
-                )
+    return uses[0].joined_with(uses[1:]) if len(uses) > 1 else uses[0]
 
 
 def squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:

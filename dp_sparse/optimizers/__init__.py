@@ -3,12 +3,16 @@
 from dp_sparse.optimizers.adafest import DPAdaFESTOptimizer
 from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums, RowChoice
 from dp_sparse.optimizers.dpsgd import DPSGDOptimizer
+from dp_sparse.optimizers.exponential import ExponentialSelectionOptimizer
 from dp_sparse.optimizers.fest import DPFESTOptimizer
+from dp_sparse.optimizers.lazy import LazyDPSGDOptimizer
 
 __all__ = [
     "DPAdaFESTOptimizer",
     "DPFESTOptimizer",
     "DPSGDOptimizer",
+    "ExponentialSelectionOptimizer",
+    "LazyDPSGDOptimizer",
     "PrivateOptimizer",
     "PrivateSums",
     "RowChoice",

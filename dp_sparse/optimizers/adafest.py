@@ -18,12 +18,16 @@ from dp_sparse import noise, validate
 from dp_sparse.clipping import ClippingStyle
 from dp_sparse.optimizers.base import RowChoice
 from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
-from dp_sparse.optimizers.selected_rows import checked_rows, rows_of_tables
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
 from dp_sparse.selection.restriction import Restricted, restricted
 from dp_sparse.selection.row_set import SelectedRows
-from dp_sparse.selection.threshold import Survivors, default_threshold, select_rows
+from dp_sparse.selection.threshold import (
+    Survivors,
+    default_threshold,
+    select_rows,
+    split_noise,
+)
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
@@ -82,6 +86,7 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
             optimizer,
             plan,
             clip_norm,
+            rows=rows,
             table_optimizer=table_optimizer,
             microbatch_size=microbatch_size,
             clipping=clipping,
@@ -98,26 +103,16 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
                 f"Expected threshold or expected_false_rows, got threshold={threshold!r} and "
                 f"expected_false_rows={expected_false_rows!r}: leave one out."
             )
-        self.rows = None if rows is None else checked_rows(rows, self.plan)
-        self._selected: list[tf.Tensor] = []
 
     @property
     def contribution_noise_multiplier(self) -> float:
         """σ1 = σ√(1 + r²)."""
-        return self.noise_multiplier * math.sqrt(1 + self.noise_ratio**2)
+        return split_noise(self.noise_multiplier, self.noise_ratio)[0]
 
     @property
     def gradient_noise_multiplier(self) -> float:
         """σ2 = σ√(1 + 1/r²)."""
-        return self.noise_multiplier * math.sqrt(1 + self.noise_ratio**-2)
-
-    def build(self, variables: list[keras.Variable]) -> None:
-        """As `ChosenRowsOptimizer`; matches the rows to the model's tables."""
-        if self.built:
-            return
-        super().build(variables)
-        if self.rows is not None:
-            self._selected = rows_of_tables(self.rows, self.tables)
+        return split_noise(self.noise_multiplier, self.noise_ratio)[1]
 
     def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
         """The survivors of the noisy, thresholded contribution map, over all tables at once."""
@@ -165,7 +160,6 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
             "noise_ratio": self.noise_ratio,
             "threshold": self.threshold,
             "expected_false_rows": self.expected_false_rows,
-            "rows": None if self.rows is None else self.rows.get_config(),
         }
 
 

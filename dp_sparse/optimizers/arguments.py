@@ -3,20 +3,22 @@
 import keras
 
 from dp_sparse.clipping import STYLES, ClippingStyle, FlatClipping
-from dp_sparse.plan import GaussianMechanism, PrivacyPlan
+from dp_sparse.mechanisms import Mechanism
+from dp_sparse.plan import PrivacyPlan
 
 _COUPLED = ("gradient_accumulation_steps", "loss_scale_factor")
 
 
-def checked_plan(plan: PrivacyPlan) -> PrivacyPlan:
-    """A calibrated plan; raises ValueError for any other."""
+def checked_plan(plan: PrivacyPlan, mechanism: type[Mechanism]) -> PrivacyPlan:
+    """A calibrated plan for steps of that mechanism; raises ValueError for any other."""
     if not isinstance(plan, PrivacyPlan) or not (plan.noise_multiplier and plan.plan_id):
         raise ValueError(
             f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate()."
         )
-    if not isinstance(plan.mechanism, GaussianMechanism):
+    if type(plan.mechanism) is not mechanism:
         raise ValueError(
-            f"Expected a plan with GaussianMechanism(), got mechanism={plan.mechanism!r}."
+            f"Expected a plan with mechanism={mechanism.__name__}(...), got "
+            f"mechanism={plan.mechanism!r}: its noise is for other releases than this optimizer's."
         )
     return plan
 

@@ -17,8 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import noise, validate
-from dp_sparse.clipping import ClippingStyle, QuantileClipping
+from dp_sparse.clipping import BeforeLookup, ClippingStyle, QuantileClipping
 from dp_sparse.errors import PrivacyError
+from dp_sparse.mechanisms import GaussianMechanism, Mechanism
 from dp_sparse.optimizers.arguments import checked_optimizer, checked_plan, checked_style
 from dp_sparse.optimizers.clip_norm import MovingClipNorm
 from dp_sparse.optimizers.diagnostics import StepDiagnostics
@@ -78,6 +79,8 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
     applied.
     """
 
+    mechanism: type[Mechanism] = GaussianMechanism  # what the plan must pay for
+    delays_noise = False  # whether tables in memory lack noise between steps
     selects_rows = True  # whether a step noises chosen rows only; which ones is then released
 
     def __init__(
@@ -96,7 +99,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
             microbatch_size = validate.positive_integer("microbatch_size", microbatch_size)
         self.microbatch_size = microbatch_size
         self.optimizer = checked_optimizer(optimizer)
-        self.plan = checked_plan(plan)
+        self.plan = checked_plan(plan, self.mechanism)
         self.clip_norm = validate.clip_norm("clip_norm", clip_norm)
         self.steps_spent = self.add_variable(
             (), "zeros", "int64", "only_first_replica", name="steps_spent"
@@ -164,6 +167,14 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         moving = self._moving_clip_norm
         return self.clip_norm if moving is None else moving.value()
 
+    def flush(self) -> None:
+        """Brings the tables to what a step has promised; here they always are."""
+
+    def before_lookup(self, draw: noise.Draw) -> BeforeLookup | None:
+        """What the forward pass must do to a table's rows before it reads them."""
+        del draw
+        return None
+
     def end_step(self, statistic: tf.Tensor, draw: noise.Draw) -> None:
         """Moves C by what the clipping style measured on the batch, after noise."""
         if self._moving_clip_norm is not None:
@@ -176,11 +187,8 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
 
     def begin_step(self, marker: tf.Tensor) -> tuple[noise.Draw, tf.Tensor]:
         """Spends a step on the batch with this marker; the update must wait for the count."""
+        self.diagnostics.steps.assign_add(1)
         return self._noise_key.next_draw(), self._ledger.spend(marker, self.steps_spent)
-
-    def steps_in_process(self) -> tf.Tensor:
-        """Steps begun since this optimizer was made, int64 scalar."""
-        return self._noise_key.draws()
 
     @abc.abstractmethod
     def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:

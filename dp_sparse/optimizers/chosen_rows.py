@@ -11,6 +11,7 @@ from dp_sparse.clipping import ClippingStyle
 from dp_sparse.optimizers.arguments import checked_optimizer
 from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums
 from dp_sparse.optimizers.row_wise import RowWise
+from dp_sparse.optimizers.selected_rows import checked_rows, rows_of_tables
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.row_set import SelectedRows
 
@@ -22,6 +23,7 @@ class ChosenRowsOptimizer(PrivateOptimizer):
         optimizer: Updates the dense variables, and the tables through its row-wise twin.
         plan: As `PrivateOptimizer`.
         clip_norm: As `PrivateOptimizer`.
+        rows: Rows selected beforehand, which alone may be chosen; None for all rows.
         table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
             rate.
         microbatch_size: As `PrivateOptimizer`; rows are chosen once, over the whole batch.
@@ -29,7 +31,9 @@ class ChosenRowsOptimizer(PrivateOptimizer):
         name: As in Keras.
 
     Raises:
-        ValueError: An optimizer that would touch every row of a table.
+        ValueError: An optimizer that would touch every row of a table; when training begins, rows
+            for other tables than the model's.
+        PrivacyError: The plan does not pay for `rows`.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class ChosenRowsOptimizer(PrivateOptimizer):
         plan: PrivacyPlan,
         clip_norm: float,
         *,
+        rows: SelectedRows | None = None,
         table_optimizer: keras.optimizers.Optimizer | None = None,
         microbatch_size: int | None = None,
         clipping: ClippingStyle | None = None,
@@ -55,6 +60,8 @@ class ChosenRowsOptimizer(PrivateOptimizer):
             table_optimizer = checked_optimizer(table_optimizer)
         self.table_optimizer = table_optimizer
         self._row_wise = RowWise(table_optimizer or self.optimizer)
+        self.rows = None if rows is None else checked_rows(rows, self.plan)
+        self._selected: list[tf.Tensor] = []
 
     @property
     @abc.abstractmethod
@@ -73,11 +80,13 @@ class ChosenRowsOptimizer(PrivateOptimizer):
             return
         self._split_variables(variables)
         for table in self.tables:
-            _refuse_whole_table(table)
+            refuse_whole_table(table)
         tables = {id(table) for table in self.tables}
         self.optimizer.build([v for v in variables if id(v) not in tables])
         self._row_wise.build(self.tables, self._add_slot)
         super().build(variables)
+        if self.rows is not None:
+            self._selected = rows_of_tables(self.rows, self.tables)
 
     def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
         """Noise on the chosen rows and on every dense parameter, and on nothing else."""
@@ -118,7 +127,8 @@ class ChosenRowsOptimizer(PrivateOptimizer):
         table_optimizer = self.table_optimizer
         if table_optimizer is not None:
             table_optimizer = keras.saving.serialize_keras_object(table_optimizer)
-        return {**super().get_config(), "table_optimizer": table_optimizer}
+        rows = None if self.rows is None else self.rows.get_config()
+        return {**super().get_config(), "table_optimizer": table_optimizer, "rows": rows}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PrivateOptimizer:
@@ -128,7 +138,8 @@ class ChosenRowsOptimizer(PrivateOptimizer):
         return super().from_config(config, custom_objects)
 
 
-def _refuse_whole_table(table: keras.Variable) -> None:
+def refuse_whole_table(table: keras.Variable) -> None:
+    """Raises ValueError for a table with a regularizer or a constraint."""
     for name in ("regularizer", "constraint"):
         if getattr(table, name) is not None:
             raise ValueError(

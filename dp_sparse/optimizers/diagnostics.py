@@ -11,6 +11,7 @@ class StepDiagnostics:
 
     def __init__(self) -> None:
         with tf.init_scope():
+            self.steps = _total()  # begun since the optimizer was made
             self.examples = _total()
             self.clipped = _total()
             self.not_finite = _total()

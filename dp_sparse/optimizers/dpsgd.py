@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums, RowChoice
+from dp_sparse.optimizers.looked_up import looked_up_rows
 from dp_sparse.selection.contribution import TableLookups
 
 
@@ -41,14 +42,7 @@ class DPSGDOptimizer(PrivateOptimizer):
     def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
         """The rows that the batch looked up; every row of the table is noised later."""
         del draw
-        choices = []
-        for table in lookups:
-            row_ids, position = tf.unique(tf.reshape(table.row_ids, [-1]))
-            order = tf.argsort(row_ids)
-            slots = tf.gather(tf.math.invert_permutation(order), position)
-            slots = tf.reshape(slots, tf.shape(table.row_ids))
-            choices.append(RowChoice(tf.gather(row_ids, order), slots))
-        return choices
+        return [looked_up_rows(table) for table in lookups]
 
     def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
         """Noise on every entry of every variable."""

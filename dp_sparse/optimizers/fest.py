@@ -6,16 +6,14 @@ not with the tables.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
-import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.clipping import ClippingStyle
 from dp_sparse.optimizers.base import RowChoice
 from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
-from dp_sparse.optimizers.selected_rows import checked_rows, rows_of_tables
+from dp_sparse.optimizers.selected_rows import checked_rows
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import TableLookups
 from dp_sparse.selection.restriction import restricted
@@ -63,25 +61,18 @@ class DPFESTOptimizer(ChosenRowsOptimizer):
             optimizer,
             plan,
             clip_norm,
+            rows=rows,
             table_optimizer=table_optimizer,
             microbatch_size=microbatch_size,
             clipping=clipping,
             name=name,
         )
-        self.rows = checked_rows(rows, self.plan)
-        self._selected: list[tf.Tensor] = []
+        checked_rows(rows, self.plan)  # here None is refused, too
 
     @property
     def gradient_noise_multiplier(self) -> float:
         """σ: nothing else is released in a step."""
         return self.noise_multiplier
-
-    def build(self, variables: list[keras.Variable]) -> None:
-        """As `ChosenRowsOptimizer`; matches the rows to the model's tables."""
-        if self.built:
-            return
-        super().build(variables)
-        self._selected = rows_of_tables(self.rows, self.tables)
 
     def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
         """All selected rows, at every step."""
@@ -90,7 +81,3 @@ class DPFESTOptimizer(ChosenRowsOptimizer):
             RowChoice(selected, restricted(table, selected).places)
             for table, selected in zip(lookups, self._selected, strict=True)
         ]
-
-    def get_config(self) -> dict[str, Any]:
-        """A JSON-ready description; never a key."""
-        return {**super().get_config(), "rows": self.rows.get_config()}

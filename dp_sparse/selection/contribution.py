@@ -29,11 +29,14 @@ class TableLookups:
         num_rows: Rows of the table.
         row_ids: int64 `[batch, lookups]`, each in [0, num_rows).
         valid: bool `[batch, lookups]`: false for padding examples and masked lookups.
+        cotangents: ∂L/∂(looked-up rows), float32 `[batch, lookups, width]`, where they are known
+            when rows are chosen.
     """
 
     num_rows: int
     row_ids: tf.Tensor
     valid: tf.Tensor
+    cotangents: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the one-shot Gumbel top-k costs: a dp-accounting event, and an accountant that knows it.
+"""What the one-shot Gumbel top-k costs: a dp-accounting event and its privacy loss.
 
 The paper (Ghazi et al., NeurIPS 2023, B.1) takes its one-shot Gumbel top-k for (ε, 0)-DP, which it
 is not: its pure price is k·ε. Two bounds hold instead, with ε0 = 1 / scale:
@@ -9,19 +9,18 @@ is not: its pure price is k·ε. Two bounds hold instead, with ε0 = 1 / scale:
   (ε0² / 8)-zCDP (Dong et al. 2020; Cesar and Rogers 2021), converted as in Canonne et al. 2020.
 
 The mechanism's true curve δ(ε) is convex in e^ε and below both, so below the convex hull of their
-minimum. A pair of distributions with that curve dominates the mechanism, in composition too (Zhu et
-al. 2022), and "connect the dots" turns it into a privacy loss distribution, one for removing an
-example and one for adding it. O(grid points).
+minimum, which `privacy_loss` turns into a distribution.
 """
 
 import math
-from typing import Any
 
 import attr
 import dp_accounting
 import numpy as np
 import scipy.special
-from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_distribution
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from dp_sparse import privacy_loss
 
 _LARGEST_LOSS = 40.0  # losses beyond count as infinite
 _NEGLIGIBLE = 1e-18  # δ at which the grid of losses ends
@@ -87,9 +86,7 @@ def peeling_delta(epsilon: np.ndarray, scale: float, selected: int) -> np.ndarra
     return np.exp(np.minimum(exponent + alpha * np.log1p(-1 / alpha), 0))
 
 
-def privacy_loss(
-    event: GumbelTopKDpEvent, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
+def loss_of(event: GumbelTopKDpEvent, interval: float) -> PrivacyLossDistribution:
     """The privacy loss distribution that dominates `event`, rounded pessimistically.
 
     Args:
@@ -97,31 +94,7 @@ def privacy_loss(
         interval: Between two losses of the grid.
     """
     points = 1 + math.ceil(_largest_loss(event) / interval)
-    removed, added = _curves(event, interval * np.arange(points))
-    return privacy_loss_distribution.PrivacyLossDistribution(
-        _dominating(removed, added, interval), _dominating(added, removed, interval)
-    )
-
-
-class Accountant(PLDAccountant):
-    """dp-accounting's accountant of privacy loss distributions, which knows this event as well."""
-
-    _pld: privacy_loss_distribution.PrivacyLossDistribution
-
-    @property
-    def distribution(self) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """What has been composed so far."""
-        return self._pld
-
-    def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
-        if not isinstance(event, GumbelTopKDpEvent):
-            return super()._maybe_compose(event, count, do_compose)
-        if do_compose and _is_unbounded(event):
-            self._contains_non_dp_event = True
-        elif do_compose:
-            loss = privacy_loss(event, self._value_discretization_interval)
-            self._pld = self._pld.compose(loss.self_compose(count))
-        return None
+    return privacy_loss.of_curves(*_curves(event, interval * np.arange(points)), interval)
 
 
 def _curves(event: GumbelTopKDpEvent, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +104,7 @@ def _curves(event: GumbelTopKDpEvent, losses: np.ndarray) -> tuple[np.ndarray, n
     return np.minimum(removed, peeled), np.minimum(added, peeled)
 
 
-def _is_unbounded(event: GumbelTopKDpEvent) -> bool:
+def is_unbounded(event: GumbelTopKDpEvent) -> bool:
     """Whether losses beyond `_LARGEST_LOSS` are so likely that no ε is worth stating."""
     return bool(np.maximum(*_curves(event, np.array([_LARGEST_LOSS])))[0] > 0.5)
 
@@ -142,30 +115,3 @@ def _largest_loss(event: GumbelTopKDpEvent) -> float:
     relevant = np.flatnonzero(np.maximum(*_curves(event, losses)) >= _NEGLIGIBLE)
     last = relevant[-1] + 1 if relevant.size else 0
     return float(losses[min(last, len(losses) - 1)])
-
-
-def _dominating(curve: np.ndarray, reverse: np.ndarray, interval: float) -> pld_pmf.PLDPmf:
-    """The loss whose δ(ε) is the lower hull of `curve`.
-
-    Its other half follows from the curve of the reverse: δ(−ε) = 1 − e^−ε + e^−ε·reverse(ε).
-    """
-    grid = np.arange(1 - len(curve), len(curve))
-    losses = interval * grid[len(curve) :]
-    mirrored = -np.expm1(-losses) + np.exp(-losses) * reverse[1:]
-    delta = np.minimum(np.concatenate([mirrored[::-1], curve]), 1)
-    kept = _lower_hull(np.exp(interval * grid), delta)
-    return pld_pmf.create_pmf_pessimistic_connect_dots(interval, grid[kept], delta[kept])
-
-
-def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Indices of the points of the lower convex hull, for increasing x (monotone chain)."""
-    points = list(zip(x.tolist(), y.tolist(), strict=True))
-    kept: list[int] = []
-    for index, (right, right_y) in enumerate(points):
-        while len(kept) > 1:
-            (left, left_y), (middle, middle_y) = points[kept[-2]], points[kept[-1]]
-            if (middle_y - left_y) * (right - left) < (right_y - left_y) * (middle - left):
-                break  # below the chord of its neighbours
-            kept.pop()
-        kept.append(index)
-    return np.array(kept)

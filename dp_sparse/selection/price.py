@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import dp_accounting
 
 from dp_sparse import validate
+from dp_sparse.accountant import Accountant
 from dp_sparse.selection.counting import TopKTable, as_tables
-from dp_sparse.selection.gumbel import Accountant
 from dp_sparse.selection.shares import share_rows
 from dp_sparse.selection.sources import GaussianTopK, TopKSource
 

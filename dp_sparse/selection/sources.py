@@ -148,7 +148,36 @@ class GaussianTopK(TopKSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class GumbelTopK(TopKSource):
+class ScaledTopK(TopKSource):
+    """A source whose noise has one scale in counts, whatever an example's lookups.
+
+    Attributes:
+        scale: b of the noise, in counts; >= 0.01.
+    """
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        if validate.positive("scale", self.scale) < _SMALLEST_SCALE:
+            raise ValueError(
+                f"Expected scale >= {_SMALLEST_SCALE}, in counts, got scale={self.scale!r}."
+            )
+        object.__setattr__(self, "scale", float(self.scale))
+
+    def scale_of(self, lookups: int) -> float:
+        """The scale."""
+        del lookups
+        return self.scale
+
+    def description(self, lookups: int) -> str:
+        """The scale."""
+        del lookups
+        name = type(self).__name__.removesuffix("TopK")
+        return f"{name} noise of scale {self.scale:.4g} on each count"
+
+
+@dataclasses.dataclass(frozen=True)
+class GumbelTopK(ScaledTopK):
     """One-shot Gumbel top-k, as in the paper (Algorithm 2), accounted anew: it is not (ε, 0)-DP.
 
     Attributes:
@@ -159,16 +188,6 @@ class GumbelTopK(TopKSource):
     See `dp_sparse.selection.gumbel`.
     """
 
-    scale: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", _checked_scale(self.scale))
-
-    def scale_of(self, lookups: int) -> float:
-        """The scale, whatever an example's lookups."""
-        del lookups
-        return self.scale
-
     def quantiles(self, levels: Quantile) -> np.ndarray:
         """`−log(−log F)`."""
         return -np.log(-levels.log_probability)
@@ -177,14 +196,9 @@ class GumbelTopK(TopKSource):
         """The smaller of the histogram's cost and that of peeling."""
         return GumbelTopKDpEvent(self.scale, lookups, selected)
 
-    def description(self, lookups: int) -> str:
-        """The scale."""
-        del lookups
-        return f"Gumbel noise of scale {self.scale:.4g} on each count"
-
 
 @dataclasses.dataclass(frozen=True)
-class LaplaceTopK(TopKSource):
+class LaplaceTopK(ScaledTopK):
     """One noisy histogram over all tables with Laplace noise, for pure differential privacy.
 
     Attributes:
@@ -193,16 +207,6 @@ class LaplaceTopK(TopKSource):
     ### Formal Guarantees
     (p/scale, 0)-DP; a plan accounts it as p Laplace mechanisms, which is exact and for δ > 0 less.
     """
-
-    scale: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", _checked_scale(self.scale))
-
-    def scale_of(self, lookups: int) -> float:
-        """The scale, whatever an example's lookups."""
-        del lookups
-        return self.scale
 
     def quantiles(self, levels: Quantile) -> np.ndarray:
         """Laplace quantiles."""
@@ -213,17 +217,6 @@ class LaplaceTopK(TopKSource):
         del selected
         return dp_accounting.SelfComposedDpEvent(dp_accounting.LaplaceDpEvent(self.scale), lookups)
 
-    def description(self, lookups: int) -> str:
-        """The scale."""
-        del lookups
-        return f"Laplace noise of scale {self.scale:.4g} on each count"
-
 
 def _signed(size: np.ndarray, levels: Quantile) -> np.ndarray:
     return np.where(levels.upper, size, -size)
-
-
-def _checked_scale(scale: Any) -> float:
-    if validate.positive("scale", scale) < _SMALLEST_SCALE:
-        raise ValueError(f"Expected scale >= {_SMALLEST_SCALE}, in counts, got scale={scale!r}.")
-    return float(scale)

@@ -9,6 +9,7 @@ since that row had its own draw. No tensor of size c exists; the cost is O(looku
 """
 
 import dataclasses
+import math
 
 import scipy.stats
 import tensorflow as tf
@@ -32,6 +33,11 @@ class Survivors:
     row_ids: tf.Tensor
     slots: tf.Tensor
     starts: tf.Tensor
+
+
+def split_noise(noise_multiplier: float, ratio: float) -> tuple[float, float]:
+    """σ1 = σ√(1 + r²) of the map and σ2 = σ√(1 + 1/r²) of the gradient, together σ; r = σ1/σ2."""
+    return noise_multiplier * math.sqrt(1 + ratio**2), noise_multiplier * math.sqrt(1 + ratio**-2)
 
 
 def survival_probability(threshold: float, deviation: float) -> float:

@@ -2,7 +2,8 @@
 in time.
 
 The first rows train, the last `test_fraction` are held out: neither selection nor training sees
-them. All methods share the model, the batches' expected size and the wrapped optimizer, so their
+them, nor those of `validation_fraction` before them, by which hyper-parameters may be chosen. All
+methods share the model, the batches' expected size and the wrapped optimizer, so their
 AUC and step times compare.
 """
 
@@ -21,11 +22,10 @@ import tensorflow as tf
 
 import dp_sparse
 from models.pctr import pctr
+from pipelines.criteo.methods import METHODS, NON_PRIVATE, private_optimizer
 from pipelines.criteo.prepare import PreparedData
 from pipelines.criteo.schema import RECORD_DTYPE, examples_from_records
 from pipelines.optimizers import optimizer_of
-
-METHODS = ("non_private", "dp_sgd", "dp_adafest")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +35,8 @@ class RunResult:
     Attributes:
         method: One of `METHODS`.
         auc: Exact AUC on the held-out rows.
+        validation_auc: The same on the rows before them; None without any.
+        scores: The held-out rows' logits, float32 `[rows]`.
         steps: Steps taken.
         ms_per_step: Median time of a step, after the first.
         reduction: Table parameters ÷ mean table entries noised a step; 1 without selection.
@@ -47,6 +49,8 @@ class RunResult:
 
     method: str
     auc: float
+    validation_auc: float | None
+    scores: np.ndarray
     steps: int
     ms_per_step: float
     reduction: float
@@ -68,18 +72,21 @@ def train(config: ml_collections.ConfigDict, data: PreparedData) -> RunResult:
     keras.utils.set_random_seed(
         config.seed
     )  # initial weights; noise and sampling have keys of their own
-    training, held_out = _split(data, config.data.test_fraction)
+    training, validation, held_out = _split(data, config.data)
     epochs, steps = _schedule(config, len(training))
     model = pctr(data.vocabularies)
     timer, curve = _StepTimer(), _HeldOutAUC(held_out)
-    if config.method == "non_private":
-        batches, report = _stock_batches(training, config.training.batch_size, steps), None
+    report = None
+    if config.method == NON_PRIVATE:
+        batches = _stock_batches(training, config.training.batch_size, steps)
         _compile(model, optimizer_of(config))
     else:
-        plan = _plan(config, len(training), steps)
-        batches = plan.sampling.batches(training)
-        report = dp_sparse.PrivacyReport(diagnostics=config.report.diagnostics)
-        _compile(model, _private_optimizer(config, plan))
+        optimizer = private_optimizer(config, data, training, steps)
+        batches = optimizer.plan.sampling.batches(training)
+        report = dp_sparse.PrivacyReport(
+            diagnostics=config.report.diagnostics, points=config.report.points
+        )
+        _compile(model, optimizer)
     callbacks = [timer, *([report] if report is not None else []), curve]
     model.fit(
         batches,
@@ -88,7 +95,7 @@ def train(config: ml_collections.ConfigDict, data: PreparedData) -> RunResult:
         callbacks=callbacks,
         verbose=config.report.verbose,
     )
-    return _result(config.method, model, timer, curve, report)
+    return _result(config.method, model, timer, curve, validation, report)
 
 
 def exact_auc(labels: np.ndarray, scores: np.ndarray) -> float:
@@ -108,21 +115,25 @@ def exact_auc(labels: np.ndarray, scores: np.ndarray) -> float:
 
 
 def _split(
-    data: PreparedData, fraction: float
-) -> tuple[dp_sparse.RecordFile, dp_sparse.RecordFile]:
-    if not 0 < fraction < 1:
-        raise ValueError(f"Expected 0 < data.test_fraction < 1, got {fraction}.")
-    boundary = round(data.num_records * (1 - fraction))
-    if not 0 < boundary < data.num_records:
+    data: PreparedData, config: ml_collections.ConfigDict
+) -> tuple[dp_sparse.RecordFile, dp_sparse.RecordFile | None, dp_sparse.RecordFile]:
+    """Rows to train on, to choose by (or None) and to judge by, in the order of time."""
+    held_out, chosen_by = config.test_fraction, config.validation_fraction
+    if not 0 < held_out < 1:
+        raise ValueError(f"Expected 0 < data.test_fraction < 1, got {held_out}.")
+    if not 0 <= chosen_by < 1 - held_out:
         raise ValueError(
-            f"Expected rows to train on and rows to hold out, got {data.num_records} rows in all."
+            f"Expected 0 <= data.validation_fraction < {1 - held_out:g}, got {chosen_by}."
         )
-    parts = [(0, boundary), (boundary, data.num_records)]
-    training, held_out = (
+    total = data.num_records
+    ends = [round(total * (1 - held_out - chosen_by)), round(total * (1 - held_out)), total]
+    if not 0 < ends[0] <= ends[1] < total:
+        raise ValueError(f"Expected rows to train on and rows to hold out, got {total} in all.")
+    training, validation, test = (
         dp_sparse.RecordFile(data.path, RECORD_DTYPE, examples_from_records, *part)
-        for part in parts
+        for part in zip([0, *ends], ends, strict=False)
     )
-    return training, held_out
+    return training, validation if len(validation) else None, test
 
 
 def _schedule(config: ml_collections.ConfigDict, num_examples: int) -> tuple[int, int]:
@@ -132,34 +143,8 @@ def _schedule(config: ml_collections.ConfigDict, num_examples: int) -> tuple[int
     return epochs, wanted // epochs * epochs
 
 
-def _plan(
-    config: ml_collections.ConfigDict, num_examples: int, steps: int
-) -> dp_sparse.PrivacyPlan:
-    return dp_sparse.PrivacyPlan(
-        budget=dp_sparse.PrivacyBudget(
-            epsilon=config.privacy.epsilon, delta=config.privacy.delta or 1 / num_examples
-        ),
-        sampling=dp_sparse.PoissonSampling(
-            num_examples=num_examples,
-            expected_batch_size=min(config.training.batch_size, num_examples),
-            steps=steps,
-        ),
-    ).calibrate()
-
-
 def _compile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     model.compile(optimizer=optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
-
-
-def _private_optimizer(
-    config: ml_collections.ConfigDict, plan: dp_sparse.PrivacyPlan
-) -> keras.optimizers.Optimizer:
-    wrapped = optimizer_of(config)
-    if config.method == "dp_sgd":
-        return dp_sparse.DPSGDOptimizer(wrapped, plan, clip_norm=config.privacy.clip_norm)
-    return dp_sparse.DPAdaFESTOptimizer(
-        wrapped, plan, clip_norm=config.privacy.clip_norm, **config.adafest
-    )
 
 
 def _stock_batches(training: dp_sparse.RecordFile, batch_size: int, steps: int) -> tf.data.Dataset:
@@ -184,6 +169,8 @@ def _stock_batches(training: dp_sparse.RecordFile, batch_size: int, steps: int) 
 class _StepTimer(keras.callbacks.Callback):
     """Times each step, batch in hand to weights updated."""
 
+    reads_weights = False
+
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
@@ -204,11 +191,15 @@ class _HeldOutAUC(keras.callbacks.Callback):
         self.points: list[tuple[int, float]] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        scores = self.model.predict(self._x, batch_size=8192, verbose=0)[:, 0]
-        auc = exact_auc(self._labels, scores)
+        self.scores = _predicted(self.model, self._x)
+        auc = exact_auc(self._labels, self.scores)
         self.points.append((int(self.model.optimizer.iterations.numpy()), auc))
         if logs is not None:
             logs["val_auc"] = auc
+
+
+def _predicted(model: keras.Model, x: Any) -> np.ndarray:
+    return model.predict(x, batch_size=8192, verbose=0)[:, 0]
 
 
 def _result(
@@ -216,12 +207,19 @@ def _result(
     model: keras.Model,
     timer: _StepTimer,
     curve: _HeldOutAUC,
+    validation: dp_sparse.RecordFile | None,
     report: dp_sparse.PrivacyReport | None,
 ) -> RunResult:
     milliseconds = 1000 * statistics.median(timer.seconds[1:] or timer.seconds)
+    validation_auc = None
+    if validation is not None:
+        x, labels = validation.gather(np.arange(len(validation)))
+        validation_auc = exact_auc(labels, _predicted(model, x))
     common = {
         "method": method,
         "auc": curve.points[-1][1],
+        "validation_auc": validation_auc,
+        "scores": curve.scores,
         "steps": len(timer.seconds),
         "ms_per_step": milliseconds,
         "curve": curve.points,

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import clipping
+from benchmarks import clipping, clipping_ways, harness
 from models import classifiers
 from tests.subprocesses import run_python
 from tests.training_cases import no_noise  # noqa: F401
@@ -24,14 +24,14 @@ def weights_after_a_step(way: str) -> list[np.ndarray]:
         made.append(TINY())
         return made[-1]
 
-    clipping.harness.finish(clipping.WAYS[way](build, 8, 1)())
+    harness.finish(clipping_ways.WAYS[way](build, 8, 1)())
     return made[-1].get_weights()
 
 
 @pytest.mark.usefixtures("no_noise")
 def test_private_ways_take_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clipping, "SIGMA", 0.0)
-    monkeypatch.setattr(clipping, "CLIP_NORM", 0.5)
+    monkeypatch.setattr(clipping_ways, "SIGMA", 0.0)
+    monkeypatch.setattr(clipping_ways, "CLIP_NORM", 0.5)
     monkeypatch.setattr(keras.optimizers, "Adam", keras.optimizers.SGD)
     stock, *private = (weights_after_a_step(way) for way in ("stock", "nxBP", "multiLoss", "ours"))
     for weights in private:
@@ -43,7 +43,7 @@ def test_private_ways_take_the_same_step(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("name", list(clipping.MODELS))
 def test_examples_fit_each_model(name: str) -> None:
     model = clipping.MODELS[name]()
-    x, y = clipping.examples(model, 4)
+    x, y = clipping_ways.examples(model, 4)
     assert x.shape == (4, *model.input_shape[1:]) and y.max() < model.output_shape[-1]
     if name == "transformer":
         assert x.dtype == np.int32 and 0 <= x.min() <= x.max() < 5_000
@@ -66,7 +66,7 @@ def test_the_quick_table_has_every_metric(
 
 def test_a_way_that_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clipping, "added_memory", lambda step: 1)
-    monkeypatch.setattr(clipping, "JACOBIAN_LIMIT", 1)
+    monkeypatch.setattr(clipping_ways, "JACOBIAN_LIMIT", 1)
     seconds, _ = clipping.measured(TINY, 8, 1, ("stock", "multiLoss"))
     assert seconds.keys() == {"stock"}
 

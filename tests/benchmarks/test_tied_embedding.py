@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import clipping, harness, tied_embedding
+from benchmarks import clipping, clipping_ways, harness, tied_embedding
 from benchmarks.tied_embedding import Setting
 from tests.training_cases import no_noise  # noqa: F401
 
@@ -22,8 +22,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("positions", ["last", "all"])
 def test_private_ways_take_the_same_step(positions: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clipping, "SIGMA", 0.0)
-    monkeypatch.setattr(clipping, "CLIP_NORM", 0.2)
+    monkeypatch.setattr(clipping_ways, "SIGMA", 0.0)
+    monkeypatch.setattr(clipping_ways, "CLIP_NORM", 0.2)
     monkeypatch.setattr(keras.optimizers, "Adam", keras.optimizers.SGD)
     original, made = Setting.model, []
 

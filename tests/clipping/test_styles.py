@@ -4,7 +4,10 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import contextlib
 import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -81,9 +84,7 @@ def test_automatic_clipping_normalises() -> None:
 def test_per_layer_clipping_splits_the_square_of_c(shares: dict[str, float] | None) -> None:
     model, x, y, gradients = case()
     bounds = [0.7 * math.sqrt(part) for part in ((0.5, 0.5) if shares is None else (0.75, 0.25))]
-    prefix = model.trainable_variables[0].path.rpartition("first")[0]
-    named = None if shares is None else {prefix + name: value for name, value in shares.items()}
-    found = sums_of(model, x, y, 0.7, PerLayerClipping(named))
+    found = sums_of(model, x, y, 0.7, PerLayerClipping(shares))
     expected = reference(
         gradients, [0, 0, 1, 1], lambda norm, group: min(1.0, bounds[group] / norm)
     )
@@ -124,6 +125,45 @@ def test_shares_must_name_the_models_layers() -> None:
     model.compile(optimizer=optimizer, loss="binary_crossentropy")
     with pytest.raises(ValueError, match=r"Expected shares for the layers .*nowhere"):
         optimizer.build(model.trainable_variables)
+
+
+def test_shares_of_a_model_from_a_file(tmp_path: Path) -> None:
+    """Keras builds it layer by layer, so that its own name is no more in their paths."""
+    model, plan = two_layers(), plan_for(4)
+    paths = [variable.path.rpartition("/")[0] for variable in model.trainable_variables]
+    style = PerLayerClipping(dict.fromkeys(paths, 1.0))
+    optimizer = dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0, clipping=style)
+    model.compile(optimizer=optimizer, loss="mse")
+    optimizer.build(model.trainable_variables)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert [variable.path.rpartition("/")[0] for variable in again.trainable_variables] != paths
+    assert again.optimizer.clipping == style
+    style.check(again.trainable_variables)
+
+
+@pytest.mark.parametrize(
+    ("shares", "fits"),
+    [
+        ({"dense": 1.0}, False),
+        ({"dense": 1.0, "x/dense": 1.0}, False),
+        ({"a/dense": 1.0, "b/dense": 1.0}, True),
+        ({"m/a/dense": 1.0, "b/dense": 1.0}, True),
+        ({"a/dense": 1.0}, False),
+        ({"a/dense": 1.0, "b/dense": 1.0, "c": 1.0}, False),
+        ({"ense": 1.0, "b/dense": 1.0}, False),
+        ({}, False),
+    ],
+)
+def test_each_layer_needs_one_name_that_means_it_alone(shares: Any, fits: bool) -> None:
+    variables = [SimpleNamespace(path=f"{name}/dense/kernel") for name in "ab"]
+    with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="name each layer"):
+        PerLayerClipping(shares).check(variables)  # type: ignore[arg-type]
+
+
+def test_shares_are_a_mapping() -> None:
+    with pytest.raises(ValueError, match=r"got shares=\[1, 2\]"):
+        PerLayerClipping([1, 2])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), "1"])

@@ -45,13 +45,6 @@ def test_an_uncalibrated_plan_is_refused(make: Any) -> None:
 
 
 @BOTH
-def test_a_plan_with_another_mechanism_is_refused(make: Any) -> None:
-    plan = dataclasses.replace(plan_for(8), mechanism="laplace")
-    with pytest.raises(ValueError, match="got mechanism='laplace'"):
-        make("sgd", plan, 1.0)
-
-
-@BOTH
 @pytest.mark.parametrize("name", ["gradient_accumulation_steps", "loss_scale_factor"])
 def test_wrapped_optimizers_that_couple_steps_are_refused(make: Any, name: str) -> None:
     with pytest.raises(ValueError, match=f"Expected an optimizer without {name}, got {name}=4"):

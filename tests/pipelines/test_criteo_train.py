@@ -10,9 +10,11 @@ import pytest
 
 from configs.criteo_sample import get_config
 from pipelines.criteo.generate import generate
+from pipelines.criteo.methods import METHODS
 from pipelines.criteo.prepare import prepare
 from pipelines.criteo.report import console_table, write_report
-from pipelines.criteo.train import METHODS, exact_auc, train
+from pipelines.criteo.sparsity import sparsity
+from pipelines.criteo.train import exact_auc, train
 
 ROOT = Path(__file__).parents[2]
 VOCABULARIES = (40, 7) * 13
@@ -44,6 +46,11 @@ def small_config(method: str):
     config.training.batch_size = 128
     config.training.epochs = 1.0
     config.training.evaluations = 2
+    config.selection.rows = 200
+    config.exponential.rows_per_step = 50
+    if method == "lazy_dp_sgd":
+        config.optimizer.name = "SGD"
+        config.optimizer.options = {"learning_rate": 0.1}
     return config
 
 
@@ -63,9 +70,24 @@ def test_every_method_and_one_report(generated, tmp_path: Path) -> None:
     body = page.read_text()
     assert all(name in body for name in (*METHODS, "epsilon over steps", "rows noised per step"))
     assert "Malformed rows" not in body  # a count that no epsilon covers
-    assert [result.epsilon <= 1.0 for result in results] == [False, True, True]
-    assert results[2].reduction > 1 == results[1].reduction
-    assert len(console_table(results).splitlines()) == 4
+    by_method = {result.method: result for result in results}
+    assert [name for name, result in by_method.items() if result.epsilon > 1] == ["non_private"]
+    whole = [name for name, result in by_method.items() if result.reduction == 1]
+    assert whole == ["non_private", "dp_sgd", "lazy_dp_sgd"]
+    assert by_method["dp_fest"].reduction == pytest.approx(13 * 47 / 200, rel=0.3)
+    assert by_method["dp_adafest_plus"].reduction > by_method["dp_fest"].reduction
+    assert by_method["exponential"].reduction == pytest.approx(13 * 47 / 50, rel=0.3)
+    assert len(console_table(results).splitlines()) == 1 + len(METHODS)
+
+
+def test_rows_to_choose_by_come_before_the_held_out_ones(generated) -> None:
+    config = small_config("non_private")
+    config.data.validation_fraction = 0.2
+    result = train(config, generated)
+    assert result.steps == round(0.7 * 3000 / 128) // 2 * 2
+    assert 0 < result.validation_auc < 1 and result.scores.shape == (300,)
+    labels = generated.records()["label"][2700:]
+    assert result.auc == pytest.approx(exact_auc(labels, result.scores))
 
 
 def test_bad_configurations_are_refused(generated) -> None:
@@ -74,6 +96,13 @@ def test_bad_configurations_are_refused(generated) -> None:
     config = small_config("dp_sgd")
     config.data.test_fraction = 1.5
     with pytest.raises(ValueError, match=r"data.test_fraction < 1, got 1.5"):
+        train(config, generated)
+    config.data.test_fraction, config.data.validation_fraction = 0.2, 0.8
+    with pytest.raises(ValueError, match=r"data.validation_fraction < 0.8, got 0.8"):
+        train(config, generated)
+    config = small_config("dp_fest")
+    config.selection.source = "exponential"
+    with pytest.raises(ValueError, match="selection.source to be one of"):
         train(config, generated)
 
 
@@ -111,3 +140,15 @@ def test_real_rows(tmp_path: Path) -> None:
     row = next(line for line in finished.stdout.splitlines() if line.strip().startswith("dp_ada"))
     method, auc, epsilon, *_ = row.split()
     assert method == "dp_adafest" and float(auc) > 0.62 and float(epsilon) <= 1.0
+
+
+def test_sparsity_counts_the_rows_that_batches_look_up(generated) -> None:
+    """A batch of all rows looks up what is there; smaller ones are sparser."""
+    whole, small = sparsity(generated, 10**6), sparsity(generated, 20)
+    ids = generated.records()["categories"]
+    used = [len(np.unique(column)) for column in ids.T]
+    for (name, zero), rows, size in zip(whole.items(), used, VOCABULARIES, strict=False):
+        assert zero == pytest.approx(1 - rows / size) and small[name] >= zero
+    widths = np.array([int(2 * size**0.25) for size in VOCABULARIES])
+    entries = (np.array(used) * widths).sum() / (np.array(VOCABULARIES) * widths).sum()
+    assert whole["all"] == pytest.approx(1 - entries) and small["all"] > whole["all"]

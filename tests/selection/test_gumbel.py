@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dp_sparse.accountant import Accountant
 from dp_sparse.selection.gumbel import (
-    Accountant,
     GumbelTopKDpEvent,
     histogram_delta,
+    loss_of,
     peeling_delta,
-    privacy_loss,
 )
 from tests.reference import top_k as reference
 
@@ -70,7 +70,7 @@ def test_exact_selections_cost_no_more(counts: list[float], scale: float) -> Non
             for c in (counts, changed)
         )
         epsilons = np.array([0.0, 0.1, 0.5, 1.0]) / scale
-        loss = privacy_loss(GumbelTopKDpEvent(scale, lookups, 2), 1e-3 / scale)
+        loss = loss_of(GumbelTopKDpEvent(scale, lookups, 2), 1e-3 / scale)
         bound = np.asarray(loss.get_delta_for_epsilon(epsilons))
         for upper, lower in ((without, with_it), (with_it, without)):
             gains = np.maximum(upper - np.exp(epsilons)[:, None] * lower, 0)
@@ -84,7 +84,7 @@ def test_exact_selections_cost_no_more(counts: list[float], scale: float) -> Non
 def test_privacy_loss_dominates_by_little(scale: float, lookups: int, selected: int) -> None:
     """On the grid δ is at most the smaller bound, and off the hull's chords equal to it."""
     interval = min(1e-3, 1e-2 / scale)
-    loss = privacy_loss(GumbelTopKDpEvent(scale, lookups, selected), interval)
+    loss = loss_of(GumbelTopKDpEvent(scale, lookups, selected), interval)
     epsilons = interval * np.arange(0, 400, 7)
     found = np.asarray(loss.get_delta_for_epsilon(epsilons))
     histogram = np.maximum(*histogram_delta(epsilons, scale, lookups))

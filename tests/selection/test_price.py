@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
+from dp_sparse.accountant import Accountant
 from dp_sparse.plan import PrivacyBudget, PrivacyPlan, Release
 from dp_sparse.sampling import PoissonSampling, StreamSampling
 from dp_sparse.selection.counting import TopKTable
-from dp_sparse.selection.gumbel import Accountant
 from dp_sparse.selection.price import (
     calibrate_top_k,
     release_price,

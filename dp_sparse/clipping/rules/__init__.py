@@ -65,10 +65,15 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
 
 def tables_of(layer: keras.layers.Layer) -> list[keras.Variable]:
     """The variables of a layer that are used through lookups alone."""
-    if rule_for(layer) not in _LOOKUPS or getattr(layer, "tie_weights", False):
+    if rule_for(layer) not in _LOOKUPS or reads_table_whole(layer):
         return []
     low_rank = [layer.lora_embeddings_a] if layer.lora_enabled else []
     return [layer._embeddings, *low_rank]
+
+
+def reads_table_whole(layer: keras.layers.Layer) -> bool:
+    """Whether a layer multiplies with the table in which it looks rows up."""
+    return rule_for(layer) in _LOOKUPS and getattr(layer, "tie_weights", False)
 
 
 def fallback_for(layer: keras.layers.Layer) -> Rule:
@@ -90,4 +95,11 @@ def _imported(name: str) -> Any:
     return getattr(sys.modules.get(module), attribute, None)
 
 
-__all__ = ["Rule", "covers_inner_layers", "fallback_for", "rule_for", "tables_of"]
+__all__ = [
+    "Rule",
+    "covers_inner_layers",
+    "fallback_for",
+    "reads_table_whole",
+    "rule_for",
+    "tables_of",
+]

@@ -39,12 +39,6 @@ class GroupedProduct(Product):
         norms = tf.reshape(of_groups.squared_norms(), [-1, self.inputs.shape[1]])
         return tf.reduce_sum(norms, axis=1)
 
-    def joined_with(self, others: Sequence["GroupedProduct"]) -> "GroupedProduct":
-        """The positions of all calls."""
-        uses = [self, *others]
-        inputs = tf.concat([use.inputs for use in uses], axis=2)
-        return GroupedProduct(inputs, tf.concat([use.cotangents for use in uses], axis=2))
-
 
 @dataclasses.dataclass(frozen=True)
 class Convolution:

@@ -44,7 +44,7 @@ def looked_up(
         The rows, of the layer's compute dtype, `[batch, ..., width]`.
     """
     row_ids = _checked_ids(layer, row_ids)
-    rows = _gathered(layer, row_ids)
+    rows = _gathered(layer, tap, row_ids)
 
     def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
         ids, trained, dz = _by_lookup(row_ids, valid, cotangents[0])
@@ -79,7 +79,7 @@ def call_reversible_embedding(
 
 def _tied_rows(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Tensor) -> tf.Tensor:
     row_ids = _checked_ids(layer, tf.cast(inputs, tf.int64))
-    rows = _gathered(layer, row_ids)
+    rows = _gathered(layer, tap, row_ids)
 
     def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
         ids, valid, dz = _by_lookup(row_ids, _unmasked(layer, row_ids), cotangents[0])
@@ -116,13 +116,15 @@ def _logits(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Tensor
     return logits if cap is None else tf.tanh(logits / cap) * cap
 
 
-def _gathered(layer: keras.layers.Embedding, row_ids: tf.Tensor) -> tf.Tensor:
+def _gathered(layer: keras.layers.Embedding, tap: Tap, row_ids: tf.Tensor) -> tf.Tensor:
+    tap.before_lookup(layer._embeddings, row_ids)
     rows = tf.gather(layer._embeddings.value, row_ids)
     if not layer.lora_enabled:
         return rows
-    a, b = layer.lora_embeddings_a.value, layer.lora_embeddings_b.value
+    a, b = layer.lora_embeddings_a, layer.lora_embeddings_b.value
     scale = layer.lora_alpha / layer.lora_rank
-    return rows + scale * tf.einsum("...r,rd->...d", tf.gather(a, row_ids), b)
+    tap.before_lookup(a, row_ids)
+    return rows + scale * tf.einsum("...r,rd->...d", tf.gather(a.value, row_ids), b)
 
 
 def _lora_uses(

@@ -13,18 +13,21 @@ projection's cotangent and the states of all steps, `[batch, time, (gates + 1) Â
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping.rules.recurrent_loop import (
+    Step,
+    axes_swapped,
+    looped,
+    masked_outputs,
+    swapped,
+)
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Direct, Linear, Product, Use
-
-# From a step's projected input and states to its new states (the output first) and to what the uses
-# need to know of the step (h_{t-1} first), all [batch, units].
-Step = Callable[[tf.Tensor, list[tf.Tensor]], tuple[list[tf.Tensor], list[tf.Tensor]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +180,7 @@ def _recorded_loop(
     ) -> tuple[tf.Tensor, tf.Tensor, Any]:
         input_masks, state_masks = _dropout_masks(cell, training)
         inputs = _dropped(tf.cast(sequences, cell.compute_dtype), input_masks)
-        projected = _axes_swapped(_projected(cell, inputs))  # the batch leads what is recorded
+        projected = axes_swapped(_projected(cell, inputs))  # the batch leads what is recorded
 
         def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
             h, *gates = [tf.cast(values, tf.float32) for values in reports]
@@ -187,12 +190,12 @@ def _recorded_loop(
         tap.watch([projected], uses_of)
         step = step_of(cell, _value(cell, cell.recurrent_kernel), state_masks)
         mask = _single(mask)
-        outputs, states, reports = _looped(layer, step, projected, initial_state, mask)
+        outputs, states, reports = looped(layer, step, projected, initial_state, mask)
         if mask is not None:
-            outputs = _masked_outputs(layer, outputs, mask)
+            outputs = masked_outputs(layer, outputs, mask)
         return outputs[:, -1], outputs, states
 
-    with _swapped(layer, "inner_loop", inner_loop):
+    with swapped(layer, "inner_loop", inner_loop):
         yield
 
 
@@ -252,7 +255,7 @@ def _projected(cell: Any, inputs: list[tf.Tensor]) -> tf.Tensor:
 
     Time comes first as in Keras' loop, so that there this wide tensor needs no transposition.
     """
-    projected = _product([_axes_swapped(x) for x in inputs], _value(cell, cell.kernel))
+    projected = _product([axes_swapped(x) for x in inputs], _value(cell, cell.kernel))
     if cell.bias is None:
         return projected
     bias = _value(cell, cell.bias)
@@ -270,58 +273,6 @@ def _product(inputs: list[tf.Tensor], kernel: tf.Tensor) -> tf.Tensor:
     return products[0] if len(products) == 1 else tf.concat(products, axis=-1)
 
 
-def _looped(
-    layer: Any, step: Step, projected: tf.Tensor, initial_state: Any, mask: tf.Tensor | None
-) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-    """Keras' own loop of `step`: the outputs, the last states, and what the steps reported.
-
-    The outputs `[batch, time, units]` are the last state alone if the layer returns only that: then
-    no gradient passes through the outputs of all steps. Reports leave the loop as outputs do, so
-    the loop itself must not zero those of masked steps.
-    """
-    all_outputs = layer.return_sequences
-
-    def call(
-        projected: tf.Tensor, states: Sequence[tf.Tensor], **kwargs: Any
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        new_states, reported = step(projected, list(states))
-        own = new_states[:1] if all_outputs else []
-        return tf.concat([*own, *map(tf.stop_gradient, reported)], axis=-1), new_states
-
-    with (
-        _swapped(layer.cell, "call", call),
-        _swapped(layer, "return_sequences", True),
-        _swapped(layer, "zero_output_for_mask", False),
-    ):
-        _, joint, states = keras.layers.RNN.inner_loop(layer, projected, initial_state, mask)
-    parts = tf.split(joint, joint.shape[-1] // layer.cell.units, axis=-1)
-    outputs = parts.pop(0) if all_outputs else states[0][:, tf.newaxis]
-    reports = [tf.reverse(part, [1]) if layer.go_backwards else part for part in parts]
-    return outputs, states, reports
-
-
-def _masked_outputs(layer: Any, outputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """The outputs with zeros where Keras has them: all of the loop's, or its last state alone.
-
-    A last state is no output before the first valid step.
-    """
-    shape = tf.shape(mask)[:2]
-    valid = tf.reshape(tf.cast(mask, tf.bool), tf.concat([shape, [1]], 0))
-    if layer.go_backwards and not (layer.unroll and layer.return_sequences):
-        valid = tf.reverse(valid, [1])  # which Keras forgets when it unrolls
-    if not layer.return_sequences:
-        last, reached = valid[:, -1:], tf.reduce_any(valid, axis=1, keepdims=True)
-        valid = last if layer.zero_output_for_mask else reached
-    elif not layer.zero_output_for_mask:
-        return outputs
-    return tf.where(valid, outputs, tf.zeros_like(outputs))
-
-
-def _axes_swapped(values: tf.Tensor) -> tf.Tensor:
-    """`[batch, time, width]` as `[time, batch, width]`, and back."""
-    return tf.transpose(values, [1, 0, 2])
-
-
 def _single(mask: Any) -> Any:
     """The mask of the inputs; with initial states there may be one for each of those too."""
     return mask[0] if isinstance(mask, list | tuple) else mask
@@ -329,21 +280,6 @@ def _single(mask: Any) -> Any:
 
 def _value(cell: Any, variable: keras.Variable) -> tf.Tensor:
     return tf.cast(variable.value, cell.compute_dtype)
-
-
-@contextlib.contextmanager
-def _swapped(owner: keras.layers.Layer, name: str, value: Any) -> Iterator[None]:
-    """While it is open, the instance's attribute `name` is `value`."""
-    missing = object()
-    original = vars(owner).get(name, missing)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if original is missing:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
 
 
 RULES: dict[type[keras.layers.Layer], Callable[..., Any]] = {

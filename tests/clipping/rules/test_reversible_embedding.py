@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp_sparse import clipping
-from dp_sparse.clipping import tied as tied_use
+from dp_sparse.clipping import uses
 from dp_sparse.clipping.tied import Tied
 from dp_sparse.clipping.uses import joined
 from tests.clipping_cases import assert_as_brute_force
@@ -113,7 +113,7 @@ def test_parts_cover_every_example(
     monkeypatch: pytest.MonkeyPatch, entries: int, batch: int
 ) -> None:
     """From one example at a time to all at once."""
-    monkeypatch.setattr(tied_use, "_PART_ENTRIES", entries)
+    monkeypatch.setattr(uses, "_PART_ENTRIES", entries)
     use = random_use(batch, lookups=5, positions=2)
     norms = tf.function(lambda: use.squared_norms(), autograph=False)()
     np.testing.assert_allclose(norms, (gradients_of(use) ** 2).sum((1, 2)), rtol=1e-5)

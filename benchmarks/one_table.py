@@ -1,0 +1,49 @@
+"""A model that is one embedding table, and private steps on it; next to nothing else is timed."""
+
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import dp_sparse
+
+WIDTH, BATCH = 64, 1024
+SIZES = {"1e5": 10**5, "1e6": 10**6, "1e7": 10**7}
+RATE = 0.1
+NAME = "table"
+
+Make = Callable[[dp_sparse.PrivacyPlan], keras.optimizers.Optimizer]
+
+
+def examples(vocabulary: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Zipf-like ids `[count, 1]` and targets `[count]`."""
+    rng = np.random.default_rng(0)
+    ids = np.minimum(rng.zipf(1.2, count) - 1, vocabulary - 1)
+    return ids[:, np.newaxis].astype(np.int64), rng.normal(size=count).astype(np.float32)
+
+
+def private_step(
+    vocabulary: int,
+    batches: int,
+    make: Make,
+    mechanism: dp_sparse.GaussianMechanism | dp_sparse.ExponentialSelection | None = None,
+) -> Callable[[], object]:
+    """One call is one private step on a fresh batch; it can be called `batches` times."""
+    plan = _plan(batches, mechanism or dp_sparse.GaussianMechanism())
+    ids = keras.Input((1,), dtype="int64")
+    rows = keras.layers.Embedding(vocabulary, WIDTH, name=NAME)(ids)
+    model = keras.Model(ids, keras.ops.sum(rows, axis=2))
+    model.compile(optimizer=make(plan), loss="mse")
+    model.make_train_function()
+    dataset = tf.data.Dataset.from_tensor_slices(examples(vocabulary, BATCH * batches))
+    remaining: Iterator[object] = iter(list(plan.sampling.batches(dataset)))
+    return lambda: model.train_function(iter([next(remaining)]))
+
+
+def _plan(
+    batches: int, mechanism: dp_sparse.GaussianMechanism | dp_sparse.ExponentialSelection
+) -> dp_sparse.PrivacyPlan:
+    sampling = dp_sparse.StreamSampling(num_examples=BATCH * batches, batch_size=BATCH)
+    budget = dp_sparse.PrivacyBudget(epsilon=8.0, delta=1e-6)
+    return dp_sparse.PrivacyPlan(budget, sampling, mechanism).calibrate()

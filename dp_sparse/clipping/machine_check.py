@@ -1,0 +1,36 @@
+"""Whether this machine's TensorFlow computes what clipping rests on."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse.clipping.uses import Product
+
+
+@functools.cache
+def self_check() -> None:
+    """Compares the products of `uses` with NumPy on odd shapes, once a process.
+
+    oneDNN has computed some matrix products silently wrongly on TensorFlow 2.19 to 2.21.
+
+    Raises:
+        RuntimeError: This machine's TensorFlow computes them wrongly.
+    """
+    rng = np.random.default_rng(0)
+    factors = rng.random(5).astype(np.float32)
+    for positions, width_in, width_out in ((1, 7, 3), (4, 33, 65), (9, 2, 5)):
+        x = rng.normal(size=(5, positions, width_in)).astype(np.float32)
+        dz = rng.normal(size=(5, positions, width_out)).astype(np.float32)
+        gradients = np.einsum("bsd,bsn->bdn", x, dz)
+        expected = (gradients**2).sum((1, 2)), np.tensordot(factors, gradients, 1)
+        use = Product(tf.constant(x), tf.constant(dz))
+        if positions == 1:
+            use = Product(use.inputs[:, 0], use.cotangents[:, 0])
+        found = use.squared_norms().numpy(), use.clipped_sum(tf.constant(factors)).numpy()
+        for right, value in zip(expected, found, strict=True):
+            if not np.allclose(value, right, rtol=1e-3, atol=1e-3):
+                raise RuntimeError(
+                    "This machine's TensorFlow multiplies matrices wrongly "
+                    f"({positions} x {width_in} x {width_out}): set TF_ENABLE_ONEDNN_OPTS=0."
+                )

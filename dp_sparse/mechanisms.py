@@ -1,0 +1,106 @@
+"""What one step releases of its batch, as events of the accountant."""
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import dp_accounting
+
+from dp_sparse import validate
+from dp_sparse.accountant import PureDpEvent
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism(abc.ABC):
+    """A step's releases, with one number left for `calibrate` to find: the noise multiplier."""
+
+    _registry: ClassVar[dict[str, type["Mechanism"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Mechanism._registry[cls.__name__] = cls
+
+    @abc.abstractmethod
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The event of one step on one batch."""
+
+    @abc.abstractmethod
+    def description(self, noise_multiplier: float) -> str:
+        """A few words for the statement."""
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description from which `from_config` makes an equal mechanism."""
+        return {"class": type(self).__name__, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_config(config: dict[str, Any]) -> "Mechanism":
+        """The mechanism that `get_config` described."""
+        fields = dict(config)
+        return Mechanism._registry[fields.pop("class")](**fields)
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianMechanism(Mechanism):
+    """One step releases Gaussian noise on sums of clipped contributions of one batch.
+
+    ### Formal Guarantees
+    Several Gaussian releases from one batch, of sensitivity Δ_m and standard deviation s_m, are one
+    Gaussian mechanism of noise multiplier σ with σ⁻² = Σ_m (Δ_m / s_m)². Only σ enters the
+    accounting; an optimizer splits it.
+    """
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The event of one step on one batch."""
+        return dp_accounting.GaussianDpEvent(noise_multiplier)
+
+    def description(self, noise_multiplier: float) -> str:
+        """Its name."""
+        del noise_multiplier
+        return "Gaussian mechanism"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExponentialSelection(Mechanism):
+    """One step selects rows by exponential mechanisms, then releases Gaussian noise on them.
+
+    With σ of the Gaussian, each of the k selections is (ε0, 0)-private with
+    ε0 = 1 / (√k · noise_ratio · σ): to first order all k then cost what a Gaussian mechanism of
+    noise multiplier noise_ratio · σ costs. For `ExponentialSelectionOptimizer`.
+
+    Attributes:
+        rows_per_step: k > 0, over all tables together.
+        noise_ratio: Of the selection's noise over the gradients', > 0.
+
+    ### Formal Guarantees
+    Selecting k rows without replacement is k exponential mechanisms in a row, each (ε0, 0)-private
+    and as such dominated by randomised response. They and the Gaussian mechanism see one batch:
+    their privacy losses are composed first, and what sampling saves is applied to the whole.
+    """
+
+    rows_per_step: int
+    noise_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        rows = validate.positive_integer("rows_per_step", self.rows_per_step)
+        object.__setattr__(self, "rows_per_step", rows)
+        object.__setattr__(self, "noise_ratio", validate.positive("noise_ratio", self.noise_ratio))
+
+    def epsilon_per_row(self, noise_multiplier: float) -> float:
+        """ε0 of one selection."""
+        return 1 / (math.sqrt(self.rows_per_step) * self.noise_ratio * noise_multiplier)
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The event of one step on one batch."""
+        one = PureDpEvent(self.epsilon_per_row(noise_multiplier))
+        rows = dp_accounting.SelfComposedDpEvent(one, self.rows_per_step)
+        return dp_accounting.ComposedDpEvent(
+            (rows, dp_accounting.GaussianDpEvent(noise_multiplier))
+        )
+
+    def description(self, noise_multiplier: float) -> str:
+        """Both parts."""
+        return (
+            f"Gaussian mechanism, after {self.rows_per_step} exponential mechanisms of epsilon "
+            f"{self.epsilon_per_row(noise_multiplier):.4g} each"
+        )

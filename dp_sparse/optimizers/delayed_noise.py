@@ -1,0 +1,107 @@
+"""Noise of past steps that rows of tables still lack, and its arrival when they are read.
+
+Under plain SGD the noise that DP-SGD adds to a row in steps s+1 … t is a sum of independent
+normals, so one normal of variance V_t − V_s, with V_t = Σ (η·σ·C/B)² over the first t steps, is the
+same (LazyDP, Lim et al. 2024). The running V is one number; a row keeps the V up to which it has
+its noise; both start again at 0 when all rows have theirs. Neither is ever saved: which rows lack
+noise tells what batches looked up, and so does a table to which noise is still owed.
+"""
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import noise
+from dp_sparse.errors import PrivacyError, require
+
+_ENTRIES_AT_ONCE = 2**22  # of a table, when all its rows get their noise
+
+
+class DelayedNoise:
+    """What is owed to the rows of some tables; no trackable object, so no checkpoint sees it.
+
+    Attributes:
+        tables: The tables.
+    """
+
+    def __init__(self, tables: list[keras.Variable]) -> None:
+        self.tables = tables
+        with tf.init_scope():
+            self._variance = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+            self._settled = {
+                id(table): tf.Variable(tf.zeros([table.shape[0]], tf.float64), trainable=False)
+                for table in tables
+            }
+        self._settle_range = [self._range_function(table) for table in tables]
+
+    def owe(self, deviation: tf.Tensor, given: list[tuple[keras.Variable, tf.Tensor]]) -> None:
+        """Every row is owed one normal of this deviation more, but those that were given theirs.
+
+        Args:
+            deviation: float64 scalar.
+            given: For some tables the rows that have got all their noise, int64 `[rows]`.
+        """
+        before = self._variance.read_value()
+        variance = before + tf.square(deviation)
+        counts = require(
+            (variance > before) | tf.equal(deviation, 0.0),
+            PrivacyError,
+            "The noise of a step, {} on each weight, vanishes beside what rows are owed already: "
+            "the learning rate has dropped too far within one epoch. Use DPSGDOptimizer.",
+            deviation,
+        )
+        with tf.control_dependencies([counts]):
+            variance = self._variance.assign(variance, read_value=True)
+        for table, row_ids in given:
+            self._mark_settled(table, row_ids, tf.identity(variance))
+
+    def settle(
+        self, table: keras.Variable, row_ids: tf.Tensor, draw: noise.Draw, purpose: int
+    ) -> None:
+        """Adds what is owed to some rows, `row_ids` int64 `[rows]`, unique; nothing to others.
+
+        Sum and rounding to float32 are of a float64 normal and of weights that are not released.
+        """
+        if id(table) not in self._settled:
+            return
+        settled, variance = self._settled[id(table)], self._variance.read_value()
+        deviations = tf.sqrt(tf.maximum(variance - settled.sparse_read(row_ids), 0.0))
+        width = table.shape[1]
+        normals = noise.normal(draw, purpose, tf.size(row_ids) * width)
+        added = deviations[:, tf.newaxis] * tf.reshape(normals, [-1, width])
+        values = tf.cast(table.value.sparse_read(row_ids), tf.float64) + added
+        rows = tf.IndexedSlices(tf.cast(values, table.dtype), row_ids)
+        with tf.control_dependencies([table.value.scatter_update(rows)]):
+            self._mark_settled(table, row_ids, variance)
+
+    def _mark_settled(self, table: keras.Variable, row_ids: tf.Tensor, at: tf.Tensor) -> None:
+        values = tf.fill(tf.shape(row_ids), at)
+        self._settled[id(table)].scatter_update(tf.IndexedSlices(values, row_ids))
+
+    def settle_all(self, key: noise.NoiseKey) -> None:
+        """Adds what is owed to every row; called eagerly.
+
+        O(table entries), a bounded part in memory at a time; nothing if nothing is owed.
+        """
+        if float(self._variance.numpy()) == 0.0:
+            return
+        for table, settle_range in zip(self.tables, self._settle_range, strict=True):
+            rows, size = table.shape[0], max(1, _ENTRIES_AT_ONCE // table.shape[1])
+            for start in range(0, rows, size):
+                stop = min(start + size, rows)
+                settle_range(key, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
+        self._start_again()
+
+    def _start_again(self) -> None:
+        """V and what rows have of it at 0; in an order that, if interrupted, only adds noise."""
+        for settled in self._settled.values():
+            settled.assign(tf.zeros_like(settled))
+        self._variance.assign(0.0)
+
+    def _range_function(self, table: keras.Variable) -> Callable[..., None]:
+        @tf.function(autograph=False)
+        def settle_range(key: noise.NoiseKey, start: tf.Tensor, stop: tf.Tensor) -> None:
+            self.settle(table, tf.range(start, stop), key.next_draw(), noise.Purpose.DELAYED)
+
+        return settle_range

@@ -1,0 +1,98 @@
+"""Exponential selection: in each step the k rows with the largest noisy gradient norms.
+
+The baseline [57] of Ghazi et al., NeurIPS 2023 (section 4). A step spends most of its budget on
+the selection, k times, where DP-AdaFEST thresholds one noisy map.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from dp_sparse import noise, validate
+from dp_sparse.clipping import ClippingStyle
+from dp_sparse.mechanisms import ExponentialSelection
+from dp_sparse.optimizers.base import RowChoice
+from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
+from dp_sparse.plan import PrivacyPlan
+from dp_sparse.selection.contribution import TableLookups
+from dp_sparse.selection.exponential import by_table, select_top_rows
+from dp_sparse.selection.restriction import restricted
+from dp_sparse.selection.scores import row_scores
+
+
+@keras.saving.register_keras_serializable(package="dp_sparse")
+class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
+    """Private training on k rows a step, chosen by exponential mechanisms.
+
+    It needs all gradients of a batch before rows are chosen, so there are no micro-batches.
+
+    Args:
+        optimizer: Updates the dense variables, and the tables through its row-wise twin.
+        plan: A calibrated plan whose `mechanism` is an `ExponentialSelection`, which says how many
+            rows a step gets and at which price.
+        clip_norm: C2 > 0, for each example's whole gradient, dense and sparse together.
+        row_clip_norm: C3 > 0, to which the largest of an example's row norms is clipped before
+            they are added to scores; by default `clip_norm`.
+        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
+            rate.
+        clipping: As `PrivateOptimizer`.
+        name: As in Keras.
+
+    Raises:
+        ValueError: A number out of its range, a plan with another mechanism, or an optimizer that
+            would touch every row of a table.
+
+    ### Formal Guarantees
+    One step releases the k selected rows, by k exponential mechanisms of ε0 each, and, given them,
+    a Gaussian mechanism of noise multiplier σ on the clipped sum: `ExponentialSelection` is their
+    composition on one batch.
+    """
+
+    mechanism = ExponentialSelection
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        plan: PrivacyPlan,
+        clip_norm: float,
+        row_clip_norm: float | None = None,
+        table_optimizer: keras.optimizers.Optimizer | None = None,
+        *,
+        clipping: ClippingStyle | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            plan,
+            clip_norm,
+            table_optimizer=table_optimizer,
+            clipping=clipping,
+            name=name,
+        )
+        if row_clip_norm is None:
+            row_clip_norm = clip_norm
+        self.row_clip_norm = validate.clip_norm("row_clip_norm", row_clip_norm)
+
+    @property
+    def gradient_noise_multiplier(self) -> float:
+        """σ of the clipped sum."""
+        return self.noise_multiplier
+
+    def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
+        """k rows over all tables at once."""
+        if not lookups:
+            return []
+        mechanism, sigma = self.plan.mechanism, self.plan.noise_multiplier
+        assert isinstance(mechanism, ExponentialSelection) and sigma is not None
+        scores = row_scores(lookups, self.row_clip_norm)
+        scale = self.row_clip_norm / mechanism.epsilon_per_row(sigma)
+        rows = select_top_rows(scores, mechanism.rows_per_step, scale, draw)
+        chosen = zip(lookups, by_table(rows, scores.offsets), strict=True)
+        return [RowChoice(rows, restricted(table, rows).places) for table, rows in chosen]
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description; never a key."""
+        config = {**super().get_config(), "row_clip_norm": self.row_clip_norm}
+        del config["rows"], config["microbatch_size"]
+        return config

@@ -1,0 +1,118 @@
+"""Privacy loss distributions from curves δ(ε), and what Poisson sampling makes of one.
+
+A pair of distributions whose curves are at or above a mechanism's, for an example removed and for
+one added, dominates the mechanism, in composition and under sampling, too (Zhu et al. 2022,
+Theorems 10 and 11). True curves are convex in e^ε, so the lower convex hull of any bound is one,
+and "connect the dots" turns it into a distribution on a grid, rounded pessimistically. O(grid
+points).
+"""
+
+import math
+
+import numpy as np
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+LARGEST = 40.0  # losses beyond count as infinite
+_NEGLIGIBLE = 1e-18  # δ at which the grid of losses ends
+
+
+def of_curves(removed: np.ndarray, added: np.ndarray, interval: float) -> PrivacyLossDistribution:
+    """The losses whose δ(ε) are the lower hulls of two curves.
+
+    Args:
+        removed: δ at 0, 1, 2, … times `interval`, for an example removed.
+        added: The same for one added.
+        interval: Between two losses of the grid.
+    """
+    return PrivacyLossDistribution(
+        _dominating(removed, added, interval), _dominating(added, removed, interval)
+    )
+
+
+def of_pure(epsilon: float, interval: float) -> PrivacyLossDistribution:
+    """That of randomised response, which dominates every (ε, 0)-private mechanism."""
+    losses = interval * np.arange(2 + math.ceil(epsilon / interval))
+    below = np.maximum(-np.expm1(losses - epsilon), 0)  # (e^ε − e^loss) / e^ε
+    curve = below / (1 + math.exp(-epsilon))
+    return of_curves(curve, curve, interval)
+
+
+def sampled(
+    loss: PrivacyLossDistribution, probability: float, interval: float
+) -> PrivacyLossDistribution:
+    """The loss of a mechanism on a Poisson sample of the data.
+
+    With (P, Q) the pair of `loss` and P' = (1 − q)·Q + q·P (Zhu et al. 2022, Theorem 11):
+    `δ(P'‖Q)(ε) = q·δ(P‖Q)(log(1 + (e^ε − 1)/q))` for an example removed, and for one added
+    `δ(Q‖P')(ε) = (1 − e^ε·(1 − q))·δ(Q‖P)(log(q·e^ε / (1 − e^ε·(1 − q))))`, or 0 once e^ε·(1 − q)
+    reaches 1.
+
+    Args:
+        loss: Of the mechanism on all of its input, add or remove.
+        probability: q in (0, 1], of each example to be in the sample.
+        interval: Of the grid of `loss` and of the result.
+    """
+    of_removed, of_added = loss._pmf_remove, loss._pmf_add
+    largest = max(map(_largest_loss, (of_removed, of_added)))
+    points = 1 + math.ceil(math.log1p(probability * math.expm1(largest)) / interval)
+    losses = interval * np.arange(points)
+    removed = probability * _delta(of_removed, np.log1p(np.expm1(losses) / probability))
+    rest = 1 - np.exp(losses) * (1 - probability)
+    reached = rest > 0
+    own = np.log(probability) + losses[reached] - np.log(rest[reached])
+    added = np.zeros(points)
+    added[reached] = rest[reached] * _delta(of_added, np.maximum(own, 0))
+    return of_curves(removed, added, interval)
+
+
+def _delta(pmf: pld_pmf.PLDPmf, epsilons: np.ndarray) -> np.ndarray:
+    """`Σ_{loss > ε} p·(1 − e^(ε − loss))` at increasing ε, what is infinite included."""
+    dense = pmf.to_dense_pmf()
+    losses = dense._discretization * (dense._lower_loss + np.arange(dense.size))
+    first, second = _sums_from(dense._probs), _sums_from(dense._probs * np.exp(-losses))
+    above = np.searchsorted(losses, epsilons, side="right")
+    return np.clip(dense._infinity_mass + first[above] - np.exp(epsilons) * second[above], 0, 1)
+
+
+def _sums_from(values: np.ndarray) -> np.ndarray:
+    """Of the values from each index on, and 0 at the end."""
+    return np.concatenate([np.cumsum(values[::-1])[::-1], [0.0]])
+
+
+def _largest_loss(pmf: pld_pmf.PLDPmf) -> float:
+    """ε from which on δ is negligible, rounded up; or `LARGEST`."""
+    losses = np.geomspace(1e-6, LARGEST, 160)
+    relevant = np.flatnonzero(_delta(pmf, losses) - pmf._infinity_mass >= _NEGLIGIBLE)
+    last = relevant[-1] + 1 if relevant.size else 0
+    return float(losses[min(last, len(losses) - 1)])
+
+
+def _dominating(curve: np.ndarray, reverse: np.ndarray, interval: float) -> pld_pmf.PLDPmf:
+    """The loss whose δ(ε) is the lower hull of `curve`.
+
+    Its other half follows from the curve of the reverse: δ(−ε) = 1 − e^−ε + e^−ε·reverse(ε).
+    """
+    grid = np.arange(1 - len(curve), len(curve))
+    losses = interval * grid[len(curve) :]
+    mirrored = -np.expm1(-losses) + np.exp(-losses) * reverse[1:]
+    delta = np.minimum(np.concatenate([mirrored[::-1], curve]), 1)
+    kept = _lower_hull(np.exp(interval * grid), delta)
+    return pld_pmf.create_pmf_pessimistic_connect_dots(interval, grid[kept], delta[kept])
+
+
+def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Indices of the points of the lower convex hull, for increasing x (monotone chain)."""
+    slopes = np.diff(y) / np.diff(x)
+    if np.all(slopes[1:] >= slopes[:-1]):
+        return np.arange(len(x))
+    points = list(zip(x.tolist(), y.tolist(), strict=True))
+    kept: list[int] = []
+    for index, (right, right_y) in enumerate(points):
+        while len(kept) > 1:
+            (left, left_y), (middle, middle_y) = points[kept[-2]], points[kept[-1]]
+            if (middle_y - left_y) * (right - left) < (right_y - left_y) * (middle - left):
+                break  # below the chord of its neighbours
+            kept.pop()
+        kept.append(index)
+    return np.array(kept)

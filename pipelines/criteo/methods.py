@@ -1,0 +1,113 @@
+"""The ways to train the click model: what each one needs of a plan, and its optimizer."""
+
+from typing import Any
+
+import keras
+import ml_collections
+import numpy as np
+
+import dp_sparse
+from pipelines.criteo.prepare import PreparedData
+from pipelines.criteo.schema import NUM_INTEGERS, RECORD_DTYPE
+from pipelines.optimizers import optimizer_of
+
+NON_PRIVATE = "non_private"
+PRIVATE = (
+    "dp_sgd",
+    "lazy_dp_sgd",
+    "dp_adafest",
+    "dp_fest",
+    "dp_adafest_plus",
+    "exponential",
+)
+METHODS = (NON_PRIVATE, *PRIVATE)
+_WITH_ROWS = ("dp_fest", "dp_adafest_plus")
+_SOURCES = {
+    "gaussian": dp_sparse.GaussianTopK,
+    "gumbel": dp_sparse.GumbelTopK,
+    "laplace": dp_sparse.LaplaceTopK,
+}
+
+
+def private_optimizer(
+    config: ml_collections.ConfigDict,
+    data: PreparedData,
+    training: dp_sparse.RecordFile,
+    steps: int,
+) -> keras.optimizers.Optimizer:
+    """The optimizer of `config.method` with a calibrated plan; selects rows first if it needs any.
+
+    Raises:
+        ValueError: A number of `config` is out of its range.
+    """
+    plan = _plan(config, len(training), steps)
+    rows = _rows(config, plan, data, training) if config.method in _WITH_ROWS else None
+    releases = (rows.release,) if rows is not None and rows.costs else ()
+    plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, plan.mechanism, releases).calibrate()
+    given: dict[str, Any] = {"clip_norm": config.privacy.clip_norm}
+    wrapped = optimizer_of(config)
+    match config.method:
+        case "dp_sgd":
+            return dp_sparse.DPSGDOptimizer(wrapped, plan, **given)
+        case "lazy_dp_sgd":
+            return dp_sparse.LazyDPSGDOptimizer(wrapped, plan, **given)
+        case "dp_fest":
+            assert rows is not None
+            return dp_sparse.DPFESTOptimizer(wrapped, plan, **given, rows=rows)
+        case "exponential":
+            return dp_sparse.ExponentialSelectionOptimizer(wrapped, plan, **given)
+        case _:
+            return dp_sparse.DPAdaFESTOptimizer(wrapped, plan, **given, **config.adafest, rows=rows)
+
+
+def _plan(
+    config: ml_collections.ConfigDict, num_examples: int, steps: int
+) -> dp_sparse.PrivacyPlan:
+    return dp_sparse.PrivacyPlan(
+        budget=dp_sparse.PrivacyBudget(
+            epsilon=config.privacy.epsilon, delta=config.privacy.delta or 1 / num_examples
+        ),
+        sampling=dp_sparse.PoissonSampling(
+            num_examples=num_examples,
+            expected_batch_size=min(config.training.batch_size, num_examples),
+            steps=steps,
+        ),
+        mechanism=(
+            dp_sparse.ExponentialSelection(**config.exponential)
+            if config.method == "exponential"
+            else dp_sparse.GaussianMechanism()
+        ),
+    )
+
+
+def _rows(
+    config: ml_collections.ConfigDict,
+    plan: dp_sparse.PrivacyPlan,
+    data: PreparedData,
+    training: dp_sparse.RecordFile,
+) -> dp_sparse.SelectedRows:
+    """The `config.selection.rows` most frequent rows, with noise that takes a share of ε."""
+    settings = config.selection
+    if settings.source not in _SOURCES:
+        raise ValueError(
+            f"Expected selection.source to be one of {tuple(_SOURCES)}, got {settings.source!r}."
+        )
+    tables = dict(zip(table_names(len(data.vocabularies)), data.vocabularies, strict=True))
+    calibrated = dp_sparse.calibrate_top_k(
+        plan, tables, settings.rows, _SOURCES[settings.source], share=settings.share
+    )
+    examples = len(training)  # the first ones of the file
+    named = dp_sparse.RecordFile(data.path, RECORD_DTYPE, _categories_by_table, 0, examples)
+    return dp_sparse.select_top_k(named, tables, settings.rows, calibrated.source, progress=False)
+
+
+def table_names(count: int) -> list[str]:
+    """Names of the layers that hold the tables, as the model has them."""
+    return [f"category_{index + NUM_INTEGERS + 1}" for index in range(count)]
+
+
+def _categories_by_table(records: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Each table's ids under its name, and the labels."""
+    ids = records["categories"]
+    named = {name: ids[:, i] for i, name in enumerate(table_names(ids.shape[1]))}
+    return named, records["label"]

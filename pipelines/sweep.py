@@ -1,0 +1,173 @@
+"""Runs many training runs, each in a process of its own, and goes on where it was stopped.
+
+`python -m pipelines.sweep --config configs/criteo_kaggle/tradeoff.py --config.data.path=FILE`
+
+A config has `base`, a config of the Criteo pipeline, and `points`: a name, a seed and changes of
+`base` for each run. A finished point is one JSON file under `directory`, written whole or not at
+all, with the held-out logits beside it; a point whose file is there is not run again. What a sweep
+is for is printed and drawn by `pipelines.sweep_report` at the end.
+"""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+from absl import app
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The sweep.")
+_UNNAMED = ("data.path", "data.prepared", "report.directory", "report.verbose")  # change no result
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One run of a sweep.
+
+    Attributes:
+        name: What it is called in tables; points that differ in their seed alone share it.
+        seed: Of the initial weights.
+        changes: Dotted keys of the base config with their values.
+    """
+
+    name: str
+    seed: int
+    changes: dict[str, Any]
+
+
+def points_of(config: ml_collections.ConfigDict) -> list[Point]:
+    """The points of a sweep's config, in its order."""
+    return [Point(p["name"], p["seed"], dict(p["changes"])) for p in config.points]
+
+
+def run_config(config: ml_collections.ConfigDict, point: Point) -> ml_collections.ConfigDict:
+    """The Criteo config of one point.
+
+    Raises:
+        KeyError: A change of a key that the base does not have.
+    """
+    own = config.base.copy_and_resolve_references()
+    own.data.path = config.data.path
+    own.seed = point.seed
+    for key, value in point.changes.items():
+        *parents, last = key.split(".")
+        section = own
+        for parent in parents:
+            section = section[parent]
+        if last not in section:
+            raise KeyError(f"{point.name} changes {key}, which the base config does not have.")
+        section[last] = value
+    return own
+
+
+def result_path(config: ml_collections.ConfigDict, point: Point) -> Path:
+    """Where a point's result belongs: named by everything that decides it."""
+    settings = run_config(config, point)
+    flat = {name: str(value) for name, value in _flattened(settings).items()}
+    decisive = {name: value for name, value in flat.items() if name not in _UNNAMED}
+    source = Path(config.data.path).name
+    digest = hashlib.sha256(json.dumps([source, decisive], sort_keys=True).encode()).hexdigest()
+    return Path(config.directory) / "points" / f"{point.name}-{point.seed}-{digest[:12]}.json"
+
+
+def _flattened(config: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(config, ml_collections.ConfigDict):
+        return {prefix[:-1]: config}
+    return {
+        name: value
+        for key in config
+        for name, value in _flattened(config[key], f"{prefix}{key}.").items()
+    }
+
+
+def run_point(config: ml_collections.ConfigDict, point: Point) -> None:
+    """Trains one point and writes its result."""
+    threads = max(1, (os.cpu_count() or 1) // config.workers)
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))  # read by the import below
+    from pipelines.criteo.prepare import load_or_prepare
+    from pipelines.criteo.train import train
+
+    settings = run_config(config, point)
+    records = Path(config.directory) / f"{Path(config.data.path).name}.records"
+    result = train(settings, load_or_prepare(Path(config.data.path), records))
+    rows = result.report.history.rows if result.report is not None else []
+    description = {
+        "name": point.name,
+        "seed": point.seed,
+        "changes": point.changes,
+        "method": result.method,
+        "auc": result.auc,
+        "validation_auc": result.validation_auc,
+        "reduction": result.reduction,
+        "epsilon": result.epsilon,
+        "steps": result.steps,
+        "ms_per_step": result.ms_per_step,
+        "rows_per_step": np.mean(rows, axis=0).tolist() if rows else [],
+    }
+    path = result_path(config, point)
+    _write_whole(path.with_suffix(".npy"), lambda file: np.save(file, result.scores))
+    _write_whole(path, lambda file: file.write(json.dumps(description, indent=1).encode()))
+
+
+def _write_whole(path: Path, write: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    with unfinished.open("wb") as file:
+        write(file)
+    unfinished.replace(path)
+
+
+def run_all(config: ml_collections.ConfigDict) -> list[str]:
+    """Runs what is missing, `config.workers` at a time; the names of the points that failed."""
+    missing = [p for p in points_of(config) if not result_path(config, p).exists()]
+    print(f"{len(points_of(config))} points, {len(missing)} to run", flush=True)
+    failed = []
+    processes = concurrent.futures.ProcessPoolExecutor(
+        config.workers, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    )
+    with processes:
+        running = {processes.submit(run_point, config, p): p for p in missing}
+        for done, future in enumerate(concurrent.futures.as_completed(running), start=1):
+            point, error = running[future], future.exception()
+            if error is not None:
+                failed.append(f"{point.name}, seed {point.seed}: {type(error).__name__}: {error}")
+            print(f"[{done}/{len(missing)}] {point.name}, seed {point.seed}", flush=True)
+    return failed
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a sweep and reports on it."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
+    config = _CONFIG.value
+    if config is None or not Path(config.data.path).is_file():
+        print("error: Expected --config=FILE and --config.data.path=FILE.tsv.gz.", file=sys.stderr)
+        return 1
+    from pipelines.criteo.prepare import load_or_prepare
+    from pipelines.sweep_report import write_report
+
+    directory = Path(config.directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    data = load_or_prepare(
+        Path(config.data.path), directory / f"{Path(config.data.path).name}.records"
+    )
+    failed = run_all(config)
+    found = [(p, result_path(config, p)) for p in points_of(config)]
+    done = [
+        json.loads(path.read_text()) | {"path": str(path)} for _, path in found if path.exists()
+    ]
+    write_report(config, data, done)
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    app.run(main)

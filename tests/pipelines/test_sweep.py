@@ -1,0 +1,116 @@
+"""A sweep's points run once, resume, keep their results whole, and are compared seed by seed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+import pytest
+
+from configs import criteo_sample
+from configs.criteo_kaggle import hyperparameters, tradeoff
+from pipelines import sweep, sweep_report
+from pipelines.criteo.generate import generate
+from pipelines.criteo.prepare import load_or_prepare
+
+VOCABULARIES = (40, 7) * 13
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rows") / "rows.tsv"
+    generate(1500, path, seed=1, vocabularies=VOCABULARIES, progress=False)
+    return path
+
+
+def small_sweep(rows: Path, directory: Path) -> ml_collections.ConfigDict:
+    config = tradeoff.get_config()
+    config.directory, config.data.path = str(directory), str(rows)
+    config.base.data.vocabularies = VOCABULARIES
+    config.base.training.batch_size, config.base.training.epochs = 128, 0.2
+    config.points = (
+        {"name": "eps1_dp_sgd", "seed": 0, "changes": _changes("dp_sgd")},
+        {"name": "eps1_dp_adafest", "seed": 0, "changes": _changes("dp_adafest")},
+        {"name": "eps1_wrong", "seed": 0, "changes": _changes("nothing")},
+    )
+    return config
+
+
+def _changes(method: str) -> dict[str, Any]:
+    return {"method": method, "privacy.epsilon": 1.0}
+
+
+def test_points_run_once_each_in_a_process_and_failures_are_named(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_sweep(rows, tmp_path)
+    data = load_or_prepare(rows, tmp_path / "rows.tsv.records", VOCABULARIES)
+    failed = sweep.run_all(config)
+    assert len(failed) == 1 and "eps1_wrong, seed 0: ValueError: Expected method" in failed[0]
+    paths = [sweep.result_path(config, point) for point in sweep.points_of(config)]
+    assert [path.exists() for path in paths] == [True, True, False]
+    assert len(np.load(paths[0].with_suffix(".npy"))) == 150
+    written = [path.stat().st_mtime_ns for path in paths[:2]]
+    config.points = config.points[:2]
+    assert sweep.run_all(config) == []
+    assert [path.stat().st_mtime_ns for path in paths[:2]] == written
+    done = [json.loads(path.read_text()) | {"path": str(path)} for path in paths[:2]]
+    sweep_report.write_report(config, data, done)
+    text = (tmp_path / "results.md").read_text()
+    assert "eps1_dp_adafest" in text and "wrong" not in text
+    assert (tmp_path / "utility_loss_eps1.png").stat().st_size > 5_000
+
+
+def test_a_point_is_named_by_what_decides_its_result(rows: Path, tmp_path: Path) -> None:
+    config = small_sweep(rows, tmp_path)
+    first, second = (sweep.result_path(config, p) for p in sweep.points_of(config)[:2])
+    assert first != second
+    config.base.report.verbose, config.workers = 1, 7
+    assert sweep.result_path(config, sweep.points_of(config)[0]) == first
+    config.base.training.epochs = 0.3
+    assert sweep.result_path(config, sweep.points_of(config)[0]) != first
+    unknown = sweep.Point("x", 0, {"training.batchsize": 3})
+    with pytest.raises(KeyError, match="batchsize"):
+        sweep.run_config(config, unknown)
+
+
+@pytest.mark.parametrize("make", [tradeoff.get_config, hyperparameters.get_config])
+def test_every_point_changes_keys_that_exist(make: Any) -> None:
+    config = make()
+    config.data.path = "rows.tsv"
+    points = sweep.points_of(config)
+    assert len({sweep.result_path(config, point) for point in points}) == len(points)
+    assert config.base.data.validation_fraction == 0.1
+    assert criteo_sample.get_config().data.validation_fraction == 0.0
+
+
+def result(name: str, seed: int, auc: float, reduction: float, path: Path, scores: Any) -> Any:
+    np.save(path.with_suffix(".npy"), scores)
+    return {
+        "name": name,
+        "seed": seed,
+        "changes": {"privacy.epsilon": 1.0},
+        "method": name.partition("_k")[0],
+        "auc": auc,
+        "validation_auc": auc,
+        "reduction": reduction,
+        "path": str(path),
+    }
+
+
+def test_losses_are_paired_and_intervals_hold_the_truth(tmp_path: Path) -> None:
+    """A method whose scores are DP-SGD's has a loss of exactly 0; noisier ones lose."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random(2_000) < 0.3).astype(np.float32)
+    clean = labels + rng.normal(size=2_000)
+    noisy = clean + 2 * rng.normal(size=2_000)
+    base = {0: result("dp_sgd", 0, sweep_report._auc(labels, clean), 1, tmp_path / "a", clean)}
+    same = [result("dp_fest_k1", 0, base[0]["auc"], 200, tmp_path / "b", clean)]
+    worse = [result("dp_fest_k2", 0, sweep_report._auc(labels, noisy), 200, tmp_path / "c", noisy)]
+    assert sweep_report._interval(same, base, labels) == (0.0, 0.0)
+    low, high = sweep_report._interval(worse, base, labels)
+    assert 0 < low < base[0]["auc"] - worse[0]["auc"] < high < 0.3
+    groups = sweep_report._grouped([*base.values(), *same, *worse])
+    assert sweep_report._chosen(groups, "dp_fest") == same
+    assert sweep_report._reductions(groups, base, "dp_fest") == ("dp_fest", *["200.0"] * 4)
