@@ -35,24 +35,29 @@ class DelayedNoise:
             }
         self._settle_range = [self._range_function(table) for table in tables]
 
-    def owe(self, deviation: tf.Tensor, given: list[tuple[keras.Variable, tf.Tensor]]) -> None:
-        """Every row is owed one normal of this deviation more, but those that were given theirs.
+    def refuse_vanishing(self, deviation: tf.Tensor) -> tf.Operation | None:
+        """A check that `owe` can add noise of this deviation, float64 scalar, to its sum.
 
-        Args:
-            deviation: float64 scalar.
-            given: For some tables the rows that have got all their noise, int64 `[rows]`.
+        Raises:
+            PrivacyError: At run time, if it cannot.
         """
         before = self._variance.read_value()
-        variance = before + tf.square(deviation)
-        counts = require(
-            (variance > before) | tf.equal(deviation, 0.0),
+        return require(
+            (before + tf.square(deviation) > before) | tf.equal(deviation, 0.0),
             PrivacyError,
             "The noise of a step, {} on each weight, vanishes beside what rows are owed already: "
             "the learning rate has dropped too far within one epoch. Use DPSGDOptimizer.",
             deviation,
         )
-        with tf.control_dependencies([counts]):
-            variance = self._variance.assign(variance, read_value=True)
+
+    def owe(self, deviation: tf.Tensor, given: list[tuple[keras.Variable, tf.Tensor]]) -> None:
+        """Every row is owed one normal of this deviation more, but those that were given theirs.
+
+        Args:
+            deviation: float64 scalar, which `refuse_vanishing` allows.
+            given: For some tables the rows that have got all their noise, int64 `[rows]`.
+        """
+        variance = self._variance.assign_add(tf.square(deviation), read_value=True)
         for table, row_ids in given:
             self._mark_settled(table, row_ids, tf.identity(variance))
 

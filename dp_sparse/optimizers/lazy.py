@@ -104,36 +104,40 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
     def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
         """Noise on every dense parameter and on the rows that were read; owed to all others."""
         deviation = tf.cast(self.current_clip_norm * self.noise_multiplier, tf.float64)
-        gradients = self._noisy_dense(sums, deviation, draw)
         rate = tf.cast(self.optimizer.learning_rate, tf.float64)
         scale = rate / self.plan.sampling.expected_batch_size
-        self._update_rows(sums.tables, scale, deviation, draw)
-        given = [(table, rows.indices) for table, rows in sums.tables]
-        self._delayed.owe(scale * deviation, given)
-        if gradients:
-            self.optimizer.apply(gradients, [variable for variable, _ in sums.dense])
-        else:
-            self.iterations.assign_add(1)
+        updated = self._updated_rows(sums.tables, scale, deviation, draw)
+        gradients = self._noisy_dense(sums, deviation, draw)
+        owed = scale * deviation
+        checks = [_hides_rounding(table, after, owed) for table, after, _ in updated]
+        with tf.control_dependencies([*checks, self._delayed.refuse_vanishing(owed)]):
+            for table, after, row_ids in updated:
+                rows = tf.IndexedSlices(tf.cast(after, tf.float32), row_ids)
+                table.value.scatter_update(rows)
+            self._delayed.owe(owed, [(table, row_ids) for table, _, row_ids in updated])
+            if gradients:
+                self.optimizer.apply(gradients, [variable for variable, _ in sums.dense])
+            else:
+                self.iterations.assign_add(1)
 
-    def _update_rows(
+    def _updated_rows(
         self,
         tables: list[tuple[keras.Variable, tf.IndexedSlices]],
         scale: tf.Tensor,
         deviation: tf.Tensor,
         draw: noise.Draw,
-    ) -> None:
-        """`w − η·(sum + N(0, (σC)²))/B` in float64, from one stream for all tables."""
+    ) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
+        """`w − η·(sum + N(0, (σC)²))/B`, float64, with its rows; one stream for all tables."""
         if not tables:
-            return
+            return []
         sizes = [tf.size(rows.values) for _, rows in tables]
         normals = tf.split(noise.normal(draw, noise.Purpose.ROWS, tf.add_n(sizes)), sizes)
+        updated = []
         for (table, rows), own in zip(tables, normals, strict=True):
             noisy = rows.values + deviation * tf.reshape(own, tf.shape(rows.values))
             before = tf.cast(table.value.sparse_read(rows.indices), tf.float64)
-            after = before - scale * noisy
-            with tf.control_dependencies([_hides_rounding(table, after, scale * deviation)]):
-                after = tf.cast(after, tf.float32)
-            table.value.scatter_update(tf.IndexedSlices(after, rows.indices))
+            updated.append((table, before - scale * noisy, rows.indices))
+        return updated
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""

@@ -277,13 +277,29 @@ def test_noise_that_float32_cannot_hold_is_refused() -> None:
             model.fit(batches, steps_per_epoch=1, verbose=0)
 
 
+@pytest.mark.parametrize("coarse", [0, 1])
+def test_a_refused_step_writes_nothing(coarse: int) -> None:
+    """One table's weights are too large for the noise; the other's are not."""
+    model, plan = click_model(), plan_for(8, noise_multiplier=1.0)
+    optimizer = dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(1.0), plan, 1.0)
+    model.compile(optimizer, "mse")
+    tables = [w for w in model.trainable_variables if "embeddings" in w.path]
+    tables[coarse].assign(1e6 * tf.ones(tables[coarse].shape))
+    before = model.get_weights()
+    with pytest.raises(dp_sparse.PrivacyError, match="less than float32 can hold"):
+        model.fit(plan.sampling.batches(clicks(8)), steps_per_epoch=1, verbose=0)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
 def test_a_rate_that_drops_does_not_lose_its_noise() -> None:
     """What is owed starts again at 0 with every flush; within an epoch it may not vanish."""
     delayed = DelayedNoise(click_model().trainable_variables[:2])
     delayed.owe(tf.constant(1.0, tf.float64), [])
     with pytest.raises(tf.errors.InvalidArgumentError, match="vanishes beside what rows are owed"):
-        delayed.owe(tf.constant(1e-9, tf.float64), [])
+        delayed.refuse_vanishing(tf.constant(1e-9, tf.float64))
     delayed.settle_all(noise.NoiseKey())
+    delayed.refuse_vanishing(tf.constant(1e-9, tf.float64))
     delayed.owe(tf.constant(1e-9, tf.float64), [])
     assert float(delayed._variance) == 1e-18
 
