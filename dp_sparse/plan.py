@@ -193,18 +193,31 @@ class PrivacyPlan:
         ]
         return "\n".join(lines)
 
-    def explain(self, tables: Mapping[str, Any], **settings: Any) -> Forecast:
+    def explain(
+        self,
+        tables: Mapping[str, Any],
+        *,
+        lookups: int | None = None,
+        contribution_clip_norm: float = 1.0,
+        noise_ratio: float = 5.0,
+        threshold: float | None = None,
+        expected_false_rows: float | None = None,
+        false_positive_rate: float | None = None,
+        rows_per_step: float | None = None,
+    ) -> Forecast:
         """What `DPAdaFESTOptimizer` would do under this plan; print it before training.
 
         Args:
             tables: For each table its number of rows, or float `[rows]`: the probability that an
                 example looks the row up, from public data or with noise of its own. Without
                 probabilities only rows that survive on noise alone are forecast.
-            **settings: `lookups` of an example over all tables (default: one in each),
-                `contribution_clip_norm` and `noise_ratio` as the optimizer has them, and one of
-                `threshold`, `expected_false_rows` (default 32), `false_positive_rate` (of a row
-                that nobody looked up) and `rows_per_step` (the wanted size of the gradient), from
-                which the threshold follows.
+            lookups: Of an example over all tables; by default one in each.
+            contribution_clip_norm: C1, as the optimizer has it.
+            noise_ratio: σ1/σ2, as the optimizer has it.
+            threshold: τ; from one of this and the next three the threshold follows.
+            expected_false_rows: Rows a step that survive on noise alone, 32 by default.
+            false_positive_rate: The same for one row that nobody looked up.
+            rows_per_step: The wanted size of the gradient.
 
         Raises:
             ValueError: A plan without noise, an argument out of its range, or two ways to choose
@@ -215,7 +228,18 @@ class PrivacyPlan:
                 "Expected a calibrated plan, got one without noise: use plan.calibrate()."
             )
         batch = self.sampling.expected_batch_size
-        return forecast(self.noise_multiplier, batch, tables, **settings)
+        return forecast(
+            self.noise_multiplier,
+            batch,
+            tables,
+            lookups=lookups,
+            contribution_clip_norm=contribution_clip_norm,
+            noise_ratio=noise_ratio,
+            threshold=threshold,
+            expected_false_rows=expected_false_rows,
+            false_positive_rate=false_positive_rate,
+            rows_per_step=rows_per_step,
+        )
 
     def _prices(self) -> list[str]:
         """Each release with its price beside training and on its own."""
