@@ -12,7 +12,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import ml_collections
 import numpy as np
-import scipy.stats
 
 from pipelines.criteo.prepare import PreparedData
 
@@ -181,13 +180,14 @@ def _interval(
 ) -> tuple[float, float]:
     """Of the mean loss over seeds, rows and seeds resampled together."""
     pairs = [(_scores(base[r["seed"]]), _scores(r)) for r in group if r["seed"] in base]
+    ranked = [tuple(np.unique(s, return_inverse=True)[1] for s in pair) for pair in pairs]
     rng = np.random.default_rng(0)
     losses = np.zeros(_RESAMPLES)
     for i in range(_RESAMPLES):
         rows = rng.integers(0, len(labels), len(labels))
-        theirs, ours = pairs[rng.integers(len(pairs))]
-        own = labels[rows]
-        losses[i] = _auc(own, theirs[rows]) - _auc(own, ours[rows])
+        times = np.bincount(rows, minlength=len(labels))
+        theirs, ours = ranked[rng.integers(len(ranked))]
+        losses[i] = _auc(labels, theirs, times) - _auc(labels, ours, times)
     return float(np.quantile(losses, 0.025)), float(np.quantile(losses, 0.975))
 
 
@@ -195,11 +195,12 @@ def _scores(result: Result) -> np.ndarray:
     return np.load(Path(result["path"]).with_suffix(".npy"))
 
 
-def _auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    positive = labels > 0
-    count = int(positive.sum())
-    ranks = scipy.stats.rankdata(scores)[positive].sum()
-    return float((ranks - count * (count + 1) / 2) / (count * (len(labels) - count)))
+def _auc(labels: np.ndarray, ranks: np.ndarray, times: np.ndarray) -> float:
+    """Of rows that occur `times` times each; equal ranks, from 0, count half. O(rows)."""
+    positive = np.bincount(ranks, weights=times * (labels > 0))
+    negative = np.bincount(ranks, weights=times * (labels <= 0))
+    below = np.cumsum(negative) - negative / 2
+    return float(positive @ below / (positive.sum() * negative.sum()))
 
 
 def _reductions(

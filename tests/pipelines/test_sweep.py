@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from configs import criteo_sample
-from configs.criteo_kaggle import hyperparameters, tradeoff
+from configs.criteo_kaggle import generated, hyperparameters, tradeoff
 from pipelines import sweep, sweep_report
 from pipelines.criteo.generate import generate
 from pipelines.criteo.prepare import load_or_prepare
+from pipelines.criteo.train import exact_auc
 
 VOCABULARIES = (40, 7) * 13
 
@@ -75,7 +76,19 @@ def test_a_point_is_named_by_what_decides_its_result(rows: Path, tmp_path: Path)
         sweep.run_config(config, unknown)
 
 
-@pytest.mark.parametrize("make", [tradeoff.get_config, hyperparameters.get_config])
+def test_auc_of_resampled_rows() -> None:
+    rng = np.random.default_rng(0)
+    labels, scores = rng.random(200) < 0.3, rng.integers(0, 20, 200)
+    rows = rng.integers(0, 200, 200)
+    found = sweep_report._auc(
+        labels, np.unique(scores, return_inverse=True)[1], np.bincount(rows, minlength=200)
+    )
+    assert found == pytest.approx(exact_auc(labels[rows], scores[rows]), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make", [tradeoff.get_config, generated.get_config, hyperparameters.get_config]
+)
 def test_every_point_changes_keys_that_exist(make: Any) -> None:
     config = make()
     config.data.path = "rows.tsv"
