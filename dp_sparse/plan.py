@@ -180,7 +180,8 @@ class PrivacyPlan:
             f"Public: the number of examples ({self.sampling.num_examples}), the model's "
             "architecture and initial weights, and every hyper-parameter.",
             "Covers: the weights, the optimizer's state and the rows that each step updated, of "
-            "one training run, at every step.",
+            "one training run, at every step; of LazyDP the weights and state alone, as fit and "
+            "the model's own methods give them, never the rows that a step wrote.",
             "Not covered by any epsilon: training loss and metrics, clip fraction, realised batch "
             "sizes, quarantine counts, which survivors were false, the time a step took, that no "
             "bad value stopped the run, and choices made by looking at this data (hyper-parameters "

@@ -3,11 +3,15 @@
 Under plain SGD the noise that DP-SGD adds to a row in steps s+1 … t is a sum of independent
 normals, so one normal of variance V_t − V_s, with V_t = Σ (η·σ·C/B)² over the first t steps, is the
 same (LazyDP, Lim et al. 2024). The running V is one number; a row keeps the V up to which it has
-its noise; both start again at 0 when all rows have theirs. Neither is ever saved: which rows lack
+its noise, 8 bytes; both start again at 0 when all rows have theirs.
+
+### Formal Guarantees
+After `settle_all` the tables have the distribution that they have under DP-SGD with the same
+steps; a row has it from `settle` on. V and what rows have of it are never saved: which rows lack
 noise tells what batches looked up, and so does a table to which noise is still owed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
@@ -67,6 +71,7 @@ class DelayedNoise:
         """Adds what is owed to some rows, `row_ids` int64 `[rows]`, unique; nothing to others.
 
         Sum and rounding to float32 are of a float64 normal and of weights that are not released.
+        Other variables than the tables, such as those of a frozen layer, are owed nothing.
         """
         if id(table) not in self._settled:
             return
@@ -92,16 +97,16 @@ class DelayedNoise:
         if float(self._variance.numpy()) == 0.0:
             return
         for table, settle_range in zip(self.tables, self._settle_range, strict=True):
-            rows, size = table.shape[0], max(1, _ENTRIES_AT_ONCE // table.shape[1])
-            for start in range(0, rows, size):
-                stop = min(start + size, rows)
+            for start, stop in _parts(table):
                 settle_range(key, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
         self._start_again()
 
     def _start_again(self) -> None:
         """V and what rows have of it at 0; in an order that, if interrupted, only adds noise."""
-        for settled in self._settled.values():
-            settled.assign(tf.zeros_like(settled))
+        for table in self.tables:
+            settled = self._settled[id(table)]
+            for start, stop in _parts(table):
+                settled[start:stop].assign(tf.zeros([stop - start], tf.float64))
         self._variance.assign(0.0)
 
     def _range_function(self, table: keras.Variable) -> Callable[..., None]:
@@ -110,3 +115,10 @@ class DelayedNoise:
             self.settle(table, tf.range(start, stop), key.next_draw(), noise.Purpose.DELAYED)
 
         return settle_range
+
+
+def _parts(table: keras.Variable) -> Iterator[tuple[int, int]]:
+    """Ranges of rows, together all of the table's, each of a bounded number of entries."""
+    rows, size = table.shape[0], max(1, _ENTRIES_AT_ONCE // table.shape[1])
+    for start in range(0, rows, size):
+        yield start, min(start + size, rows)

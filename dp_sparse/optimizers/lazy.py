@@ -28,9 +28,11 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
     """DP-SGD around Keras' plain SGD, with a step whose cost does not grow with the tables.
 
     Noise is owed to rows until they are read. `fit` settles it at the end of every epoch and of
-    itself, also after an error; `evaluate`, `predict`, `save`, `save_weights`, `export` and
-    `get_weights` settle it first, at the cost of one pass over the tables. `flush` does so at any
-    time. There are no micro-batches.
+    itself, also after an error, and `train_on_batch` after every call; `evaluate`, `predict`, what
+    they do on one batch, `save`, `save_weights`, `export`, `get_weights` and `get_state_tree`
+    settle it first. `flush` does so at any time. Settling costs one pass over the tables, O(table
+    entries); a step of `fit` costs O(lookups · width), and a row 8 bytes of memory more. There are
+    no micro-batches.
 
     Args:
         optimizer: Exactly a Keras SGD, without momentum; a learning-rate schedule is fine.

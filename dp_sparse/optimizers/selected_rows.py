@@ -16,14 +16,14 @@ def checked_rows(rows: Any, plan: PrivacyPlan) -> SelectedRows:
 
     Raises:
         ValueError: `rows` is no `SelectedRows`.
-        PrivacyError: They were selected privately, and their release is none of the plan's.
+        PrivacyError: They were selected privately, and their own release is none of the plan's.
     """
     if not isinstance(rows, SelectedRows):
         raise ValueError(
             "Expected rows from dp_sparse.select_top_k or dp_sparse.SelectedRows, got "
             f"rows={rows!r}."
         )
-    if rows.costs and all(r.event != rows.event for r in plan.releases):
+    if rows.costs and rows.release not in plan.releases:
         raise PrivacyError(
             f"The plan does not pay for these rows ({rows.release.name}): make it with "
             "PrivacyPlan(..., releases=(rows.release,)).calibrate()."

@@ -5,6 +5,7 @@ sizes, the source and its price. Counts, noisy or not, are neither kept nor save
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import zipfile
@@ -42,7 +43,8 @@ class SelectedRows:
 
     ### Formal Guarantees
     What `release.event` says of the choice. A set that trains several models was paid for once, and
-    its release belongs into the plan of each.
+    its release belongs into the plan of each; another set needs a release of its own, also if it
+    came from the same source at the same price.
     """
 
     row_ids: Mapping[str, np.ndarray]
@@ -97,7 +99,15 @@ class SelectedRows:
         """What belongs into `PrivacyPlan(releases=(..., ))`."""
         tables = f"top {self.selected} rows of {len(self.num_rows)} tables"
         noise = self.source.description(self.lookups) if self.selected else "nothing counted"
-        return Release(f"{tables} ({noise})", self.event)
+        return Release(f"{tables} ({noise}; selection {self.digest})", self.event)
+
+    @property
+    def digest(self) -> str:
+        """Tells this choice from others of equal price: 12 hexadecimal digits of its SHA-256."""
+        found = hashlib.sha256(json.dumps(self._header(), sort_keys=True).encode())
+        for name in sorted(self.row_ids):
+            found.update(self.row_ids[name].tobytes())
+        return found.hexdigest()[:12]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one file, replacing what was there whole or not at all."""

@@ -45,12 +45,24 @@ def test_round_trip(source: TopKSource, way: str, tmp_path: Path) -> None:
 
 
 def test_release_names_the_price() -> None:
-    release = rows_of(GaussianTopK(3.0)).release
-    assert release == Release(
-        "top 5 rows of 3 tables (Gaussian noise of standard deviation 9 on each count)",
+    rows = rows_of(GaussianTopK(3.0))
+    assert rows.release == Release(
+        "top 5 rows of 3 tables (Gaussian noise of standard deviation 9 on each count; selection "
+        f"{rows.digest})",
         dp_accounting.GaussianDpEvent(3.0),
     )
     assert "public, at no cost" in rows_of(PublicRows()).release.name
+
+
+def test_digests_tell_choices_apart() -> None:
+    rows = rows_of(GaussianTopK(3.0))
+    assert rows.digest == rows_of(GaussianTopK(3.0)).digest
+    row_ids = {name: np.array(ids) for name, ids in rows.row_ids.items()}
+    table = next(name for name, ids in row_ids.items() if 0 < len(ids) < TABLES[name])
+    others = np.setdiff1d(np.arange(TABLES[table]), row_ids[table])
+    row_ids[table] = np.sort(np.append(row_ids[table][1:], others[0]))
+    other = SelectedRows(row_ids, TABLES, GaussianTopK(3.0), rows.lookups)
+    assert other.event == rows.event and other.release != rows.release
 
 
 def test_public_rows_from_a_list() -> None:
