@@ -20,10 +20,11 @@ from dp_sparse.optimizers import (
     ExponentialSelectionOptimizer,
     LazyDPSGDOptimizer,
 )
-from dp_sparse.plan import PrivacyBudget, PrivacyPlan, Release
+from dp_sparse.plan import PrivacyBudget, PrivacyPlan
+from dp_sparse.release import Release
 from dp_sparse.sampling import PoissonSampling, RecordFile, StreamSampling
 from dp_sparse.selection.counting import TopKTable
-from dp_sparse.selection.price import calibrate_top_k, release_price
+from dp_sparse.selection.price import calibrate_top_k
 from dp_sparse.selection.row_set import SelectedRows
 from dp_sparse.selection.sources import GaussianTopK, GumbelTopK, LaplaceTopK, PublicRows
 from dp_sparse.selection.top_k import select_top_k
@@ -65,6 +66,5 @@ __all__ = [
     "__version__",
     "calibrate_top_k",
     "check_model",
-    "release_price",
     "select_top_k",
 ]

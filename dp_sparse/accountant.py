@@ -1,30 +1,33 @@
-"""dp-accounting's accountant of privacy loss distributions, and events that it does not know."""
+"""dp-accounting's accountant of privacy loss distributions, taught some more events."""
 
+import functools
 from typing import Any
 
-import attr
 import dp_accounting
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dp_sparse import privacy_loss
+from dp_sparse.events import GumbelTopKDpEvent, PureDpEvent
 from dp_sparse.selection import gumbel
-from dp_sparse.selection.gumbel import GumbelTopKDpEvent
 
 
-@attr.s(frozen=True, slots=True, auto_attribs=True)
-class PureDpEvent(dp_accounting.DpEvent):
-    """A mechanism of which nothing is known but that it is (ε, 0)-differentially private.
-
-    Attributes:
-        epsilon: ε > 0, for an example added or removed.
-    """
-
-    epsilon: float
+@functools.lru_cache(maxsize=1024)
+def epsilon_of(event: dp_accounting.DpEvent, delta: float, interval: float) -> float:
+    """ε of `event` at `delta`, from losses on a grid of `interval`; infinite without noise."""
+    accountant = Accountant(value_discretization_interval=interval)
+    accountant.compose(event)
+    return float(accountant.get_epsilon(delta))
 
 
 class Accountant(PLDAccountant):
-    """Add or remove; knows Gumbel top-k, pure privacy, and Poisson samples of compositions."""
+    """Knows Gumbel top-k, pure privacy, and Poisson samples of compositions, too.
+
+    ### Formal Guarantees
+    Neighbouring datasets differ by one example added or removed; both directions are accounted and
+    the larger δ counts. Losses are rounded up to the grid, so ε is never understated. What has no
+    noise, or a loss too large for the grid, makes ε infinite.
+    """
 
     _pld: PrivacyLossDistribution
 

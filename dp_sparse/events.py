@@ -1,12 +1,48 @@
-"""dp-accounting events as JSON-ready dictionaries: a saved plan keeps the releases it paid for."""
+"""Events that dp-accounting does not have, and all events as JSON-ready dictionaries.
+
+A saved plan keeps the releases it paid for.
+"""
 
 from typing import Any
 
 import attr
 import dp_accounting
 
-from dp_sparse.accountant import PureDpEvent
-from dp_sparse.selection.gumbel import GumbelTopKDpEvent
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class PureDpEvent(dp_accounting.DpEvent):
+    """A mechanism of which nothing is known but that it is (ε, 0)-differentially private.
+
+    ### Formal Guarantees
+    Neighbouring datasets differ by one example added or removed. Any such mechanism is a
+    post-processing of randomised response with the same ε (Kairouz, Oh and Viswanath, 2015), which
+    is what the accountant composes.
+
+    Attributes:
+        epsilon: ε > 0.
+    """
+
+    epsilon: float
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class GumbelTopKDpEvent(dp_accounting.DpEvent):
+    """The rows with the largest counts plus independent Gumbel(scale) noise, of all tables.
+
+    ### Formal Guarantees
+    Neighbouring datasets differ by one example added, removed or zeroed out; it adds 1 to at most
+    `lookups` counts, and of all tables together `selected` rows are released, in any order.
+
+    Attributes:
+        scale: b > 0 of the noise, in counts.
+        lookups: m, the most counts that one example takes part in.
+        selected: k, rows released over all tables.
+    """
+
+    scale: float
+    lookups: int
+    selected: int
+
 
 _OWN = {event.__name__: event for event in (GumbelTopKDpEvent, PureDpEvent)}
 

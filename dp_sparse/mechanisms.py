@@ -3,23 +3,17 @@
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar
 
 import dp_accounting
 
 from dp_sparse import validate
-from dp_sparse.accountant import PureDpEvent
+from dp_sparse.events import PureDpEvent
+from dp_sparse.families import Family
 
 
 @dataclasses.dataclass(frozen=True)
-class Mechanism(abc.ABC):
+class Mechanism(Family, abc.ABC):
     """A step's releases, with one number left for `calibrate` to find: the noise multiplier."""
-
-    _registry: ClassVar[dict[str, type["Mechanism"]]] = {}
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        Mechanism._registry[cls.__name__] = cls
 
     @abc.abstractmethod
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
@@ -28,16 +22,6 @@ class Mechanism(abc.ABC):
     @abc.abstractmethod
     def description(self, noise_multiplier: float) -> str:
         """A few words for the statement."""
-
-    def get_config(self) -> dict[str, Any]:
-        """A JSON-ready description from which `from_config` makes an equal mechanism."""
-        return {"class": type(self).__name__, **dataclasses.asdict(self)}
-
-    @staticmethod
-    def from_config(config: dict[str, Any]) -> "Mechanism":
-        """The mechanism that `get_config` described."""
-        fields = dict(config)
-        return Mechanism._registry[fields.pop("class")](**fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +54,13 @@ class ExponentialSelection(Mechanism):
 
     Attributes:
         rows_per_step: k > 0, over all tables together.
-        noise_ratio: Of the selection's noise over the gradients', > 0.
+        noise_ratio: The selection's noise multiplier over the gradients' σ, > 0.
 
     ### Formal Guarantees
-    Selecting k rows without replacement is k exponential mechanisms in a row, each (ε0, 0)-private
-    and as such dominated by randomised response. They and the Gaussian mechanism see one batch:
-    their privacy losses are composed first, and what sampling saves is applied to the whole.
+    Selecting k rows by Gumbel noise is k exponential mechanisms in a row (Durfee and Rogers 2019),
+    each (ε0, 0)-private and as such dominated by randomised response. They and the Gaussian
+    mechanism see one batch: their privacy losses are composed first, and what sampling saves is
+    applied to the whole.
     """
 
     rows_per_step: int

@@ -10,7 +10,6 @@ whatever the number of steps.
 """
 
 import dataclasses
-import functools
 import math
 import secrets
 from collections.abc import Mapping
@@ -19,17 +18,15 @@ from typing import Any
 import dp_accounting
 
 from dp_sparse import validate
-from dp_sparse.accountant import Accountant
+from dp_sparse.accountant import epsilon_of
+from dp_sparse.calibration import COARSE, FINE, LIMITS, smallest_noise_multiplier
 from dp_sparse.events import event_config, event_from_config
 from dp_sparse.mechanisms import GaussianMechanism, Mechanism
+from dp_sparse.release import Release, ReleasePrice
 from dp_sparse.sampling import Sampling
 from dp_sparse.sampling.marker import fingerprint
 from dp_sparse.selection.forecast import Forecast, forecast
-from dp_sparse.selection.price import release_price
 
-_FINE, _COARSE = 1e-4, 1e-3  # intervals of the privacy loss; the accountant rounds pessimistically
-_SIGMA_TOLERANCE = 1e-4
-_SIGMA_LIMITS = (1e-2, 1e4)
 _OVERFLOW_ROUNDS = 5
 _GAUSSIAN = GaussianMechanism()
 
@@ -52,19 +49,6 @@ class PrivacyBudget:
 
 
 @dataclasses.dataclass(frozen=True)
-class Release:
-    """Something else computed from the same data, composed jointly with training.
-
-    Attributes:
-        name: What is released, as the statement prints it.
-        event: Its cost as a dp-accounting event, under the sampler's neighbouring relation.
-    """
-
-    name: str
-    event: dp_accounting.DpEvent
-
-
-@dataclasses.dataclass(frozen=True)
 class PrivacyPlan:
     """What one training run guarantees, and the noise that makes it so.
 
@@ -73,7 +57,7 @@ class PrivacyPlan:
         sampling: How batches are drawn; carries the amplification and the neighbouring relation.
         mechanism: What one step releases.
         releases: Everything else released from the same data; set before `calibrate`.
-        noise_multiplier: The combined σ of a step, set by `calibrate`.
+        noise_multiplier: The combined σ of the Gaussian releases of a step, set by `calibrate`.
         plan_id: Names this calibration; one plan pays for one training run.
 
     ### Formal Guarantees
@@ -91,11 +75,20 @@ class PrivacyPlan:
     plan_id: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mechanism, Mechanism):
-            raise ValueError(
-                f"Expected a mechanism, got mechanism={self.mechanism!r}: use GaussianMechanism() "
-                "or ExponentialSelection(...)."
-            )
+        if isinstance(self.releases, list):
+            object.__setattr__(self, "releases", tuple(self.releases))
+        for name, kind, mend in _FIELDS:
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"Expected {mend}, got {name}={getattr(self, name)!r}.")
+        for release in self.releases:
+            if not isinstance(release, Release):
+                raise ValueError(
+                    f"Expected every release to be a Release, got {release!r}: use "
+                    "releases=(rows.release,) or Release(name, event)."
+                )
+        if self.noise_multiplier is not None:
+            sigma = validate.positive("noise_multiplier", self.noise_multiplier)
+            object.__setattr__(self, "noise_multiplier", sigma)
 
     def calibrate(self) -> "PrivacyPlan":
         """Returns a new plan with the smallest noise multiplier that meets the budget.
@@ -112,38 +105,15 @@ class PrivacyPlan:
                 f"Batches beyond capacity={self.sampling.batch_capacity} alone exceed "
                 f"delta={budget.delta:g} at epsilon={budget.epsilon:g}. Raise sampling.capacity."
             )
-        if not self._meets(_SIGMA_LIMITS[1], _COARSE):
+        if not self._meets(LIMITS[1], COARSE):
+            names = [release.name for release in self.releases]
             raise ValueError(
-                f"No noise meets the budget: even noise_multiplier={_SIGMA_LIMITS[1]:g} spends "
+                f"No noise meets the budget: even noise_multiplier={LIMITS[1]:g} spends "
                 f"more than epsilon={budget.epsilon:g} at delta={budget.delta:g}. Raise the "
-                f"budget, or lower the cost of {[r.name for r in self.releases]}."
+                f"budget{f', or lower the cost of {names}' if names else ''}."
             )
-        sigma = self._smallest_noise_multiplier()
+        sigma = smallest_noise_multiplier(self._meets)
         return dataclasses.replace(self, noise_multiplier=sigma, plan_id=secrets.token_hex(16))
-
-    def _smallest_noise_multiplier(self) -> float:
-        """A coarse search (pessimistic, ten times faster), then a fine one around its answer."""
-        low, high = 0.5, 1.0
-        while not self._meets(high, _COARSE):
-            low, high = high, 2 * high
-        while low > _SIGMA_LIMITS[0] and self._meets(low, _COARSE):
-            low, high = low / 2, low
-        _, high = self._bisected(low, high, _COARSE, _SIGMA_TOLERANCE)
-        step = 0.01 * high
-        while not self._meets(high, _FINE):
-            high += step
-        low = high - step
-        while low > _SIGMA_LIMITS[0] and self._meets(low, _FINE):
-            low, high = low - step, low
-        return self._bisected(low, high, _FINE, _SIGMA_TOLERANCE)[1]
-
-    def _bisected(
-        self, low: float, high: float, interval: float, tolerance: float
-    ) -> tuple[float, float]:
-        while high - low > tolerance:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self._meets(middle, interval) else (middle, high)
-        return low, high
 
     def _meets(self, noise_multiplier: float, interval: float) -> bool:
         spent = self._epsilon_at(noise_multiplier, self.sampling.steps, interval)
@@ -167,6 +137,7 @@ class PrivacyPlan:
         """What `steps` steps (default: all) guarantee, to whom, and under which assumptions."""
         steps = self.sampling.steps if steps is None else steps
         spent, sigma = self.spent(steps), self.noise_multiplier
+        prices = [str(self.price(release)) for release in self.releases]
         assert sigma is not None
         lines = [
             f"({spent.epsilon:.4g}, {spent.delta:.3g})-differential privacy after {steps} of "
@@ -175,8 +146,8 @@ class PrivacyPlan:
             f"Sampling: {self.sampling.description}.",
             f"Noise multiplier of one step: {sigma:.6g} "
             f"({self.mechanism.description(sigma)}); accountant: privacy loss "
-            f"distributions, interval {_FINE:g}, dp-accounting.",
-            f"Also covered: {'; '.join(self._prices()) or 'no other release'}.",
+            f"distributions, interval {FINE:g}, dp-accounting.",
+            f"Also covered: {'; '.join(prices) or 'no other release'}.",
             f"Public: the number of examples ({self.sampling.num_examples}), the model's "
             "architecture and initial weights, and every hyper-parameter.",
             "Covers: the weights, the optimizer's state and the rows that each step updated, of "
@@ -208,25 +179,35 @@ class PrivacyPlan:
     ) -> Forecast:
         """What `DPAdaFESTOptimizer` would do under this plan; print it before training.
 
+        It has the plan's whole σ, as with `FlatClipping`; `QuantileClipping` takes a share of it.
+
         Args:
             tables: For each table its number of rows, or float `[rows]`: the probability that an
                 example looks the row up, from public data or with noise of its own. Without
-                probabilities only rows that survive on noise alone are forecast.
-            lookups: Of an example over all tables; by default one in each.
+                probabilities only rows that survive on noise alone are forecast. For DP-AdaFEST+
+                the same of the selected rows alone.
+            lookups: Of an example over all tables; by default one in each. At least the sum of all
+                probabilities.
             contribution_clip_norm: C1, as the optimizer has it.
             noise_ratio: σ1/σ2, as the optimizer has it.
             threshold: τ; from one of this and the next three the threshold follows.
-            expected_false_rows: Rows a step that survive on noise alone, 32 by default.
-            false_positive_rate: The same for one row that nobody looked up.
+            expected_false_rows: Rows a step that survive on noise alone, by default 32 and at most
+                half of all.
+            false_positive_rate: The same for one row that nobody looked up, below ½.
             rows_per_step: The wanted size of the gradient.
 
         Raises:
-            ValueError: A plan without noise, an argument out of its range, or two ways to choose
-                the threshold.
+            ValueError: A plan without noise or of another mechanism than `GaussianMechanism`, an
+                argument out of its range, or two ways to choose the threshold.
         """
         if self.noise_multiplier is None:
             raise ValueError(
                 "Expected a calibrated plan, got one without noise: use plan.calibrate()."
+            )
+        if not isinstance(self.mechanism, GaussianMechanism):
+            raise ValueError(
+                f"Expected a plan with mechanism=GaussianMechanism(), which DPAdaFESTOptimizer "
+                f"needs, got mechanism={self.mechanism!r}."
             )
         batch = self.sampling.expected_batch_size
         return forecast(
@@ -242,9 +223,22 @@ class PrivacyPlan:
             rows_per_step=rows_per_step,
         )
 
-    def _prices(self) -> list[str]:
-        """Each release with its price beside training and on its own."""
-        return [str(release_price(self, release)) for release in self.releases]
+    def price(self, release: Release) -> ReleasePrice:
+        """What one of `releases` adds to ε of all steps, and what it would cost on its own.
+
+        Raises:
+            ValueError: The plan is not calibrated, or does not have this release.
+        """
+        if release not in self.releases:
+            raise ValueError(
+                f"Expected a release of the plan, {[r.name for r in self.releases]}, got "
+                f"{release.name!r}: add it before calibrate()."
+            )
+        index, steps = self.releases.index(release), self.sampling.steps
+        others = self.releases[:index] + self.releases[index + 1 :]
+        without = dataclasses.replace(self, releases=others).spent(steps).epsilon
+        joint = self.spent(steps).epsilon - without
+        return ReleasePrice(release.name, joint, epsilon_of(release.event, self.budget.delta, FINE))
 
     @property
     def digest(self) -> int:
@@ -277,7 +271,7 @@ class PrivacyPlan:
             plan_id=config["plan_id"],
         )
 
-    def _epsilon_at(self, noise_multiplier: float, steps: int, interval: float = _FINE) -> float:
+    def _epsilon_at(self, noise_multiplier: float, steps: int, interval: float = FINE) -> float:
         """ε at the budget's δ less the overflow's share.
 
         The share grows with ε: rounds upwards until the two agree.
@@ -291,7 +285,7 @@ class PrivacyPlan:
             if needed <= overflow and attempt > 0:
                 return epsilon
             overflow = needed
-            epsilon = _pld_epsilon(event, self.budget.delta - overflow, interval)
+            epsilon = epsilon_of(event, self.budget.delta - overflow, interval)
             if epsilon <= self.budget.epsilon:
                 return epsilon
         return math.inf
@@ -303,8 +297,9 @@ class PrivacyPlan:
         return dp_accounting.ComposedDpEvent(tuple(events))
 
 
-@functools.lru_cache(maxsize=1024)
-def _pld_epsilon(event: dp_accounting.DpEvent, delta: float, interval: float) -> float:
-    accountant = Accountant(value_discretization_interval=interval)
-    accountant.compose(event)
-    return float(accountant.get_epsilon(delta))
+_FIELDS = (  # of a plan, with their types and what to use
+    ("budget", PrivacyBudget, "budget=PrivacyBudget(epsilon, delta)"),
+    ("sampling", Sampling, "sampling=PoissonSampling(...) or StreamSampling(...)"),
+    ("mechanism", Mechanism, "a mechanism, GaussianMechanism() or ExponentialSelection(...)"),
+    ("releases", tuple, "releases=(Release(...), ...), a tuple"),
+)

@@ -1,5 +1,6 @@
 """Privacy loss distributions from curves δ(ε), and what Poisson sampling makes of one.
 
+### Formal Guarantees
 A pair of distributions whose curves are at or above a mechanism's, for an example removed and for
 one added, dominates the mechanism, in composition and under sampling, too (Zhu et al. 2022,
 Theorems 10 and 11). True curves are convex in e^ε, so the lower convex hull of any bound is one,
@@ -7,7 +8,9 @@ and "connect the dots" turns it into a distribution on a grid, rounded pessimist
 points).
 """
 
+import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 from dp_accounting.pld import pld_pmf
@@ -54,7 +57,9 @@ def sampled(
         interval: Of the grid of `loss` and of the result.
     """
     of_removed, of_added = loss._pmf_remove, loss._pmf_add
-    largest = max(map(_largest_loss, (of_removed, of_added)))
+    largest = max(
+        largest_relevant(functools.partial(_finite_delta, pmf)) for pmf in (of_removed, of_added)
+    )
     points = 1 + math.ceil(math.log1p(probability * math.expm1(largest)) / interval)
     losses = interval * np.arange(points)
     removed = probability * _delta(of_removed, np.log1p(np.expm1(losses) / probability))
@@ -64,6 +69,19 @@ def sampled(
     added = np.zeros(points)
     added[reached] = rest[reached] * _delta(of_added, np.maximum(own, 0))
     return of_curves(removed, added, interval)
+
+
+def largest_relevant(delta: Callable[[np.ndarray], np.ndarray]) -> float:
+    """ε from which on `delta`, of increasing ε, is negligible, rounded up; or `LARGEST`."""
+    losses = np.geomspace(1e-6, LARGEST, 160)
+    relevant = np.flatnonzero(delta(losses) >= _NEGLIGIBLE)
+    last = relevant[-1] + 1 if relevant.size else 0
+    return float(losses[min(last, len(losses) - 1)])
+
+
+def _finite_delta(pmf: pld_pmf.PLDPmf, epsilons: np.ndarray) -> np.ndarray:
+    """δ without what is infinite, which no ε is large enough for."""
+    return _delta(pmf, epsilons) - pmf._infinity_mass
 
 
 def _delta(pmf: pld_pmf.PLDPmf, epsilons: np.ndarray) -> np.ndarray:
@@ -78,14 +96,6 @@ def _delta(pmf: pld_pmf.PLDPmf, epsilons: np.ndarray) -> np.ndarray:
 def _sums_from(values: np.ndarray) -> np.ndarray:
     """Of the values from each index on, and 0 at the end."""
     return np.concatenate([np.cumsum(values[::-1])[::-1], [0.0]])
-
-
-def _largest_loss(pmf: pld_pmf.PLDPmf) -> float:
-    """ε from which on δ is negligible, rounded up; or `LARGEST`."""
-    losses = np.geomspace(1e-6, LARGEST, 160)
-    relevant = np.flatnonzero(_delta(pmf, losses) - pmf._infinity_mass >= _NEGLIGIBLE)
-    last = relevant[-1] + 1 if relevant.size else 0
-    return float(losses[min(last, len(losses) - 1)])
 
 
 def _dominating(curve: np.ndarray, reverse: np.ndarray, interval: float) -> pld_pmf.PLDPmf:

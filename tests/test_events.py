@@ -5,9 +5,7 @@ import json
 import dp_accounting
 import pytest
 
-from dp_sparse.accountant import PureDpEvent
-from dp_sparse.events import event_config, event_from_config
-from dp_sparse.selection.gumbel import GumbelTopKDpEvent
+from dp_sparse.events import GumbelTopKDpEvent, PureDpEvent, event_config, event_from_config
 
 EVENTS = [
     dp_accounting.GaussianDpEvent(1.5),

@@ -321,6 +321,31 @@ def test_a_saved_plan_keeps_its_releases() -> None:
     assert PrivacyPlan.from_config(json.loads(json.dumps(given.get_config()))) == given
 
 
-def test_a_mechanism_by_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="got mechanism='gaussian': use GaussianMechanism"):
-        PrivacyPlan(PrivacyBudget(1.0, 1e-5), SST2, "gaussian")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mechanism": "gaussian"}, r"GaussianMechanism\(\) or .*got mechanism='gaussian'"),
+        ({"budget": 1.0}, r"Expected budget=PrivacyBudget\(epsilon, delta\), got budget=1.0"),
+        ({"sampling": None}, r"PoissonSampling\(...\) or .*got sampling=None"),
+        ({"releases": Release("x", dp_accounting.NoOpDpEvent())}, r"a tuple, got releases=Release"),
+        ({"releases": (3,)}, r"every release to be a Release, got 3: use releases=\(rows.release"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier > 0 .*got noise_multiplier=-1.0"),
+    ],
+)
+def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
+    given = {"budget": PrivacyBudget(1.0, 1e-5), "sampling": SST2} | fields
+    with pytest.raises(ValueError, match=message):
+        PrivacyPlan(**given)
+
+
+def test_unknown_members_of_families_are_named() -> None:
+    config = plan().get_config()
+    for name, family in (("sampling", "Sampling"), ("mechanism", "Mechanism")):
+        with pytest.raises(ValueError, match=f"Expected a {family} among .*got 'Nothing'"):
+            PrivacyPlan.from_config(config | {name: {"class": "Nothing"}})
+
+
+def test_an_impossible_budget_without_releases_blames_none() -> None:
+    sampling = PoissonSampling(num_examples=10, expected_batch_size=10, steps=10**9, capacity=10)
+    with pytest.raises(ValueError, match=r"Raise the budget\.$"):
+        PrivacyPlan(PrivacyBudget(1e-6, 1e-12), sampling).calibrate()

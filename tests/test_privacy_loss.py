@@ -8,7 +8,8 @@ import pytest
 from scipy import integrate, stats
 
 from dp_sparse import privacy_loss
-from dp_sparse.accountant import Accountant, PureDpEvent
+from dp_sparse.accountant import Accountant
+from dp_sparse.events import PureDpEvent
 from dp_sparse.mechanisms import ExponentialSelection, GaussianMechanism
 
 LOSSES = (0.05, 0.3, 1.0)

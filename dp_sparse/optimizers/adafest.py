@@ -44,7 +44,7 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
         threshold: τ, in units of the contribution map: an example with p distinct rows adds
             min(1, C1/√p) to each of its rows. By default such that `expected_false_rows` rows
             survive on noise alone.
-        expected_false_rows: λ > 0, for the default threshold.
+        expected_false_rows: λ > 0, for the default threshold; at most half of all rows count.
         rows: DP-AdaFEST+: rows selected beforehand, which alone can survive; the plan must pay for
             them. By default all rows.
         table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning

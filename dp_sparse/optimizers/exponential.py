@@ -1,7 +1,7 @@
 """Exponential selection: in each step the k rows with the largest noisy gradient norms.
 
-The baseline [57] of Ghazi et al., NeurIPS 2023 (section 4). A step spends most of its budget on
-the selection, k times, where DP-AdaFEST thresholds one noisy map.
+The baseline [57] of Ghazi et al., NeurIPS 2023 (section 4). A step pays for k selections where
+DP-AdaFEST pays for one noisy map: with `noise_ratio=1` half of its budget goes there.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ from dp_sparse.selection.scores import row_scores
 class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
     """Private training on k rows a step, chosen by exponential mechanisms.
 
-    It needs all gradients of a batch before rows are chosen, so there are no micro-batches.
+    It needs all gradients of a batch before rows are chosen, so there are no micro-batches. A step
+    costs O(lookups · width + k), whatever the size of the tables.
 
     Args:
         optimizer: Updates the dense variables, and the tables through its row-wise twin.
@@ -41,7 +42,7 @@ class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
 
     Raises:
         ValueError: A number out of its range, a plan with another mechanism, or an optimizer that
-            would touch every row of a table.
+            would touch every row of a table; when training begins, tables of fewer rows than k.
 
     ### Formal Guarantees
     One step releases the k selected rows, by k exponential mechanisms of ε0 each, and, given them,
@@ -73,6 +74,17 @@ class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
         if row_clip_norm is None:
             row_clip_norm = clip_norm
         self.row_clip_norm = validate.clip_norm("row_clip_norm", row_clip_norm)
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """As the others; the tables must have the rows that the plan pays for."""
+        super().build(variables)
+        assert isinstance(self.plan.mechanism, ExponentialSelection)
+        wanted, rows = self.plan.mechanism.rows_per_step, sum(t.shape[0] for t in self.tables)
+        if self.tables and wanted > rows:
+            raise ValueError(
+                f"Expected rows_per_step <= {rows}, all rows of the model's tables, got "
+                f"rows_per_step={wanted}: the plan would pay for rows that are not there."
+            )
 
     @property
     def gradient_noise_multiplier(self) -> float:

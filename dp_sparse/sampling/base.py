@@ -1,17 +1,17 @@
 """The interface of every sampler: an event, a neighbouring relation and fixed-shape batches."""
 
 import abc
-import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import dp_accounting
 import tensorflow as tf
 
+from dp_sparse.families import Family
 from dp_sparse.sampling import marker
 
 
-class Sampling(abc.ABC):
+class Sampling(Family, abc.ABC):
     """How the batches of a training run are drawn.
 
     Fields are public; datasets and seeds are call arguments. A subclass is a frozen dataclass.
@@ -26,12 +26,6 @@ class Sampling(abc.ABC):
     num_examples: int
     steps: int
     expected_batch_size: float
-
-    _registry: ClassVar[dict[str, type["Sampling"]]] = {}
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        Sampling._registry[cls.__name__] = cls
 
     def _set(self, name: str, validator: Callable[[str, Any], Any]) -> None:
         """Validates a field of the frozen dataclass and keeps it as a config's plain number."""
@@ -74,14 +68,3 @@ class Sampling(abc.ABC):
     def fingerprint(self) -> int:
         """Names this configuration in every batch it makes."""
         return marker.fingerprint(self.get_config())
-
-    def get_config(self) -> dict[str, Any]:
-        """A JSON-ready description from which `from_config` makes an equal sampler."""
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
-        return {"class": type(self).__name__, **{f.name: getattr(self, f.name) for f in fields}}
-
-    @staticmethod
-    def from_config(config: dict[str, Any]) -> "Sampling":
-        """The sampler that `get_config` described."""
-        fields = dict(config)
-        return Sampling._registry[fields.pop("class")](**fields)

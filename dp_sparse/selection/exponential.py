@@ -1,10 +1,10 @@
 """The k rows with the largest noisy scores, of all rows, without a number for each of them.
 
 Adding Gumbel(C3 / ε0) noise to every score and taking the k largest is the same as k exponential
-mechanisms in a row, without replacement. A row that scores gets its own noise; of the m others only
-the largest noise matters: `−log X` is a Gumbel variable if X is exponential, and the k smallest of
-m exponentials are running sums of `E_j / (m − j + 1)`. Which of the m rows they belong to is
-uniform. Time and memory O(lookups + k).
+mechanisms in a row, without replacement (Durfee and Rogers 2019). A row that scores gets its own
+noise; of the m others only the largest noise matters: `−log X` is a Gumbel variable if X is
+exponential, and the k smallest of m exponentials are running sums of `E_j / (m − j + 1)`. Which of
+the m rows they belong to is uniform. Time and memory O(lookups + k).
 """
 
 import numpy as np

@@ -73,8 +73,8 @@ class Forecast:
         return sum(table.noised for table in self.tables.values())
 
     @property
-    def reduction(self) -> float:
-        """Rows of all tables over those of a step: how much smaller the gradient is."""
+    def row_reduction(self) -> float:
+        """Rows of all tables over those of a step; `PrivacyReport.reduction` counts entries."""
         return sum(table.rows for table in self.tables.values()) / max(self.rows_per_step, 1e-12)
 
     def __str__(self) -> str:
@@ -87,8 +87,8 @@ class Forecast:
                 f"{self.gradient_noise_multiplier:.4g} for the gradient",
                 f"threshold = {self.threshold:.4g}; an example adds {share:.4g} to each of its "
                 f"{self.lookups} rows, noise has deviation {deviation:.4g}",
-                f"rows noised a step: {self.rows_per_step:,.4g}; gradient reduction "
-                f"{self.reduction:,.4g}",
+                f"rows noised a step: {self.rows_per_step:,.4g}, {self.row_reduction:,.4g} times "
+                "fewer than all",
                 *_aligned(self.tables),
             ]
         )
@@ -127,6 +127,12 @@ def forecast(
         raise ValueError("Expected tables={name: rows or frequencies}, got none.")
     lookups = len(frequencies) if lookups is None else lookups
     lookups = validate.positive_integer("lookups", lookups)
+    total = sum(float(f.sum()) for f in frequencies.values() if not isinstance(f, int))
+    if total > lookups * (1 + 1e-6):
+        raise ValueError(
+            f"Expected probabilities that add up to lookups={lookups} at most, got {total:g}: pass "
+            "lookups=, the most lookups of one example."
+        )
     clip_norm = validate.clip_norm("contribution_clip_norm", contribution_clip_norm)
     of_map, of_gradient = split_noise(
         noise_multiplier, validate.positive("noise_ratio", noise_ratio)
@@ -152,9 +158,17 @@ def _threshold(
         return validate.finite("threshold", given["threshold"])
     if "false_positive_rate" in given:
         rate = validate.probability("false_positive_rate", given["false_positive_rate"])
+        if rate > 0.5:
+            raise ValueError(
+                f"Expected false_positive_rate <= 0.5, a threshold >= 0, got {rate:g}."
+            )
         return default_threshold(rate * rows, rows, deviation)
     if "rows_per_step" not in given:
         wanted = validate.positive("expected_false_rows", given.get("expected_false_rows", 32.0))
+        if "expected_false_rows" in given and wanted > rows / 2:
+            raise ValueError(
+                f"Expected expected_false_rows <= {rows / 2:g}, half of all rows, got {wanted:g}."
+            )
         return default_threshold(wanted, rows, deviation)
     wanted = validate.positive("rows_per_step", given["rows_per_step"])
     if wanted >= rows:

@@ -1,4 +1,4 @@
-"""What the one-shot Gumbel top-k costs: a dp-accounting event and its privacy loss.
+"""What the one-shot Gumbel top-k costs: the privacy loss of its event.
 
 The paper (Ghazi et al., NeurIPS 2023, B.1) takes its one-shot Gumbel top-k for (ε, 0)-DP, which it
 is not: its pure price is k·ε. Two bounds hold instead, with ε0 = 1 / scale:
@@ -14,35 +14,12 @@ minimum, which `privacy_loss` turns into a distribution.
 
 import math
 
-import attr
-import dp_accounting
 import numpy as np
 import scipy.special
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dp_sparse import privacy_loss
-
-_LARGEST_LOSS = 40.0  # losses beyond count as infinite
-_NEGLIGIBLE = 1e-18  # δ at which the grid of losses ends
-
-
-@attr.s(frozen=True, slots=True, auto_attribs=True)
-class GumbelTopKDpEvent(dp_accounting.DpEvent):
-    """The rows with the largest counts plus independent Gumbel(scale) noise, of all tables.
-
-    ### Formal Guarantees
-    Neighbouring datasets differ by one example added, removed or zeroed out; it adds 1 to at most
-    `lookups` counts, and of all tables together `selected` rows are released, in any order.
-
-    Attributes:
-        scale: b > 0 of the noise, in counts.
-        lookups: m, the most counts that one example takes part in.
-        selected: k, rows released over all tables.
-    """
-
-    scale: float
-    lookups: int
-    selected: int
+from dp_sparse.events import GumbelTopKDpEvent
 
 
 def histogram_delta(
@@ -93,7 +70,8 @@ def loss_of(event: GumbelTopKDpEvent, interval: float) -> PrivacyLossDistributio
         event: The selection.
         interval: Between two losses of the grid.
     """
-    points = 1 + math.ceil(_largest_loss(event) / interval)
+    largest = privacy_loss.largest_relevant(lambda losses: np.maximum(*_curves(event, losses)))
+    points = 1 + math.ceil(largest / interval)
     return privacy_loss.of_curves(*_curves(event, interval * np.arange(points)), interval)
 
 
@@ -105,13 +83,5 @@ def _curves(event: GumbelTopKDpEvent, losses: np.ndarray) -> tuple[np.ndarray, n
 
 
 def is_unbounded(event: GumbelTopKDpEvent) -> bool:
-    """Whether losses beyond `_LARGEST_LOSS` are so likely that no ε is worth stating."""
-    return bool(np.maximum(*_curves(event, np.array([_LARGEST_LOSS])))[0] > 0.5)
-
-
-def _largest_loss(event: GumbelTopKDpEvent) -> float:
-    """ε from which on δ is negligible in both directions, rounded up; or `_LARGEST_LOSS`."""
-    losses = np.geomspace(1e-6, _LARGEST_LOSS, 160)
-    relevant = np.flatnonzero(np.maximum(*_curves(event, losses)) >= _NEGLIGIBLE)
-    last = relevant[-1] + 1 if relevant.size else 0
-    return float(losses[min(last, len(losses) - 1)])
+    """Whether losses beyond `privacy_loss.LARGEST` are so likely that no ε is worth stating."""
+    return bool(np.maximum(*_curves(event, np.array([privacy_loss.LARGEST])))[0] > 0.5)

@@ -8,40 +8,20 @@ for which both together meet ε. One evaluation takes about 0.2 s, after 1 s for
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import dp_accounting
 
 from dp_sparse import validate
-from dp_sparse.accountant import Accountant
+from dp_sparse.accountant import Accountant, epsilon_of
+from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.counting import TopKTable, as_tables
 from dp_sparse.selection.shares import share_rows
-from dp_sparse.selection.sources import GaussianTopK, TopKSource
-
-if TYPE_CHECKING:
-    from dp_sparse.plan import PrivacyPlan, Release
+from dp_sparse.selection.sources import GaussianTopK, GumbelTopK, LaplaceTopK, TopKSource
 
 _INTERVAL = 1e-4  # of the privacy loss, where ε is at most 1
 _RELATIVE_TOLERANCE = 1e-4
+_NOISY = (GaussianTopK, GumbelTopK, LaplaceTopK)
 _NOISE_LIMITS = (0.1, 1e9)  # in counts, or deviations over the sensitivity
-
-
-@dataclasses.dataclass(frozen=True)
-class ReleasePrice:
-    """What one release of a plan costs.
-
-    Attributes:
-        name: The release.
-        joint: By how much it raises the plan's ε.
-        alone: The ε of the release without anything else, at the plan's δ.
-    """
-
-    name: str
-    joint: float
-    alone: float
-
-    def __str__(self) -> str:
-        return f"{self.name}: epsilon {self.joint:.4g} beside training, {self.alone:.4g} on its own"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,30 +49,11 @@ class CalibratedTopK:
         )
 
 
-def release_price(plan: "PrivacyPlan", release: "Release") -> ReleasePrice:
-    """What `release` adds to a calibrated plan's ε, and what it would cost on its own.
-
-    Raises:
-        ValueError: The plan is not calibrated, or does not have this release.
-    """
-    if release not in plan.releases:
-        raise ValueError(
-            f"Expected a release of the plan, {[r.name for r in plan.releases]}, got "
-            f"{release.name!r}: add it before calibrate()."
-        )
-    index = plan.releases.index(release)
-    others = plan.releases[:index] + plan.releases[index + 1 :]
-    steps = plan.sampling.steps
-    without = dataclasses.replace(plan, releases=others).spent(steps).epsilon
-    joint = plan.spent(steps).epsilon - without
-    return ReleasePrice(release.name, joint, _epsilon(release.event, plan.budget.delta, _INTERVAL))
-
-
 def calibrate_top_k(
-    plan: "PrivacyPlan",
+    plan: PrivacyPlan,
     tables: Mapping[str, int | TopKTable],
     k: int,
-    source: Callable[[float], TopKSource] = GaussianTopK,
+    source_class: type[GaussianTopK | GumbelTopK | LaplaceTopK] = GaussianTopK,
     *,
     weights: Mapping[str, float] | None = None,
     share: float = 0.01,
@@ -106,7 +67,7 @@ def calibrate_top_k(
         plan: Without the selection, calibrated or not.
         tables: As `select_top_k`.
         k: As `select_top_k`.
-        source: `GaussianTopK`, `GumbelTopK` or `LaplaceTopK`.
+        source_class: `GaussianTopK`, `GumbelTopK` or `LaplaceTopK`, the class itself.
         weights: As `select_top_k`.
         share: Of ε, in (0, 1).
 
@@ -114,6 +75,11 @@ def calibrate_top_k(
         ValueError: An argument is out of its range, nothing would be counted, or no noise meets the
             budget.
     """
+    if source_class not in _NOISY:
+        raise ValueError(
+            f"Expected source_class among {[kind.__name__ for kind in _NOISY]}, without noise, "
+            f"which is what is looked for, got source_class={source_class!r}."
+        )
     wanted = share_rows(k, as_tables(tables), weights)
     if not wanted.selected:
         raise ValueError(
@@ -123,7 +89,7 @@ def calibrate_top_k(
     share, budget = validate.probability("share", share), plan.budget
 
     def selection(noise: float) -> dp_accounting.DpEvent:
-        return source(noise).event(wanted.lookups, wanted.selected)
+        return source_class(noise).event(wanted.lookups, wanted.selected)
 
     joint = smallest_joint_noise(
         _training_event(plan, (1 - share) * budget.epsilon),
@@ -132,10 +98,10 @@ def calibrate_top_k(
         delta=budget.delta - plan.sampling.overflow_delta(budget.epsilon, plan.sampling.steps),
     )
     apart = smallest_noise(selection, epsilon=share * budget.epsilon, delta=budget.delta)
-    return CalibratedTopK(source(joint), source(apart), share, wanted.lookups)
+    return CalibratedTopK(source_class(joint), source_class(apart), share, wanted.lookups)
 
 
-def _training_event(plan: "PrivacyPlan", epsilon: float) -> dp_accounting.DpEvent:
+def _training_event(plan: PrivacyPlan, epsilon: float) -> dp_accounting.DpEvent:
     """The plan's releases and its training, calibrated to `epsilon`."""
     smaller = dataclasses.replace(plan, budget=dataclasses.replace(plan.budget, epsilon=epsilon))
     sigma = smaller.calibrate().noise_multiplier
@@ -175,7 +141,7 @@ def smallest_noise(
         ValueError: None is.
     """
     interval = 10 * _INTERVAL * epsilon
-    return _smallest(lambda noise: _epsilon(selection(noise), delta, interval) <= epsilon)
+    return _smallest(lambda noise: epsilon_of(selection(noise), delta, interval) <= epsilon)
 
 
 def _smallest(meets: Callable[[float], bool]) -> float:
@@ -199,7 +165,3 @@ def _accountant(event: dp_accounting.DpEvent, interval: float) -> Accountant:
     accountant = Accountant(value_discretization_interval=interval)
     accountant.compose(event)
     return accountant
-
-
-def _epsilon(event: dp_accounting.DpEvent, delta: float, interval: float) -> float:
-    return float(_accountant(event, interval).get_epsilon(delta))

@@ -19,7 +19,7 @@ import numpy as np
 
 from dp_sparse import validate
 from dp_sparse.events import event_config
-from dp_sparse.plan import Release
+from dp_sparse.release import Release
 from dp_sparse.selection.counting import TopKTable, as_tables
 from dp_sparse.selection.sources import PublicRows, TopKSource
 

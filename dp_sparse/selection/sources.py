@@ -18,27 +18,21 @@ L2, p in L1. Number of rows, caps, k and the noise are public.
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
 import scipy.special
 
 from dp_sparse import validate
-from dp_sparse.selection.gumbel import GumbelTopKDpEvent
+from dp_sparse.events import GumbelTopKDpEvent
+from dp_sparse.families import Family
 from dp_sparse.selection.order_statistics import Quantile
 
 _SMALLEST_SCALE = 0.01  # below, ε0 > 100: no privacy to speak of
 
 
-class TopKSource(abc.ABC):
+class TopKSource(Family, abc.ABC):
     """Where counts come from, and their noise; a subclass is a frozen dataclass of one number."""
-
-    _registry: ClassVar[dict[str, type["TopKSource"]]] = {}
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        TopKSource._registry[cls.__name__] = cls
 
     @abc.abstractmethod
     def scale_of(self, lookups: int) -> float:
@@ -60,26 +54,6 @@ class TopKSource(abc.ABC):
     @abc.abstractmethod
     def description(self, lookups: int) -> str:
         """The noise in words, as a statement prints it."""
-
-    def get_config(self) -> dict[str, Any]:
-        """A JSON-ready description from which `from_config` makes an equal source."""
-        return {"class": type(self).__name__, **vars(self)}
-
-    @staticmethod
-    def from_config(config: dict[str, Any]) -> "TopKSource":
-        """The source that `get_config` described.
-
-        Raises:
-            ValueError: There is no source of that name.
-        """
-        fields = dict(config)
-        kind = TopKSource._registry.get(fields.pop("class"))
-        if kind is None:
-            raise ValueError(
-                f"Expected one of the sources {sorted(TopKSource._registry)}, got "
-                f"{config['class']!r}."
-            )
-        return kind(**fields)
 
 
 @dataclasses.dataclass(frozen=True)

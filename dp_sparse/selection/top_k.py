@@ -76,6 +76,11 @@ def select_top_k(
     operating system, afresh for each call. Sums of a count and its noise are float64; only the
     choice is released, never a noisy count.
     """
+    if not isinstance(source, TopKSource):
+        raise ValueError(
+            "Expected source to be GaussianTopK(...), GumbelTopK(...), LaplaceTopK(...) or "
+            f"PublicRows(), got source={source!r}."
+        )
     wanted = share_rows(k, as_tables(tables), weights)
     chosen = {name: np.arange(rows) for name, rows in wanted.shares.items()}
     if wanted.counted:

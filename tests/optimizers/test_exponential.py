@@ -115,6 +115,13 @@ def test_plans_and_optimizers_must_agree() -> None:
         dp_sparse.ExponentialSelectionOptimizer("sgd", plan, 1.0, -1)
 
 
+def test_more_rows_than_there_are_is_refused() -> None:
+    model, plan = click_model(), selecting(plan_for(8), 10_000)
+    model.compile(dp_sparse.ExponentialSelectionOptimizer("sgd", plan, 1.0), "mse")
+    with pytest.raises(ValueError, match="rows_per_step <= .*got rows_per_step=10000"):
+        model.fit(plan.sampling.batches(clicks(8)), steps_per_epoch=1, verbose=0)
+
+
 def test_it_is_saved_with_its_config() -> None:
     plan = selecting(plan_for(8), 3, 2.0)
     optimizer = dp_sparse.ExponentialSelectionOptimizer("adagrad", plan, 0.5, 0.2)

@@ -1,9 +1,12 @@
 """Forecasts against batches drawn and selected for real; thresholds that follow from them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import dp_sparse
 from dp_sparse import noise
 from dp_sparse.selection.contribution import TableLookups, contribution_map
 from dp_sparse.selection.forecast import forecast
@@ -73,7 +76,7 @@ def test_ways_to_choose_a_threshold() -> None:
     sizes = {name: len(f) for name, f in tables.items()}
     by_default = forecast(1.0, 500, sizes)
     assert by_default.rows_per_step == pytest.approx(32)
-    assert by_default.reduction == pytest.approx(51_000 / 32)
+    assert by_default.row_reduction == pytest.approx(51_000 / 32)
     rate = forecast(1.0, 500, sizes, false_positive_rate=1e-3)
     assert rate.rows_per_step == pytest.approx(51)
     for wanted in (20.0, 400.0, 5_000.0):
@@ -94,6 +97,12 @@ def test_what_a_plan_explains() -> None:
     assert lines[-2].split()[:3] == ["ads", "1,000", "-"] and lines[-1].startswith("users")
 
 
+def test_a_plan_of_another_mechanism_explains_nothing() -> None:
+    plan = dataclasses.replace(plan_for(100), mechanism=dp_sparse.ExponentialSelection(3))
+    with pytest.raises(ValueError, match=r"GaussianMechanism\(\), which DPAdaFESTOptimizer needs"):
+        plan.explain({"ads": 1_000})
+
+
 @pytest.mark.parametrize(
     ("tables", "settings", "message"),
     [
@@ -107,6 +116,9 @@ def test_what_a_plan_explains() -> None:
         ({"a": 9}, {"rows_per_step": 9}, "rows_per_step < 9"),
         ({"a": 9}, {"rows_per_step": -1}, "rows_per_step"),
         ({"a": 9}, {"false_positive_rate": 2.0}, "false_positive_rate"),
+        ({"a": 9}, {"false_positive_rate": 0.6}, "false_positive_rate <= 0.5"),
+        ({"a": 9}, {"expected_false_rows": 5}, "expected_false_rows <= 4.5"),
+        ({"a": [0.9, 0.9]}, {}, "add up to lookups=1 at most, got 1.8"),
         ({"a": 9}, {"lookups": 0}, "lookups=0"),
         ({"a": 9}, {"noise_ratio": 0}, "noise_ratio=0"),
         ({"a": 9}, {"threshold": float("inf")}, "threshold=inf"),

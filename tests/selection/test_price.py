@@ -14,11 +14,16 @@ from dp_sparse.sampling import PoissonSampling, StreamSampling
 from dp_sparse.selection.counting import TopKTable
 from dp_sparse.selection.price import (
     calibrate_top_k,
-    release_price,
     smallest_joint_noise,
     smallest_noise,
 )
-from dp_sparse.selection.sources import GaussianTopK, GumbelTopK, LaplaceTopK, TopKSource
+from dp_sparse.selection.sources import (
+    GaussianTopK,
+    GumbelTopK,
+    LaplaceTopK,
+    PublicRows,
+    TopKSource,
+)
 from tests.reference import top_k as reference
 
 # DP-SGD on Criteo: five epochs whose ε is 0.98993 at δ = 1/4.5e7, so that 0.01 of ε = 1 is left.
@@ -186,12 +191,12 @@ def test_price_in_a_plan() -> None:
     other = Release("something else", dp_accounting.GaussianDpEvent(40.0))
     plan = dataclasses.replace(STREAM, releases=(release,)).calibrate()
     assert plan.spent(200).epsilon == pytest.approx(1, abs=1e-3)
-    price = release_price(plan, release)
+    price = plan.price(release)
     assert price.joint == pytest.approx(0.05, rel=0.05)
     assert price.alone > 3 * price.joint
     assert str(price).startswith("rows: epsilon 0.0") and "on its own" in str(price)
     both = dataclasses.replace(STREAM, releases=(other, release)).calibrate()
-    assert release_price(both, release).alone == price.alone
+    assert both.price(release).alone == price.alone
 
 
 def test_other_releases_of_the_plan_count_first() -> None:
@@ -209,13 +214,16 @@ def test_bad_arguments() -> None:
     for k in (0, 10_000):
         with pytest.raises(ValueError, match="every table is kept whole or left out"):
             calibrate_top_k(STREAM, TABLES, k)
+    for wrong in (GaussianTopK(3.0), PublicRows, "gumbel"):
+        with pytest.raises(ValueError, match="Expected source_class among .*GumbelTopK"):
+            calibrate_top_k(STREAM, TABLES, 52, wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Expected 0 < share < 1, got share=1"):
         calibrate_top_k(STREAM, TABLES, 52, share=1)
     release = Release("rows", dp_accounting.GaussianDpEvent(3.0))
     with pytest.raises(ValueError, match=r"Expected a release of the plan, \[\], got 'rows'"):
-        release_price(STREAM.calibrate(), release)
+        STREAM.calibrate().price(release)
     with pytest.raises(ValueError, match="Expected a calibrated plan"):
-        release_price(dataclasses.replace(STREAM, releases=(release,)), release)
+        dataclasses.replace(STREAM, releases=(release,)).price(release)
 
 
 @pytest.mark.slow
@@ -229,6 +237,6 @@ def test_calibration_on_criteo() -> None:
     assert 15 < apart / joint < 30
     release = Release("rows", calibrated.source.event(26, 1000))
     final = dataclasses.replace(plan, releases=(release,)).calibrate()
-    price = release_price(final, release)
+    price = final.price(release)
     assert price.joint == pytest.approx(0.01, abs=2e-3)  # σ is found to 1e-4
     assert price.alone > 0.2

@@ -8,7 +8,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from dp_sparse.plan import Release
+from dp_sparse.release import Release
 from dp_sparse.selection.counting import TopKTable
 from dp_sparse.selection.row_set import SelectedRows
 from dp_sparse.selection.sources import (

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dp_sparse.selection.gumbel import GumbelTopKDpEvent
+from dp_sparse.events import GumbelTopKDpEvent
 from dp_sparse.selection.order_statistics import Quantile, random_quantiles
 from dp_sparse.selection.sources import (
     GaussianTopK,
@@ -63,7 +63,7 @@ def test_round_trip(source: TopKSource) -> None:
 
 
 def test_another_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="Expected one of the sources .*got 'Exact'"):
+    with pytest.raises(ValueError, match="Expected a TopKSource among .*GaussianTopK.*got 'Exact'"):
         TopKSource.from_config({"class": "Exact"})
 
 

@@ -273,6 +273,16 @@ def test_streams_need_a_number_of_examples() -> None:
     assert private(batches, {"t": 5}, 2, num_examples=4).row_ids["t"].tolist() == [1, 2]
 
 
+def test_a_source_is_an_object() -> None:
+    def unread() -> Any:
+        raise AssertionError("the examples were read")
+        yield
+
+    for wrong in (GaussianTopK, "gumbel", 3.0):
+        with pytest.raises(ValueError, match=r"Expected source to be GaussianTopK\(...\)"):
+            select_top_k(unread(), {"a": 10}, 3, wrong, num_examples=5)  # type: ignore[arg-type]
+
+
 def test_bad_arguments() -> None:
     x = ({"t": np.array([1])}, np.zeros(1))
     with pytest.raises(ValueError, match="Expected k to be a whole number >= 0, got k=-1"):
