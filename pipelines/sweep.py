@@ -3,15 +3,17 @@
 `python -m pipelines.sweep --config configs/criteo_kaggle/tradeoff.py --config.data.path=FILE`
 
 A config has `base`, a config of the Criteo pipeline, and `points`: a name, a seed and changes of
-`base` for each run. A finished point is one JSON file under `directory`, written whole or not at
-all, with the held-out logits beside it; a point whose file is there is not run again. What a sweep
-is for is printed and drawn by `pipelines.sweep_report` at the end.
+`base` for each run; besides, `directory` for all results, `workers`, how many points run at a
+time, and `kind`, what `pipelines.sweep_report` makes of them at the end: "tradeoff" or
+"hyperparameters". A finished point is one JSON file under `directory`, written whole or not at all,
+with the held-out logits beside it; a point whose file is there is not run again.
 """
 
 import concurrent.futures
 import dataclasses
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -52,12 +54,15 @@ def run_config(config: ml_collections.ConfigDict, point: Point) -> ml_collection
 
     Raises:
         KeyError: A change of a key that the base does not have.
+        ValueError: A change of the data, which all points share.
     """
     own = config.base.copy_and_resolve_references()
     own.data.path = config.data.path
     own.seed = point.seed
     for key, value in point.changes.items():
         *parents, last = key.split(".")
+        if parents[:1] == ["data"]:
+            raise ValueError(f"{point.name} changes {key}, but the points of a sweep share data.")
         section = own
         for parent in parents:
             section = section[parent]
@@ -72,7 +77,8 @@ def result_path(config: ml_collections.ConfigDict, point: Point) -> Path:
     settings = run_config(config, point)
     flat = {name: str(value) for name, value in _flattened(settings).items()}
     decisive = {name: value for name, value in flat.items() if name not in _UNNAMED}
-    source = Path(config.data.path).name
+    rows = os.stat(config.data.path)
+    source = [rows.st_size, rows.st_mtime_ns]
     digest = hashlib.sha256(json.dumps([source, decisive], sort_keys=True).encode()).hexdigest()
     return Path(config.directory) / "points" / f"{point.name}-{point.seed}-{digest[:12]}.json"
 
@@ -91,12 +97,10 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> None:
     """Trains one point and writes its result."""
     threads = max(1, (os.cpu_count() or 1) // config.workers)
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))  # read by the import below
-    from pipelines.criteo.prepare import load_or_prepare
     from pipelines.criteo.train import train
 
     settings = run_config(config, point)
-    records = Path(config.directory) / f"{Path(config.data.path).name}.records"
-    result = train(settings, load_or_prepare(Path(config.data.path), records))
+    result = train(settings, prepared(config))
     rows = result.report.history.rows if result.report is not None else []
     description = {
         "name": point.name,
@@ -106,7 +110,7 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> None:
         "auc": result.auc,
         "validation_auc": result.validation_auc,
         "reduction": result.reduction,
-        "epsilon": result.epsilon,
+        "epsilon": result.epsilon if math.isfinite(result.epsilon) else None,
         "steps": result.steps,
         "ms_per_step": result.ms_per_step,
         "rows_per_step": np.mean(rows, axis=0).tolist() if rows else [],
@@ -114,6 +118,15 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> None:
     path = result_path(config, point)
     _write_whole(path.with_suffix(".npy"), lambda file: np.save(file, result.scores))
     _write_whole(path, lambda file: file.write(json.dumps(description, indent=1).encode()))
+
+
+def prepared(config: ml_collections.ConfigDict) -> Any:
+    """The records of the sweep's rows, made on the first call."""
+    from pipelines.criteo.prepare import load_or_prepare
+
+    source = Path(config.data.path)
+    records = Path(config.directory) / f"{source.name}.records"
+    return load_or_prepare(source, records, tuple(config.base.data.vocabularies))
 
 
 def _write_whole(path: Path, write: Any) -> None:
@@ -147,17 +160,26 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
     config = _CONFIG.value
-    if config is None or not Path(config.data.path).is_file():
-        print("error: Expected --config=FILE and --config.data.path=FILE.tsv.gz.", file=sys.stderr)
+    if config is None or "points" not in config or not Path(config.data.path).is_file():
+        path = None if config is None else config.data.path
+        print(
+            "error: Expected --config=FILE, the config of a sweep, and --config.data.path=FILE of "
+            f"Criteo rows, got data.path={path!r}.",
+            file=sys.stderr,
+        )
         return 1
-    from pipelines.criteo.prepare import load_or_prepare
+    if not config.base.data.validation_fraction:
+        print("error: Expected base.data.validation_fraction > 0, got 0.", file=sys.stderr)
+        return 1
+    from pipelines.criteo.prepare import PrepareError
     from pipelines.sweep_report import write_report
 
-    directory = Path(config.directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    data = load_or_prepare(
-        Path(config.data.path), directory / f"{Path(config.data.path).name}.records"
-    )
+    Path(config.directory).mkdir(parents=True, exist_ok=True)
+    try:
+        data = prepared(config)
+    except PrepareError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     failed = run_all(config)
     found = [(p, result_path(config, p)) for p in points_of(config)]
     done = [

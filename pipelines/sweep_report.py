@@ -165,20 +165,18 @@ def _chosen(groups: Mapping[str, list[Result]], method: str) -> list[Result]:
 def _compared(
     group: Sequence[Result], base: Mapping[int, Result], labels: np.ndarray
 ) -> tuple[str, ...]:
-    low, high = _interval(group, base, labels)
-    return (
-        _method(group[0]),
-        group[0]["name"],
-        _reduction(group),
-        f"{np.mean(_loss(group, base)):.4f}",
-        f"[{low:.4f}, {high:.4f}]",
-    )
+    losses = _loss(group, base)
+    compared = ("-", "-")
+    if losses:
+        low, high = _interval(group, base, labels)
+        compared = (f"{np.mean(losses):.4f}", f"[{low:.4f}, {high:.4f}]")
+    return (_method(group[0]), group[0]["name"], _reduction(group), *compared)
 
 
 def _interval(
     group: Sequence[Result], base: Mapping[int, Result], labels: np.ndarray
 ) -> tuple[float, float]:
-    """Of the mean loss over seeds, rows and seeds resampled together."""
+    """Of the mean loss over seeds; rows and seeds are drawn anew, with repetition, each time."""
     pairs = [(_scores(base[r["seed"]]), _scores(r)) for r in group if r["seed"] in base]
     ranked = [tuple(np.unique(s, return_inverse=True)[1] for s in pair) for pair in pairs]
     rng = np.random.default_rng(0)
@@ -186,8 +184,10 @@ def _interval(
     for i in range(_RESAMPLES):
         rows = rng.integers(0, len(labels), len(labels))
         times = np.bincount(rows, minlength=len(labels))
-        theirs, ours = ranked[rng.integers(len(ranked))]
-        losses[i] = _auc(labels, theirs, times) - _auc(labels, ours, times)
+        of_seed = [
+            _auc(labels, theirs, times) - _auc(labels, ours, times) for theirs, ours in ranked
+        ]
+        losses[i] = np.mean(rng.choice(of_seed, len(of_seed)))
     return float(np.quantile(losses, 0.025)), float(np.quantile(losses, 0.975))
 
 
@@ -206,7 +206,7 @@ def _auc(labels: np.ndarray, ranks: np.ndarray, times: np.ndarray) -> float:
 def _reductions(
     groups: Mapping[str, list[Result]], base: Mapping[int, Result], method: str
 ) -> tuple[str, ...]:
-    own = [group for group in groups.values() if _method(group[0]) == method]
+    own = [g for g in groups.values() if _method(g[0]) == method and _loss(g, base)]
 
     def largest(loss: float) -> str:
         fit = [_mean(group, "reduction") for group in own if np.mean(_loss(group, base)) <= loss]

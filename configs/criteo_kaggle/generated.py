@@ -20,7 +20,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.base.training.epochs = 1.0
     private = {"privacy.epsilon": 1.0}
     methods = [
-        ("non_private", {"method": "non_private"}),
+        ("without_privacy", {"method": "non_private"}),
         ("dp_sgd", {"method": "dp_sgd"}),
         ("frozen_tables", tradeoff.adafest("dp_adafest", 5.0, tradeoff.NEVER)),
     ]

@@ -71,9 +71,16 @@ def test_a_point_is_named_by_what_decides_its_result(rows: Path, tmp_path: Path)
     assert sweep.result_path(config, sweep.points_of(config)[0]) == first
     config.base.training.epochs = 0.3
     assert sweep.result_path(config, sweep.points_of(config)[0]) != first
-    unknown = sweep.Point("x", 0, {"training.batchsize": 3})
+    found = sweep.result_path(config, sweep.points_of(config)[0])
+    copy = tmp_path / "elsewhere" / rows.name
+    copy.parent.mkdir()
+    copy.write_bytes(rows.read_bytes() + b"\n")
+    config.data.path = str(copy)
+    assert sweep.result_path(config, sweep.points_of(config)[0]) != found
     with pytest.raises(KeyError, match="batchsize"):
-        sweep.run_config(config, unknown)
+        sweep.run_config(config, sweep.Point("x", 0, {"training.batchsize": 3}))
+    with pytest.raises(ValueError, match=r"changes data\.vocabularies, but the points"):
+        sweep.run_config(config, sweep.Point("x", 0, {"data.vocabularies": (3,)}))
 
 
 def test_auc_of_resampled_rows() -> None:
@@ -91,7 +98,7 @@ def test_auc_of_resampled_rows() -> None:
 )
 def test_every_point_changes_keys_that_exist(make: Any) -> None:
     config = make()
-    config.data.path = "rows.tsv"
+    config.data.path = __file__  # some file
     points = sweep.points_of(config)
     assert len({sweep.result_path(config, point) for point in points}) == len(points)
     assert config.base.data.validation_fraction == 0.1
@@ -118,12 +125,36 @@ def test_losses_are_paired_and_intervals_hold_the_truth(tmp_path: Path) -> None:
     labels = (rng.random(2_000) < 0.3).astype(np.float32)
     clean = labels + rng.normal(size=2_000)
     noisy = clean + 2 * rng.normal(size=2_000)
-    base = {0: result("dp_sgd", 0, sweep_report._auc(labels, clean), 1, tmp_path / "a", clean)}
+    base = {0: result("dp_sgd", 0, exact_auc(labels, clean), 1, tmp_path / "a", clean)}
     same = [result("dp_fest_k1", 0, base[0]["auc"], 200, tmp_path / "b", clean)]
-    worse = [result("dp_fest_k2", 0, sweep_report._auc(labels, noisy), 200, tmp_path / "c", noisy)]
+    worse = [result("dp_fest_k2", 0, exact_auc(labels, noisy), 200, tmp_path / "c", noisy)]
     assert sweep_report._interval(same, base, labels) == (0.0, 0.0)
     low, high = sweep_report._interval(worse, base, labels)
     assert 0 < low < base[0]["auc"] - worse[0]["auc"] < high < 0.3
+    alone = [result("dp_fest_k3", 7, 0.5, 200, tmp_path / "d", noisy)]  # no DP-SGD of its seed
+    assert sweep_report._compared(alone, base, labels)[-2:] == ("-", "-")
+    assert sweep_report._reductions({"x": alone}, base, "dp_fest")[1:] == ("-",) * 4
     groups = sweep_report._grouped([*base.values(), *same, *worse])
     assert sweep_report._chosen(groups, "dp_fest") == same
     assert sweep_report._reductions(groups, base, "dp_fest") == ("dp_fest", *["200.0"] * 4)
+
+
+def test_intervals_are_of_the_mean_over_seeds(tmp_path: Path) -> None:
+    """Six seeds with one loss each, over rows so many that only the seeds matter."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random(20_000) < 0.3).astype(np.float32)
+    base, group = {}, []
+    for seed, spread in enumerate((0.0, 0.0, 0.5, 0.9, 1.2, 1.2)):
+        clean = labels + rng.normal(size=len(labels))
+        noisy = clean + spread * rng.normal(size=len(labels))
+        name = str(tmp_path / str(seed))
+        base[seed] = result("dp_sgd", seed, exact_auc(labels, clean), 1, Path(name + "a"), clean)
+        auc = exact_auc(labels, noisy)
+        group.append(result("dp_fest", seed, auc, 200, Path(name + "b"), noisy))
+    losses = sweep_report._loss(group, base)
+    means = [np.mean(rng.choice(losses, 6)) for _ in range(4_000)]
+    expected = np.quantile(means, [0.025, 0.975])
+    found = sweep_report._interval(group, base, labels)
+    np.testing.assert_allclose(found, expected, atol=0.1 * (max(losses) - min(losses)))
+    single = np.quantile(rng.choice(losses, 4_000), [0.025, 0.975])
+    assert np.abs(single - expected).max() > 0.1 * (max(losses) - min(losses))
