@@ -1,4 +1,4 @@
-"""The README's example runs as printed."""
+"""The README's examples run as printed, one after the other."""
 
 import re
 from pathlib import Path
@@ -7,24 +7,51 @@ from typing import Any
 import keras
 import numpy as np
 
+import dp_sparse
+
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_example_runs_as_printed(capsys: Any) -> None:
-    example = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert example is not None
-    rng = np.random.default_rng(0)
-    num_examples = 4000
-    ids = rng.integers(0, 1000, (num_examples, 3)).astype(np.int32)
-    inputs = keras.Input((3,), dtype="int32")
-    hidden = keras.layers.Flatten()(keras.layers.Embedding(1000, 8)(inputs))
-    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
+def blocks() -> list[str]:
+    """The README's Python, for fewer steps."""
+    found = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert "steps=20_000" in found[0]
+    return [block.replace("steps=20_000", "steps=20") for block in found]
+
+
+def model_of_two_tables() -> keras.Model:
+    users = keras.Input((), dtype="int32")
+    words = keras.Input((3,), dtype="int32")
+    looked_up = keras.layers.Embedding(100_000, 4, name="users")(users)
+    text = keras.layers.Flatten()(keras.layers.Embedding(50_000, 4, name="words")(words))
+    features = keras.layers.Concatenate()([looked_up, text])
+    output = keras.layers.Dense(1, activation="sigmoid")(features)
+    return keras.Model({"users": users, "words": words}, output)
+
+
+def test_the_examples_run_as_printed(capsys: Any) -> None:
+    rng, num_examples = np.random.default_rng(0), 4000
+    x = {
+        "users": rng.integers(0, 100_000, num_examples).astype(np.int32),
+        "words": rng.integers(0, 50_000, (num_examples, 3)).astype(np.int32),
+    }
+    examples = x, (x["users"] < 30_000).astype(np.float32)
     names = {
         "num_examples": num_examples,
-        "dataset": (ids, (ids[:, 0] < 300).astype(np.float32)),
-        "model": model,
+        "dataset": examples,
+        "examples": examples,
+        "model": model_of_two_tables(),
     }
-    shorter = example[1].replace("steps=20_000", "steps=20")
-    assert shorter != example[1]
-    exec(shorter, names)
+    train, explain, select, exponential = blocks()
+    exec(train, names)
     assert "differential privacy after 20 of 20 steps" in capsys.readouterr().out
+    exec(explain, names)
+    printed = capsys.readouterr().out
+    assert "threshold = " in printed and "rows noised a step: 500" in printed
+    names["model"] = model_of_two_tables()
+    exec(select, names)
+    plan = names["plan"]
+    assert isinstance(plan, dp_sparse.PrivacyPlan) and "top 1000 rows of 2" in plan.statement()
+    names["model"].fit(plan.sampling.batches(examples), steps_per_epoch=2, verbose=0)
+    exec(exponential, names)
+    assert isinstance(names["optimizer"], dp_sparse.ExponentialSelectionOptimizer)

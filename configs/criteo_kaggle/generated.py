@@ -11,6 +11,7 @@ SETTINGS = ((1.0, 5.0), (1.0, 10.0), (5.0, 10.0), (5.0, 20.0), (5.0, 50.0), (5.0
 TOP_ROWS = (30, 100, 300, 1_000)
 AMONG = ((100, 20.0), (300, 5.0), (300, 20.0), (300, 50.0))  # rows and threshold
 ROWS_PER_STEP = (30, 300, 3_000)
+SGD_RATES = (0.5, 2.0)  # LazyDP is for plain SGD alone
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -36,6 +37,9 @@ def get_config() -> ml_collections.ConfigDict:
     for rows in ROWS_PER_STEP:
         changes = {"method": "exponential", "exponential.rows_per_step": rows}
         methods.append((f"exponential_k{rows}", changes))
+    for rate in SGD_RATES:
+        sgd = {"optimizer.name": "SGD", "optimizer.options": {"learning_rate": rate}}
+        methods.append((f"lazy_dp_sgd_lr{rate:g}", {"method": "lazy_dp_sgd", **sgd}))
     config.points = tuple(
         {"name": f"eps1_{name}", "seed": 0, "changes": {**private, **changes}}
         for name, changes in methods

@@ -106,6 +106,23 @@ def test_an_untouched_row_gets_the_noise_of_all_steps_and_their_rates() -> None:
         assert stats.kstest(noise, stats.norm(0, wrong * deviation).cdf).pvalue < 1e-9
 
 
+def test_a_row_that_two_features_look_up_is_settled_once() -> None:
+    """Row 3 is owed one step's noise when the second step reads it twice, then gets its own."""
+    width, plan = 4_000, plan_for(2, steps=2, noise_multiplier=1.0)
+    table = keras.layers.Embedding(6, width, embeddings_initializer="zeros")
+    inputs = keras.Input((2,), dtype="int32")
+    both = [table(inputs[:, :1]), table(inputs[:, 1:])]
+    model = keras.Model(inputs, keras.ops.mean(keras.ops.concatenate(both, axis=1), axis=(1, 2)))
+    optimizer = dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(1.0), plan, clip_norm=1.0)
+    model.compile(optimizer, loss=lambda y, found: keras.ops.square(y - found[:, None]))
+    model.make_train_function()
+    y = np.zeros((2, 1), np.float32)
+    for row in (0, 3):
+        model.train_function(iter([marked(plan, np.full((2, 2), row, np.int32), y)]))
+    found = model.get_weights()[0][3]
+    assert np.std(found) == pytest.approx(np.sqrt(2) * 0.5, rel=0.06)  # σ·C/B is 0.5
+
+
 @pytest.mark.usefixtures("no_noise")
 def test_without_noise_it_is_dpsgd() -> None:
     x, y = clicks(8)
