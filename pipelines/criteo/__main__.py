@@ -35,6 +35,10 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
     config = _CONFIG.value
+    if "points" in config:
+        message = "Expected the config of one run, got a sweep: python -m pipelines.sweep runs it."
+        print(f"error: {message}", file=sys.stderr)
+        return 1
     try:
         data = prepared(config)
         result = train(config, data)

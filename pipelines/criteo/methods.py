@@ -56,8 +56,10 @@ def private_optimizer(
             return dp_sparse.DPFESTOptimizer(wrapped, plan, **given, rows=rows)
         case "exponential":
             return dp_sparse.ExponentialSelectionOptimizer(wrapped, plan, **given)
-        case _:
+        case "dp_adafest" | "dp_adafest_plus":
             return dp_sparse.DPAdaFESTOptimizer(wrapped, plan, **given, **config.adafest, rows=rows)
+        case _:
+            raise ValueError(f"Expected method among {PRIVATE}, got method={config.method!r}.")
 
 
 def _plan(

@@ -1,6 +1,8 @@
 """A sweep's points run once, resume, keep their results whole, and are compared seed by seed."""
 
+import gzip
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,29 @@ def test_a_point_is_named_by_what_decides_its_result(rows: Path, tmp_path: Path)
         sweep.run_config(config, sweep.Point("x", 0, {"training.batchsize": 3}))
     with pytest.raises(ValueError, match=r"changes data\.vocabularies, but the points"):
         sweep.run_config(config, sweep.Point("x", 0, {"data.vocabularies": (3,)}))
+
+
+def test_what_a_sweep_refuses_before_it_runs(
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refused(config: Any) -> str:
+        monkeypatch.setattr(sweep, "_CONFIG", types.SimpleNamespace(value=config))
+        assert sweep.main(["sweep"]) == 1
+        return capsys.readouterr().err
+
+    assert "got data.path=None" in refused(None)
+    missing = small_sweep(tmp_path / "none.tsv", tmp_path)
+    assert "none.tsv" in refused(missing)
+    assert "the config of a sweep" in refused(criteo_sample.get_config())
+    unsplit = small_sweep(rows, tmp_path)
+    unsplit.base.data.validation_fraction = 0.0
+    assert "base.data.validation_fraction > 0" in refused(unsplit)
+    broken = tmp_path / "broken.tsv.gz"
+    broken.write_bytes(gzip.compress(rows.read_bytes())[:200])
+    assert "broken.tsv.gz" in refused(small_sweep(broken, tmp_path))
 
 
 def test_auc_of_resampled_rows() -> None:
