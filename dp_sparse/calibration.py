@@ -20,13 +20,23 @@ def smallest_noise_multiplier(meets: Meets) -> float:
     while low > LIMITS[0] and meets(low, COARSE):
         low, high = low / 2, low
     _, high = _bisected(meets, low, high, COARSE)
-    step = 0.01 * high
-    while not meets(high, FINE):
-        high += step
-    low = high - step
+    return _bisected(meets, *_bracket(meets, high), FINE)[1]
+
+
+def _bracket(meets: Meets, start: float) -> tuple[float, float]:
+    """One that does not meet the condition and one that does, from `start` on in growing steps."""
+    step = _TOLERANCE
+    if not meets(start, FINE):
+        low, high = start, start + step
+        while not meets(high, FINE):
+            step *= 2
+            low, high = high, high + step
+        return low, high
+    low, high = max(start - step, LIMITS[0] / 2), start
     while low > LIMITS[0] and meets(low, FINE):
-        low, high = low - step, low
-    return _bisected(meets, low, high, FINE)[1]
+        step *= 2
+        low, high = max(low - step, LIMITS[0] / 2), low
+    return low, high
 
 
 def _bisected(meets: Meets, low: float, high: float, interval: float) -> tuple[float, float]:
