@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import clipping, isolation, noise
+from dp_sparse import clipping, isolation, noise, xla
 from dp_sparse.clipping.uses import Rows, Use
 from dp_sparse.errors import PrivacyError
 from dp_sparse.losses import per_example_losses
@@ -60,6 +60,46 @@ def at_once(
     choices = choose_rows(optimizer, run.uses, real_examples(batch), draw)
     sums = clipped_sums(model, optimizer, run, choices, real_examples(batch))
     return sums, update_metrics(model, batch, run)
+
+
+def in_one_kernel(
+    model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
+) -> tuple[BatchSums, dict[str, Any]]:
+    """The same with all but the metrics in one kernel of XLA; the batch has its full capacity."""
+    variables: tuple[list[keras.Variable], ...] = ([], [])
+
+    def body() -> dict[str, Any]:
+        run = run_pass(model, optimizer, batch, draw)
+        choices = choose_rows(optimizer, run.uses, real_examples(batch), draw)
+        found = clipped_sums(model, optimizer, run, choices, real_examples(batch))
+        dense, tables = found.sums.dense, found.sums.tables
+        variables[0][:], variables[1][:] = [v for v, _ in dense], [t for t, _ in tables]
+        return {
+            "dense": [total for _, total in dense],
+            "rows": [(rows.values, rows.indices) for _, rows in tables],
+            "counts": (found.counts, found.statistic),
+            "losses": (run.losses, run.output_losses),
+            "outputs": run.recording.outputs,
+        }
+
+    got = xla.compiled(body)
+    tables = [
+        (table, _without_filler(table, *rows))
+        for table, rows in zip(variables[1], got["rows"], strict=True)
+    ]
+    sums = PrivateSums(list(zip(variables[0], got["dense"], strict=True)), tables)
+    losses, output_losses = got["losses"]
+    run = Pass(clipping.Recording(got["outputs"], [], 0), losses, output_losses, [])
+    return BatchSums(sums, *got["counts"]), update_metrics(model, batch, run)
+
+
+def _without_filler(
+    table: keras.Variable, values: tf.Tensor, row_ids: tf.Tensor
+) -> tf.IndexedSlices:
+    """The rows that there are, of a choice that XLA filled up to its capacity."""
+    there = row_ids < table.shape[0]
+    shape = tf.constant(list(table.shape), tf.int64)
+    return tf.IndexedSlices(tf.boolean_mask(values, there), tf.boolean_mask(row_ids, there), shape)
 
 
 def run_pass(

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from dp_sparse import xla
+
 _MARK = "dp_sparse refuses: "
 
 
@@ -38,15 +40,24 @@ def require(
 ) -> tf.Operation:
     """Returns an operation that fails with `message`, each `{}` in it replaced by one of `values`.
 
+    In code that XLA compiles it fails after the kernel, before any result of it is used.
+
     Args:
         condition: Boolean scalar; the operation fails when it is false.
         kind: `PrivacyError`, `BadExampleError` or `ValueError`.
         message: One sentence that names the argument, the value and the mend.
         *values: Scalars or small vectors to print.
     """
-    text = tf.strings.format(message, values)
-    marked = tf.strings.join([f"{_MARK}{kind.__name__}|", tf.io.encode_base64(text, pad=True), "|"])
-    return tf.debugging.Assert(condition, [text, marked], summarize=8)
+
+    def asserted(condition: tf.Tensor, values: tuple[tf.Tensor, ...]) -> tf.Operation:
+        text = tf.strings.format(message, values)
+        code = tf.io.encode_base64(text, pad=True)
+        marked = tf.strings.join([f"{_MARK}{kind.__name__}|", code, "|"])
+        return tf.debugging.Assert(condition, [text, marked], summarize=8)
+
+    if xla.inside():
+        return xla.postpone(condition, values, asserted)
+    return asserted(condition, values)
 
 
 @contextlib.contextmanager

@@ -129,7 +129,8 @@ def _checked_labels(loss: keras.losses.Loss, y_true: tf.Tensor, y_pred: tf.Tenso
         bad = bad if ignored is None else bad & tf.not_equal(y_true, float(ignored))
     else:
         return y_true
-    worst = tf.concat([tf.boolean_mask(y_true, bad), [0.0]], 0)[0]
+    values = tf.concat([tf.reshape(y_true, [-1]), [0.0]], 0)
+    worst = values[tf.argmax(tf.concat([tf.reshape(bad, [-1]), [True]], 0))]  # the first bad one
     message = (
         f"Expected labels in {accepted} for loss {loss.name}, got {{}}. "
         "Clean the labels, or choose another loss."

@@ -21,7 +21,7 @@ import numpy as np
 import scipy.special
 import tensorflow as tf
 
-from dp_sparse import philox
+from dp_sparse import philox, xla
 from dp_sparse.normal_quantile import normal_quantile
 
 Number: TypeAlias = float | tf.Tensor
@@ -106,7 +106,10 @@ class Draw:
 
 def normal(draw: Draw, purpose: int, count: tf.Tensor) -> tf.Tensor:
     """`count` independent standard normals, float64 `[count]`; `count` may change each step."""
-    blocks, start = -(-count // _BLOCK), draw.counter(purpose)
+    start, known = draw.counter(purpose), tf.get_static_value(count)
+    if known is not None and xla.inside():
+        return _standard_normal(philox.words(draw.key, start, int(known)))
+    blocks = -(-count // _BLOCK)
     values = tf.map_fn(
         lambda index: _normal_block(draw.key, _skipped(start, index)),
         tf.range(blocks),

@@ -38,6 +38,7 @@ def install_compile_hook() -> None:
             _prepare(self, optimizer, arguments.arguments)
         original(*arguments.args, **arguments.kwargs)
         if isinstance(optimizer, PrivateOptimizer):
+            self._compile_config.config["jit_compile"] = optimizer.compiles  # for a saved model
             _install_private_step(self, optimizer)
 
     compile._dp_sparse_original = original  # type: ignore[attr-defined]
@@ -67,17 +68,28 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
             f"{type(model._distribute_strategy).__name__}: each replica would "
             "draw noise and spend steps of its own. Build the model outside strategy.scope()."
         )
-    if arguments.get("jit_compile", "auto") not in ("auto", False, None):
-        raise ValueError(
-            "Expected jit_compile=False with a private optimizer, got jit_compile=True: rows "
-            "change by step."
-        )
+    optimizer.compiles = _compiles(optimizer, arguments)
     tf.config.experimental.enable_tensor_float_32_execution(False)  # norms need float32's own bits
     noise.self_check()
     clipping.self_check()
     arguments["jit_compile"] = False
     arguments["auto_scale_loss"] = False
     optimizer.bind(model, functools.partial(clipping.embedding_tables, model))
+
+
+def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
+    """Whether XLA shall compile the step."""
+    if arguments.get("jit_compile", "auto") is not True:
+        return False
+    if not optimizer.compilable:
+        raise ValueError(
+            f"Expected jit_compile=False with {type(optimizer).__name__}, got jit_compile=True: "
+            "its rows have no static shapes yet."
+        )
+    if optimizer.microbatch_size is not None or arguments.get("run_eagerly"):
+        wrong = "run_eagerly=True" if arguments.get("run_eagerly") else "microbatch_size"
+        raise ValueError(f"Expected jit_compile=False with {wrong}, got jit_compile=True.")
+    return True
 
 
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
@@ -148,7 +160,7 @@ def private_train_step(
             "plan's accounting."
         )
     capacity = optimizer.examples_in_memory
-    x, y, weights = _trimmed(data)
+    x, y, weights = data if optimizer.compiles else _trimmed(data)
     if not optimizer.built:
         _build(model, optimizer, (x, y, weights["sample_weight"]))
     draw, spent = optimizer.begin_step(weights["marker"])
@@ -161,7 +173,9 @@ def private_train_step(
     with tf.control_dependencies([spent, *checks]):
         x = tf.nest.map_structure(tf.identity, x)
     size = optimizer.microbatch_size
-    if size is None:
+    if optimizer.compiles:
+        found, logs = batch_sums.in_one_kernel(model, optimizer, (x, y, weights), draw)
+    elif size is None:
         found, logs = batch_sums.at_once(model, optimizer, (x, y, weights), draw)
     else:
         found, logs = microbatches.by_parts(model, optimizer, (x, y, weights), draw, size)

@@ -261,15 +261,6 @@ def test_mixed_float16_is_not_wrapped_in_a_loss_scale() -> None:
     assert model.optimizer is optimizer
 
 
-def test_jit_compile_is_refused() -> None:
-    with pytest.raises(ValueError, match="Expected jit_compile=False"):
-        click_model().compile(
-            optimizer=dp_sparse.DPAdaFESTOptimizer("sgd", plan_for(8), 1.0),
-            loss="mse",
-            jit_compile=True,
-        )
-
-
 def test_a_clone_shares_the_budget() -> None:
     x, y = clicks(8)
     model, plan = private(x, steps=3)

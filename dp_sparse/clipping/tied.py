@@ -14,8 +14,10 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from dp_sparse import xla
 from dp_sparse.clipping import uses
 from dp_sparse.clipping.uses import Product
+from dp_sparse.errors import UnsupportedLayerError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,16 +89,17 @@ class Tied:
     def _of_several_positions(self) -> tf.Tensor:
         """‖·‖² of the whole gradients, a few examples at a time."""
         pairs, sums = self._looked_up()
-        batch = tf.shape(self.hidden, tf.int64)[0]
-        begins = tf.searchsorted(pairs[:, 0], tf.range(batch + 1))  # of each example's pairs
+        batch = tf.shape(self.hidden)[0]
+        begins = tf.searchsorted(pairs[:, 0], tf.range(tf.cast(batch, tf.int64) + 1))
 
-        def of_part(begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-            hidden, cotangents = self.hidden[begin:end], self.logit_cotangents[begin:end]
+        def of_part(begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+            hidden = uses.part_of(self.hidden, begin, size)
+            cotangents = uses.part_of(self.logit_cotangents, begin, size)
             gradients = tf.matmul(cotangents, hidden, transpose_a=True)  # [part, rows, width]
-            own = slice(begins[begin], begins[end])
+            own = slice(begins[begin], begins[begin + size])  # the pairs of these examples
             given = tf.cast(sums[own], tf.float32)
-            gradients = tf.tensor_scatter_nd_add(gradients, pairs[own] - [[begin, 0]], given)
-            return uses.squares(gradients)
+            first = tf.stack([tf.cast(begin, tf.int64), 0])
+            return uses.squares(tf.tensor_scatter_nd_add(gradients, pairs[own] - first, given))
 
         return uses.by_part(batch, self.num_rows * self.hidden.shape[2], of_part)
 
@@ -105,6 +108,11 @@ class Tied:
 
         (example, row), int64 `[distinct, 2]`, and float64 `[distinct, width]`.
         """
+        if xla.inside():
+            raise UnsupportedLayerError(
+                "Tied embeddings have no static shapes yet: compile with jit_compile=False, or "
+                "untie the output layer."
+            )
         example = tf.range(tf.shape(self.row_ids, tf.int64)[0])[:, tf.newaxis]
         keys = tf.boolean_mask(example * self.num_rows + self.row_ids, self.valid)
         distinct, slot = tf.unique(keys)

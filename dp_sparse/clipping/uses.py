@@ -16,6 +16,9 @@ from typing import ClassVar, Protocol, Self
 import numpy as np
 import tensorflow as tf
 
+from dp_sparse import xla
+from dp_sparse.groups import grouped
+
 _GRAM_COST = 4  # of a float64 product, in those of a float32 one
 _PART_ENTRIES = 2**20  # of gradients of several examples that are only needed for their norms
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
@@ -128,40 +131,49 @@ def _squared_norms_by_part(inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tenso
     narrow, wide = sorted((inputs, cotangents), key=lambda side: side.shape[2])
     columns = min(wide.shape[2], max(1, _PART_ENTRIES // narrow.shape[2]))
 
-    def of_part(begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
-        norms = tf.zeros([end - begin], tf.float64)
+    def of_part(begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        narrow_part, norms = part_of(narrow, begin, size), tf.zeros([size], tf.float64)
         for start in range(0, wide.shape[2], columns):
             with tf.control_dependencies([norms]):  # one chunk in memory at a time
-                chunk = wide[begin:end, :, start : start + columns]
-                norms += exact(squares(tf.matmul(narrow[begin:end], chunk, transpose_a=True)))
+                chunk = part_of(wide[..., start : start + columns], begin, size)
+                norms += exact(squares(tf.matmul(narrow_part, chunk, transpose_a=True)))
         return tf.cast(norms, tf.float32)
 
-    return by_part(tf.shape(inputs, tf.int64)[0], narrow.shape[2] * columns, of_part)
+    return by_part(tf.shape(inputs)[0], narrow.shape[2] * columns, of_part)
+
+
+def part_of(values: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """`size` examples from `begin` on."""
+    rest = values.shape.rank - 1
+    return tf.slice(values, tf.stack([begin, *[0] * rest]), tf.stack([size, *[-1] * rest]))
 
 
 def by_part(
     batch: tf.Tensor, entries: int, of_part: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
-    """What `of_part` makes of the examples from its first argument up to its second, in one piece.
+    """What `of_part` makes of so many examples (2nd argument) from the 1st on, in one piece.
+
+    All parts have one size, so the last one may begin before the one before it ends.
 
     Args:
-        batch: How many examples there are, int64 scalar.
+        batch: How many examples there are, int32 scalar.
         entries: How many numbers each of them takes; a part has 2²⁰, or one example.
         of_part: Its result is float32 `[examples of the part]`.
     """
-    size = max(1, _PART_ENTRIES // entries)  # examples
+    size = tf.minimum(max(1, _PART_ENTRIES // entries), batch)
+    count = tf.maximum(-(-batch // tf.maximum(size, 1)), 1)  # an empty batch is one empty part
 
-    def add_part(begin: tf.Tensor, parts: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-        end = tf.minimum(begin + size, batch)
-        return end, parts.write(tf.cast(begin // size, tf.int32), of_part(begin, end))
+    def add_part(index: tf.Tensor, parts: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+        begin = tf.minimum(index * size, batch - size)
+        return index + 1, parts.write(index, of_part(begin, size))
 
-    count = tf.cast(-(-batch // size), tf.int32)
-    parts = tf.TensorArray(tf.float32, count, infer_shape=False, element_shape=[None])
-    start = tf.zeros([], tf.int64)
+    parts = tf.TensorArray(tf.float32, count, element_shape=[None])
     _, parts = tf.while_loop(
-        lambda begin, _: begin < batch, add_part, (start, parts), parallel_iterations=1
+        lambda index, _: index < count, add_part, (tf.constant(0), parts), parallel_iterations=1
     )
-    return parts.concat()
+    found = tf.reshape(parts.stack(), [count * size])
+    before = (count - 1) * size
+    return tf.concat([found[:before], found[tf.size(found) - (batch - before) :]], 0)
 
 
 class BilinearForm(Protocol):
@@ -257,7 +269,8 @@ class Rows:
         batch = tf.shape(self.row_ids, tf.int64)[0]
         example = tf.repeat(tf.range(batch), tf.shape(self.row_ids)[1])
         num_rows = tf.reduce_max(tf.concat([[0], tf.reshape(self.row_ids, [-1])], 0)) + 1
-        pairs, position = tf.unique(example * num_rows + tf.reshape(self.row_ids, [-1]))
+        groups = grouped(example * num_rows + tf.reshape(self.row_ids, [-1]), -1)
+        pairs, position = groups.values, groups.places
         sums = tf.math.unsorted_segment_sum(flat(cotangents), position, tf.size(pairs))
         squared = tf.reduce_sum(tf.square(sums), axis=1)
         norms = tf.math.unsorted_segment_sum(squared, pairs // num_rows, batch)
@@ -298,6 +311,8 @@ def squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:
     entries = values.shape[start:].num_elements()
     count = tf.reduce_prod(tf.shape(values)[start:]) if entries is None else entries
     floor = tf.cast(count, tf.float32) * _SMALLEST_NORMAL
+    if xla.inside():  # which fuses square and sum, and has no kernel for norms
+        return tf.reduce_sum(tf.square(values), axis=axes) + floor
     return tf.square(tf.math.reduce_euclidean_norm(values, axis=axes)) + floor
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import noise, validate
+from dp_sparse import noise, validate, xla
 from dp_sparse.clipping import ClippingStyle
 from dp_sparse.optimizers.base import RowChoice
 from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
@@ -168,6 +168,8 @@ def _by_table(contributions: ContributionMap, survivors: Survivors) -> list[RowC
 
     Computed for all tables at once, since operations on each of many would cost more than the work.
     """
+    if xla.inside():
+        return _by_table_at_once(contributions, survivors)
     starts, widths = survivors.starts, contributions.widths
     sizes = starts[1:] - starts[:-1]
     first_rows = tf.constant(contributions.offsets[:-1], tf.int64)
@@ -180,6 +182,23 @@ def _by_table(contributions: ContributionMap, survivors: Survivors) -> list[RowC
         tf.split(slots, widths, axis=1, num=len(widths)),
     )
     return [RowChoice(*part) for part in zip(*parts, strict=True)]
+
+
+def _by_table_at_once(contributions: ContributionMap, survivors: Survivors) -> list[RowChoice]:
+    """The same with static shapes: of each table as many rows as could survive."""
+    spare = survivors.row_ids.shape[0] - contributions.row_ids.shape[0]  # room for false rows
+    room = survivors.row_ids.shape[0]
+    padded = tf.concat([survivors.row_ids, tf.fill([room], tf.constant(2**62, tf.int64))], 0)
+    slots = tf.split(tf.gather(survivors.slots, contributions.positions), contributions.widths, 1)
+    choices = []
+    for index, own in enumerate(slots):
+        first, end = (int(o) for o in contributions.offsets[index : index + 2])
+        begin = tf.cast(survivors.starts[index], tf.int32)
+        size = min(end - first, own.shape[0] * own.shape[1] + spare)
+        rows = tf.slice(padded, begin[tf.newaxis], [size])
+        row_ids = tf.where(rows < end, rows - first, end - first)
+        choices.append(RowChoice(row_ids, tf.where(own >= 0, own - begin, -1)))
+    return choices
 
 
 def _unrestricted(choice: RowChoice, table: Restricted) -> RowChoice:

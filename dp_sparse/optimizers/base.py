@@ -34,7 +34,8 @@ class RowChoice:
     """The rows of one table that a step may touch.
 
     Attributes:
-        row_ids: int64 `[rows]`, unique and sorted.
+        row_ids: int64 `[rows]`, unique and sorted; under XLA filled up with the table's number of
+            rows.
         slots: int32 `[batch, lookups]`: where in `row_ids` each lookup's row stands, -1 for a row
             not chosen.
     """
@@ -81,6 +82,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
 
     mechanism: type[Mechanism] = GaussianMechanism  # what the plan must pay for
     delays_noise = False  # whether tables in memory lack noise between steps
+    compilable = True  # whether `choose_rows` has static shapes under XLA
     selects_rows = True  # whether a step noises chosen rows only; which ones is then released
 
     def __init__(
@@ -110,6 +112,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         self.plan_digest.assign(plan.digest)
         self._moving_clip_norm = self._make_moving_clip_norm()
         self.diagnostics = StepDiagnostics()
+        self.compiles = False  # by XLA, as compile says
         self._noise_key = noise.NoiseKey()
         self._ledger = StepLedger(plan)
         self._model: weakref.ref[keras.Model] | None = None

@@ -51,6 +51,7 @@ class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
     """
 
     mechanism = ExponentialSelection
+    compilable = False
 
     def __init__(
         self,

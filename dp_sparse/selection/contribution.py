@@ -18,6 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from dp_sparse.groups import grouped
+
 _UNITS = 2**32  # of the largest share; sums of two million examples are exact in float64
 
 
@@ -47,7 +49,8 @@ class ContributionMap:
 
     Attributes:
         offsets: First number of each table, and the total at the end.
-        row_ids: int64 `[unique]`: every row looked up at all, valid or not, in no particular order.
+        row_ids: int64 `[unique]`: every row looked up at all, valid or not, in no particular order;
+            as `Groups.values` under XLA, filled up with c.
         values: float64 `[unique]`: the clipped sum; 0 for rows looked up only by padding.
         positions: int32 `[batch, lookups of all tables]`: where in `row_ids` a lookup's row stands.
         widths: How many of the lookups belong to each table.
@@ -76,7 +79,8 @@ def contribution_map(tables: Sequence[TableLookups], clip_norm: float) -> Contri
     rows = tf.concat([t.row_ids + int(o) for t, o in zip(tables, offsets, strict=False)], axis=1)
     valid = tf.concat([t.valid for t in tables], axis=1)  # [batch, lookups of all tables]
     flat = tf.reshape(rows, [-1])
-    unique, position = tf.unique(tf.cast(flat, tf.int32) if offsets[-1] < 2**31 else flat)
+    groups = grouped(tf.cast(flat, tf.int32) if offsets[-1] < 2**31 else flat, int(offsets[-1]))
+    unique, position = groups.values, groups.places
     present = tf.reshape(tf.cast(valid, tf.int64), [-1])
     if any(table.row_ids.shape[1] != 1 for table in tables):
         present *= _first_occurrence(flat, tf.reshape(valid, [-1]), valid, int(offsets[-1]))
@@ -108,7 +112,7 @@ def _first_occurrence(
     # All invalid lookups share one pair, and none of them counts.
     nowhere = tf.constant(-1, tf.int64)
     pairs = tf.where(valid_flat, example * num_rows + rows, nowhere)
-    unique, position = tf.unique(pairs, out_idx=tf.int64)
-    lookup = tf.range(tf.size(pairs, tf.int64))
-    first = tf.math.unsorted_segment_min(lookup, position, tf.size(unique, tf.int64))
-    return tf.cast(tf.equal(tf.gather(first, position), lookup), tf.int64)
+    groups = grouped(pairs, -1)
+    lookup = tf.range(tf.size(pairs))
+    first = tf.math.unsorted_segment_min(lookup, groups.places, tf.size(groups.values))
+    return tf.cast(tf.equal(tf.gather(first, groups.places), lookup), tf.int64)

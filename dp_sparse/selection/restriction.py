@@ -8,6 +8,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from dp_sparse.groups import lower_bound
 from dp_sparse.selection.contribution import TableLookups
 
 
@@ -36,7 +37,7 @@ class Restricted:
 def restricted(lookups: TableLookups, selected: tf.Tensor) -> Restricted:
     """Finds each lookup's row among `selected`. O(lookups · log k)."""
     row_ids = tf.reshape(lookups.row_ids, [-1])
-    place = tf.searchsorted(selected, row_ids)
+    place = lower_bound(selected, row_ids)
     padded = tf.concat([selected, tf.constant([-1], tf.int64)], 0)
     found = tf.equal(tf.gather(padded, place), row_ids)
     places = tf.reshape(tf.where(found, place, -1), tf.shape(lookups.row_ids))

@@ -10,11 +10,12 @@ import math
 
 import tensorflow as tf
 
-from dp_sparse import noise
+from dp_sparse import noise, xla
+from dp_sparse.errors import PrivacyError, require
 
 
 def geometric_skips(draw: noise.Draw, num_trials: int, probability: float) -> tf.Tensor:
-    """Indices of the successes, int64 `[hits]`, increasing.
+    """Indices of the successes, int64 `[hits]`, increasing; under XLA filled up with c.
 
     Args:
         draw: The step's random streams; `Purpose.SKIPS` is used up.
@@ -22,6 +23,8 @@ def geometric_skips(draw: noise.Draw, num_trials: int, probability: float) -> tf
         probability: p in [0, 1], fixed when the graph is built.
     """
     chunk = _chunk(num_trials * probability)
+    if xla.inside():
+        return _one_chunk(draw, chunk, num_trials, probability)
 
     def extend(hits: tf.Tensor, drawn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         gaps = _gaps(
@@ -37,6 +40,20 @@ def geometric_skips(draw: noise.Draw, num_trials: int, probability: float) -> tf
     shapes = (tf.TensorShape([None]), tf.TensorShape([]))
     hits, _ = tf.while_loop(unfinished, extend, first, shape_invariants=shapes)
     return tf.boolean_mask(hits, hits < num_trials)
+
+
+def _one_chunk(draw: noise.Draw, chunk: int, num_trials: int, probability: float) -> tf.Tensor:
+    """`[chunk]`, filled up with `num_trials`; fails if that many gaps do not reach the end."""
+    gaps = _gaps(noise.uniform(draw, noise.Purpose.SKIPS, chunk), probability, num_trials)
+    hits = tf.cumsum(gaps) - 1
+    overflow = require(
+        hits[-1] >= num_trials,
+        PrivacyError,
+        f"More rows than the {chunk} that XLA was given room for survived on noise alone, which "
+        "happens once in 10^13 steps. Nothing was released; go on from the last checkpoint.",
+    )
+    with tf.control_dependencies([overflow]):
+        return tf.minimum(hits, num_trials)
 
 
 def _chunk(expected: float) -> int:

@@ -14,7 +14,8 @@ import math
 import scipy.stats
 import tensorflow as tf
 
-from dp_sparse import noise
+from dp_sparse import noise, xla
+from dp_sparse.groups import lower_bound
 from dp_sparse.selection.contribution import ContributionMap
 from dp_sparse.selection.skips import geometric_skips
 
@@ -77,6 +78,8 @@ def select_rows(
     false_rows = geometric_skips(
         draw, contributions.num_rows, survival_probability(threshold, deviation)
     )
+    if xla.inside():
+        return _merged(contributions, survived, false_rows)
     false_rows = _outside(false_rows, contributions.row_ids)
     return _ordered(contributions, survived, false_rows)
 
@@ -105,3 +108,33 @@ def _ordered(
         row_ids, tf.constant(contributions.offsets, tf.int64), out_type=tf.int64
     )
     return Survivors(row_ids, slots, starts)
+
+
+def _merged(contributions: ContributionMap, survived: tf.Tensor, hits: tf.Tensor) -> Survivors:
+    """The same with static shapes, from sorted rows and hits; what is left over is c.
+
+    Where two sorted lists are merged, an entry's place is its rank in its own list and the number
+    of entries of the other below it.
+    """
+    rows, nowhere = contributions.row_ids, contributions.num_rows
+    survived &= rows < nowhere
+    row_of_hit, hit_of_row = lower_bound(rows, hits), lower_bound(hits, rows)
+    padded = tf.concat([rows, tf.constant([-1], tf.int64)], 0)
+    looked_up = tf.equal(tf.gather(padded, row_of_hit), hits)
+    kept = (hits < nowhere) & ~looked_up
+    survivors_before, kept_before = _before(survived), _before(kept)
+    slots = survivors_before[:-1] + tf.gather(kept_before, hit_of_row)
+    slots = tf.where(survived, slots, -1)
+    slots_of_hits = kept_before[:-1] + tf.gather(survivors_before, row_of_hit)
+    capacity = rows.shape[0] + hits.shape[0]
+    at = tf.concat([slots, tf.where(kept, slots_of_hits, -1)], 0)
+    at = tf.where(at >= 0, at, capacity)[:, tf.newaxis]  # the last entry takes what fell
+    row_ids = tf.fill([capacity + 1], tf.constant(nowhere, tf.int64))
+    row_ids = tf.tensor_scatter_nd_update(row_ids, at, tf.concat([rows, hits], 0))[:capacity]
+    starts = lower_bound(row_ids, tf.constant(contributions.offsets, tf.int64))
+    return Survivors(row_ids, slots, tf.cast(starts, tf.int64))
+
+
+def _before(chosen: tf.Tensor) -> tf.Tensor:
+    """How many are chosen before each, and in all: int32 `[entries + 1]`."""
+    return tf.concat([[0], tf.cumsum(tf.cast(chosen, tf.int32))], 0)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dp_sparse import noise
+from dp_sparse import noise, xla
 from dp_sparse.selection.contribution import ContributionMap
 from dp_sparse.selection.skips import geometric_skips
 from dp_sparse.selection.threshold import (
@@ -20,6 +20,7 @@ from tests.reference import adafest
 from tests.reference.distributions import SIGNIFICANCE, binomial, chi_square, largest_correlation_z
 from tests.reference.test_adafest import SURVIVAL
 
+GRAPH, XLA = WAYS = ("graph", "xla")
 DIFFERENT = [case for case in SURVIVAL if case[0] * case[1] != 1]  # where the misprint shows
 
 
@@ -37,14 +38,20 @@ def new_draw() -> noise.Draw:
 
 
 def selected(
-    contributions: ContributionMap, threshold: float, deviation: float, runs: int
+    contributions: ContributionMap, threshold: float, deviation: float, runs: int, way: str = GRAPH
 ) -> np.ndarray:
-    """Which rows survive in independent runs, int8 `[runs, c]`."""
+    """Which rows survive in independent runs, int8 `[runs, c]`; in a graph or compiled by XLA."""
     key = noise.NoiseKey()
 
     @tf.function
     def run(_: tf.Tensor) -> tf.Tensor:
-        rows = select_rows(contributions, threshold, deviation, key.next_draw()).row_ids
+        draw = key.next_draw()
+
+        def rows_of_step() -> tf.Tensor:
+            return select_rows(contributions, threshold, deviation, draw).row_ids
+
+        rows = xla.compiled(rows_of_step) if way == XLA else rows_of_step()
+        rows = tf.boolean_mask(rows, rows < contributions.num_rows)
         ones = tf.ones(tf.shape(rows), tf.int8)
         shape = tf.constant([contributions.num_rows], tf.int64)
         return tf.scatter_nd(rows[:, None], ones, shape)
@@ -55,14 +62,15 @@ def selected(
 # ------------------------------------------------------------------------------------- frequencies
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("sigma", "clip_norm", "threshold", "value", "right", "_"), SURVIVAL)
 def test_survivors_have_the_right_frequency(
-    sigma: float, clip_norm: float, threshold: float, value: float, right: float, _: float
+    sigma: float, clip_norm: float, threshold: float, value: float, right: float, _: float, way: str
 ) -> None:
     """Rows 0 to 399 looked up with V̂ = value, rows 400 to 799 with V̂ = 0, the rest by nobody."""
     looked_up, runs = 400, 60
     values = {row: value if row < looked_up else 0.0 for row in range(2 * looked_up)}
-    found = selected(given_map([700, 1300], values), threshold, sigma * clip_norm, runs)
+    found = selected(given_map([700, 1300], values), threshold, sigma * clip_norm, runs, way)
     true_rows, zero_rows, false_rows = np.split(found, [looked_up, 2 * looked_up], axis=1)
     zero = adafest.survival_probability(0.0, threshold, sigma, clip_norm)
     for rows, chance in [(true_rows, right), (zero_rows, zero), (false_rows, zero)]:
@@ -71,27 +79,35 @@ def test_survivors_have_the_right_frequency(
         assert binomial(rows.sum(dtype=np.int64), rows.size, chance) > SIGNIFICANCE
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("sigma", "clip_norm", "threshold", "value", "_", "printed"), DIFFERENT)
 def test_the_test_rejects_the_printed_formula(
-    sigma: float, clip_norm: float, threshold: float, value: float, _: float, printed: float
+    sigma: float,
+    clip_norm: float,
+    threshold: float,
+    value: float,
+    _: float,
+    printed: float,
+    way: str,
 ) -> None:
     looked_up, runs = 400, 60
     values = dict.fromkeys(range(looked_up), value)
-    found = selected(given_map([700, 1300], values), threshold, sigma * clip_norm, runs)
+    found = selected(given_map([700, 1300], values), threshold, sigma * clip_norm, runs, way)
     zero = adafest.printed_survival_probability(0.0, threshold, sigma, clip_norm)
     for rows, chance in [(found[:, :looked_up], printed), (found[:, looked_up:], zero)]:
         per_run = rows.sum(axis=1, dtype=np.int64)
         assert chi_square(per_run, stats.binom(rows.shape[1], chance)) < SIGNIFICANCE
 
 
-def test_rows_are_jointly_independent() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_are_jointly_independent(way: str) -> None:
     """c = 12, p0 = 0.2, rows 2 and 5 looked up: every pair, true or false, is uncorrelated."""
     deviation, runs = 2.0, 8_000
     threshold = deviation * stats.norm.isf(0.2)
     wanted = np.full(12, 0.2)
     wanted[[2, 5]] = [0.7, 0.05]
-    values = {row: threshold - deviation * stats.norm.isf(wanted[row]) for row in (5, 2)}
-    found = selected(given_map([4, 8], values), threshold, deviation, runs)
+    values = {row: threshold - deviation * stats.norm.isf(wanted[row]) for row in (2, 5)}
+    found = selected(given_map([4, 8], values), threshold, deviation, runs, way)
     for row in range(12):
         assert binomial(found[:, row].sum(dtype=np.int64), runs, wanted[row]) > SIGNIFICANCE
     assert (

@@ -1,0 +1,214 @@
+"""Steps compiled by XLA: graph mode's numbers, one compilation, checks that still refuse."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import dp_sparse
+from dp_sparse import noise, xla
+from dp_sparse.groups import grouped, lower_bound
+from dp_sparse.selection import skips
+from models import classifiers
+from tests.reference.distributions import SIGNIFICANCE, chi_square
+from tests.training_cases import click_model, clicks, no_noise, plan_for, weights_of  # noqa: F401
+
+VOCABULARIES = (40, 25)
+
+
+def selected_rows(model: keras.Model) -> dp_sparse.SelectedRows:
+    tables = {w.path.split("/")[-2]: w.shape[0] for w in model.weights if "embeddings" in w.path}
+    return dp_sparse.SelectedRows.public(
+        {name: range(0, n, 2) for name, n in tables.items()}, tables
+    )
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "dpsgd": lambda model, plan: dp_sparse.DPSGDOptimizer("sgd", plan, 0.5),
+    "adafest": lambda model, plan: dp_sparse.DPAdaFESTOptimizer(
+        "adagrad", plan, 0.5, threshold=1.2
+    ),
+    "fest": lambda model, plan: dp_sparse.DPFESTOptimizer("adam", plan, 0.5, selected_rows(model)),
+    "adafest_plus": lambda model, plan: dp_sparse.DPAdaFESTOptimizer(
+        "sgd", plan, 0.5, threshold=1.2, rows=selected_rows(model)
+    ),
+}
+
+
+def bag_model() -> keras.Model:
+    """Several lookups an example in one table, some masked, and a one-hot feature."""
+    words, user = keras.Input((5,), dtype="int32"), keras.Input((1,), dtype="int32")
+    text = keras.layers.Embedding(VOCABULARIES[0], 3, mask_zero=True)(words)
+    rows = keras.layers.Embedding(VOCABULARIES[1], 4)(user)
+    features = [keras.layers.GlobalAveragePooling1D()(text), keras.layers.Flatten()(rows)]
+    output = keras.layers.Dense(1, activation="sigmoid")(keras.layers.Concatenate()(features))
+    return keras.Model({"words": words, "user": user}, output)
+
+
+def bags(count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, VOCABULARIES[0], (count, 5)).astype(np.int32)
+    user = rng.integers(0, VOCABULARIES[1], (count, 1)).astype(np.int32)
+    return {"words": words, "user": user}, rng.integers(0, 2, count).astype(np.float32)
+
+
+def trained(make_model: Any, make: Any, data: Any, loss: Any, jit: bool) -> tuple[Any, Any]:
+    keras.utils.set_random_seed(0)
+    model, plan = make_model(), plan_for(len(data[1]), steps=3)
+    model.compile(make(model, plan), loss, metrics=["accuracy"], jit_compile=jit)
+    assert model.optimizer.compiles == jit
+    history = model.fit(plan.sampling.batches(data), epochs=3, steps_per_epoch=1, verbose=0)
+    return weights_of(model), history.history
+
+
+def assert_same(one: Any, other: Any) -> None:
+    for left, right in zip(one[0], other[0], strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-5)
+    for name, values in one[1].items():
+        np.testing.assert_allclose(values, other[1][name], atol=1e-5)
+
+
+@pytest.mark.usefixtures("no_noise")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["clicks", "bags"])
+def test_without_noise_it_is_graph_mode(method: str, kind: str) -> None:
+    cases = {
+        "clicks": (lambda: click_model(VOCABULARIES), clicks(12, VOCABULARIES)),
+        "bags": (bag_model, bags(12)),
+    }
+    make_model, data = cases[kind]
+    both = [trained(make_model, METHODS[method], data, "mse", jit) for jit in (False, True)]
+    assert_same(*both)
+
+
+@pytest.mark.usefixtures("no_noise")
+@pytest.mark.parametrize("name", ["mlp", "cnn", "rnn", "lstm", "transformer"])
+def test_classifiers(name: str) -> None:
+    make_model = getattr(classifiers, name)
+    model, rng = make_model(), np.random.default_rng(0)
+    shape, classes = model.input_shape[1:], model.output_shape[-1]
+    if name == "transformer":
+        x: Any = rng.integers(1, 1000, (6, *shape)).astype(np.int32)
+    else:
+        x = rng.normal(size=(6, *shape)).astype(np.float32)
+    data = x, rng.integers(0, classes, 6)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    assert_same(*(trained(make_model, METHODS["dpsgd"], data, loss, j) for j in (False, True)))
+
+
+def test_batches_of_any_size_take_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = clicks(60, VOCABULARIES)
+    model, plan = click_model(VOCABULARIES), plan_for(60, expected_batch_size=20, steps=12)
+    compiled, made = xla.compiled, []
+    monkeypatch.setattr(xla, "compiled", lambda body: made.append(1) or compiled(body))
+    model.compile(METHODS["adafest"](model, plan), "mse", jit_compile=True)
+    model.fit(plan.sampling.batches((x, y)), epochs=3, steps_per_epoch=4, verbose=0)
+    assert len(made) == 1
+    assert int(model.optimizer.steps_spent) == 12
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [("x", 99, r"Expected ids in \[0, 40\)"), ("y", 7.0, r"Expected labels in \[0, 1\]")],
+)
+def test_bad_values_are_refused_and_nothing_is_updated(
+    where: str, value: float, message: str
+) -> None:
+    x, y = clicks(8, VOCABULARIES)
+    model, plan = click_model(VOCABULARIES), plan_for(8, noise_multiplier=1.0)
+    (x if where == "x" else y)[3] = value
+    model.compile(METHODS["adafest"](model, plan), "binary_crossentropy", jit_compile=True)
+    before = weights_of(model)
+    # The isolation checks run in graph mode and would be the first to find it.
+    model.optimizer.diagnostics.isolation_checks.assign(3)
+    with pytest.raises(dp_sparse.BadExampleError, match=message):
+        model.fit(plan.sampling.batches((x, y)), steps_per_epoch=1, verbose=0)
+    for old, new in zip(before, weights_of(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_more_false_rows_than_there_is_room_for_stop_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(skips, "_chunk", lambda expected: 2)
+    x, y = clicks(8, VOCABULARIES)
+    model, plan = click_model(VOCABULARIES), plan_for(8, noise_multiplier=1.0)
+    model.compile(METHODS["adafest"](model, plan), "mse", jit_compile=True)
+    before = weights_of(model)
+    with pytest.raises(dp_sparse.PrivacyError, match="More rows than the 2 that XLA"):
+        model.fit(plan.sampling.batches((x, y)), steps_per_epoch=1, verbose=0)
+    for old, new in zip(before, weights_of(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("probability", [0.002, 0.3])
+def test_skips_in_one_chunk_are_binomial(probability: float) -> None:
+    trials, key = 300, noise.NoiseKey()
+
+    @tf.function
+    def run(_: tf.Tensor) -> tf.Tensor:
+        draw = key.next_draw()
+        hits = xla.compiled(lambda: skips.geometric_skips(draw, trials, probability))
+        return tf.math.count_nonzero(hits < trials)
+
+    found = tf.map_fn(run, tf.zeros([3000]), fn_output_signature=tf.int64).numpy()
+    assert chi_square(found, stats.binom(trials, probability)) > SIGNIFICANCE
+    assert chi_square(found, stats.binom(trials, 1.3 * probability)) < SIGNIFICANCE
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=30), st.integers(0, 2**32 - 1))
+def test_groups_and_bounds(elements: list[int], seed: int) -> None:
+    values = tf.constant(elements, tf.int64)
+    sought = tf.constant(np.random.default_rng(seed).integers(-2, 15, 9))
+
+    @tf.function
+    def run() -> Any:
+        def both() -> Any:
+            groups = grouped(values, 99)
+            return groups.values, groups.places, lower_bound(groups.values, sought)
+
+        return xla.compiled(both)
+
+    found, places, below = (tensor.numpy() for tensor in run())
+    distinct = np.unique(elements)
+    expected = np.concatenate([distinct, np.full(len(elements) - len(distinct), 99)])
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found[places], elements)
+    np.testing.assert_array_equal(below, np.searchsorted(expected, sought))
+
+
+def refused(optimizer: Any, match: str, **settings: Any) -> None:
+    with pytest.raises(ValueError, match=match):
+        click_model().compile(optimizer, "mse", jit_compile=True, **settings)
+
+
+def test_what_has_no_static_shapes_is_refused() -> None:
+    plan = plan_for(8)
+    refused(dp_sparse.LazyDPSGDOptimizer("sgd", plan, 1.0), "jit_compile=False with LazyDPSGD")
+    parts = dp_sparse.DPSGDOptimizer("sgd", plan, 1.0, microbatch_size=4)
+    refused(parts, "jit_compile=False with microbatch_size")
+    eager = dp_sparse.DPSGDOptimizer("sgd", plan, 1.0)
+    refused(eager, "jit_compile=False with run_eagerly=True", run_eagerly=True)
+
+
+def test_a_saved_model_is_compiled_again(tmp_path: pathlib.Path) -> None:
+    x, y = clicks(8, VOCABULARIES)
+    model, plan = click_model(VOCABULARIES), plan_for(8)
+    model.compile(METHODS["dpsgd"](model, plan), "mse", jit_compile=True)
+    model.fit(plan.sampling.batches((x, y)), steps_per_epoch=1, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.compiles
+    assert model.evaluate(x, y, verbose=0) == pytest.approx(loaded.evaluate(x, y, verbose=0))
