@@ -215,9 +215,10 @@ def losses_of(
 def update_metrics(model: keras.Model, batch: Any, run: Pass) -> dict[str, Any]:
     """Keras' loss and metrics over the real examples of the batch."""
     x, y, weights = batch
-    _track_losses(model, run, tf.math.count_nonzero(weights["present"] > 0))
     with tf.control_dependencies([run.losses]):  # its labels are checked; Keras' own are not
         y = tf.nest.map_structure(tf.identity, y)
+        count = tf.math.count_nonzero(weights["present"] > 0)
+    _track_losses(model, run, count)
     y, y_pred = (_real(part, weights["present"]) for part in (y, run.recording.outputs))
     sample_weight = _by_output(_real(weights["sample_weight"], weights["present"]), y_pred)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)

@@ -48,6 +48,7 @@ def lower_bound(ordered: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     if not xla.inside():
         return tf.searchsorted(ordered, values)
     size = ordered.shape[0]
+    assert size is not None, "XLA needs a static shape"
     if not size:
         return tf.zeros_like(values, tf.int32)
     below = tf.zeros_like(values, tf.int32)

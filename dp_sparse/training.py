@@ -71,7 +71,7 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
     optimizer.compiles = _compiles(optimizer, arguments)
     tf.config.experimental.enable_tensor_float_32_execution(False)  # norms need float32's own bits
     noise.self_check()
-    clipping.self_check()
+    clipping.self_check(optimizer.compiles)
     arguments["jit_compile"] = False
     arguments["auto_scale_loss"] = False
     optimizer.bind(model, functools.partial(clipping.embedding_tables, model))
@@ -79,7 +79,10 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
 
 def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
     """Whether XLA shall compile the step."""
-    if arguments.get("jit_compile", "auto") is not True:
+    wanted = arguments.get("jit_compile", "auto")
+    if wanted not in ("auto", None, True, False):
+        raise ValueError(f"Expected jit_compile to be True or False, got {wanted!r}.")
+    if wanted in ("auto", None, False):
         return False
     if not optimizer.compilable:
         raise ValueError(

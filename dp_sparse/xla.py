@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+_DROPPED = ("Assert", "CheckNumerics", "CheckNumericsV2")  # operations
+
 Check = Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tf.Operation | None]
 
 
@@ -49,6 +51,7 @@ def compiled(body: Callable[[], Any]) -> Any:
             use tensors of that graph. It returns nested tensors, all of static shape.
 
     Raises:
+        ValueError: Somebody else's assertion is inside.
         Whatever a check made inside says, at run time, before any result can be used.
     """
     postponed: list[_Postponed] = []
@@ -60,6 +63,7 @@ def compiled(body: Callable[[], Any]) -> Any:
         postponed[:] = found
         return result, [(check.condition, check.values) for check in found]
 
+    _refuse_dropped(kernel.get_concrete_function().graph)
     result, outcomes = kernel()
     checks = [
         made.check(condition, values)
@@ -67,6 +71,18 @@ def compiled(body: Callable[[], Any]) -> Any:
     ]
     with tf.control_dependencies([check for check in checks if check is not None]):
         return tf.nest.map_structure(tf.identity, result)
+
+
+def _refuse_dropped(graph: tf.Graph) -> None:
+    """Raises ValueError if the graph has checks of somebody else, which XLA would drop."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
+    dropped = sorted(node.name for node in nodes if node.op in _DROPPED)
+    if dropped:
+        raise ValueError(
+            f"Expected a model without assertions of its own under jit_compile=True, which drops "
+            f"them, got {dropped[0]}. Remove it, or compile with jit_compile=False."
+        )
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from scipy import stats
 
 import dp_sparse
 from dp_sparse import noise, xla
+from dp_sparse.clipping.uses import squares
 from dp_sparse.groups import grouped, lower_bound
 from dp_sparse.selection import skips
 from models import classifiers
@@ -152,6 +154,75 @@ def test_more_false_rows_than_there_is_room_for_stop_the_run(
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.parametrize("wrapped", ["sgd", "adagrad", "adam"])
+def test_what_fills_up_a_choice_is_never_updated(wrapped: str) -> None:
+    """A threshold that nothing reaches: tables stay bit for bit, whatever the noise."""
+    x, y = clicks(8, VOCABULARIES)
+    for rows in (None, "selected"):
+        model, plan = click_model(VOCABULARIES), plan_for(8, noise_multiplier=1.0)
+        chosen = selected_rows(model) if rows else None
+        optimizer = dp_sparse.DPAdaFESTOptimizer(wrapped, plan, 1.0, threshold=1e9, rows=chosen)
+        model.compile(optimizer, "mse", jit_compile=True)
+        before = weights_of(model)
+        model.fit(plan.sampling.batches((x, y)), steps_per_epoch=2, verbose=0)
+        for old, new in zip(before[:2], weights_of(model)[:2], strict=True):
+            np.testing.assert_array_equal(old, new)
+        assert np.sum(optimizer.diagnostics.rows) == 0
+
+
+@pytest.mark.parametrize("method", ["adafest", "adafest_plus"])
+def test_every_updated_row_is_a_survivor_and_comes_once(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = clicks(16, VOCABULARIES)
+    model, plan = click_model(VOCABULARIES), plan_for(16, noise_multiplier=0.3)
+    optimizer = METHODS[method](model, plan)
+    model.compile(optimizer, "mse", jit_compile=True)
+    applied, apply = [], type(optimizer).apply_private
+
+    def watched(self: Any, sums: Any, draw: Any) -> None:
+        for table, rows in sums.tables:
+            tf.py_function(
+                lambda ids, n=table.shape[0]: applied.append((n, ids.numpy())), [rows.indices], []
+            )
+        apply(self, sums, draw)
+
+    monkeypatch.setattr(type(optimizer), "apply_private", watched)
+    model.fit(plan.sampling.batches((x, y)), steps_per_epoch=4, verbose=0)
+    assert len(applied) == 8 and any(len(ids) for _, ids in applied)
+    for num_rows, ids in applied:
+        assert np.all(np.diff(ids) > 0) and np.all((ids >= 0) & (ids < num_rows))
+        assert method == "adafest" or np.all(ids % 2 == 0)  # the selection's
+
+
+def test_norms_of_long_rows_are_not_too_small() -> None:
+    """A few large entries, then so many small ones that float32 sums would lose them."""
+    values = np.full((1, 2**20), 2.0**-12.005, np.float32)
+    values[0, :64] = 1.0
+    exact = np.sum(np.square(values.astype(np.float64)))
+    given = tf.constant(values)
+    found = tf.function(lambda: xla.compiled(lambda: squares(given)))()
+    assert float(found[0]) >= exact * (1 - 1e-6)
+
+
+class Asserting(keras.layers.Layer):
+    """Refuses large ids by an assertion, as users write it."""
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(x < 5), [x])]):
+            return tf.identity(x)
+
+
+def test_assertions_that_xla_would_drop_are_refused() -> None:
+    x, y = clicks(8, VOCABULARIES)
+    inputs = keras.Input((2,), dtype="int32")
+    model = keras.Model(inputs, click_model(VOCABULARIES)(Asserting()(inputs)))
+    plan = plan_for(8)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse", jit_compile=True)
+    with pytest.raises(ValueError, match="without assertions of its own.*asserting"):
+        model.fit(plan.sampling.batches((x % 5, y)), steps_per_epoch=1, verbose=0)
+
+
 @pytest.mark.parametrize("probability", [0.002, 0.3])
 def test_skips_in_one_chunk_are_binomial(probability: float) -> None:
     trials, key = 300, noise.NoiseKey()
@@ -199,6 +270,10 @@ def test_what_has_no_static_shapes_is_refused() -> None:
     refused(dp_sparse.LazyDPSGDOptimizer("sgd", plan, 1.0), "jit_compile=False with LazyDPSGD")
     parts = dp_sparse.DPSGDOptimizer("sgd", plan, 1.0, microbatch_size=4)
     refused(parts, "jit_compile=False with microbatch_size")
+    some = dp_sparse.ExponentialSelectionOptimizer(
+        "sgd", dataclasses.replace(plan, mechanism=dp_sparse.ExponentialSelection(3)), 1.0
+    )
+    refused(some, "jit_compile=False with ExponentialSelection")
     eager = dp_sparse.DPSGDOptimizer("sgd", plan, 1.0)
     refused(eager, "jit_compile=False with run_eagerly=True", run_eagerly=True)
 

@@ -5,14 +5,18 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from dp_sparse import xla
 from dp_sparse.clipping.uses import Product
 
 
 @functools.cache
-def self_check() -> None:
+def self_check(compiled: bool = False) -> None:
     """Compares the products of `uses` with NumPy on odd shapes, once a process.
 
     oneDNN has computed some matrix products silently wrongly on TensorFlow 2.19 to 2.21.
+
+    Args:
+        compiled: Whether XLA shall compute them.
 
     Raises:
         RuntimeError: This machine's TensorFlow computes them wrongly.
@@ -27,10 +31,17 @@ def self_check() -> None:
         use = Product(tf.constant(x), tf.constant(dz))
         if positions == 1:
             use = Product(use.inputs[:, 0], use.cotangents[:, 0])
-        found = use.squared_norms().numpy(), use.clipped_sum(tf.constant(factors)).numpy()
+        found = _norms_and_sum(use, tf.constant(factors), compiled)
         for right, value in zip(expected, found, strict=True):
             if not np.allclose(value, right, rtol=1e-3, atol=1e-3):
                 raise RuntimeError(
                     "This machine's TensorFlow multiplies matrices wrongly "
                     f"({positions} x {width_in} x {width_out}): set TF_ENABLE_ONEDNN_OPTS=0."
                 )
+
+
+def _norms_and_sum(use: Product, factors: tf.Tensor, compiled: bool) -> tuple[tf.Tensor, tf.Tensor]:
+    def both() -> tuple[tf.Tensor, tf.Tensor]:
+        return use.squared_norms(), use.clipped_sum(factors)
+
+    return tf.function(lambda: xla.compiled(both))() if compiled else both()

@@ -66,6 +66,8 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
     of them the batch looked up is not released.
     """
 
+    compilable = True
+
     def __init__(
         self,
         optimizer: keras.optimizers.Optimizer,
@@ -204,7 +206,8 @@ def _by_table_at_once(contributions: ContributionMap, survivors: Survivors) -> l
 def _unrestricted(choice: RowChoice, table: Restricted) -> RowChoice:
     """A choice among the selected rows as one among all rows."""
     slots = tf.where(table.places >= 0, choice.slots, -1)
-    return RowChoice(tf.gather(table.selected, choice.row_ids), slots)
+    selected = tf.concat([table.selected, [table.num_rows]], 0)  # a filler stays a filler
+    return RowChoice(tf.gather(selected, choice.row_ids), slots)
 
 
 def _nothing(table: Restricted) -> RowChoice:

@@ -82,7 +82,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
 
     mechanism: type[Mechanism] = GaussianMechanism  # what the plan must pay for
     delays_noise = False  # whether tables in memory lack noise between steps
-    compilable = True  # whether `choose_rows` has static shapes under XLA
+    compilable = False  # by XLA: `choose_rows` has static shapes, nothing writes before its checks
     selects_rows = True  # whether a step noises chosen rows only; which ones is then released
 
     def __init__(

@@ -51,7 +51,6 @@ class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
     """
 
     mechanism = ExponentialSelection
-    compilable = False
 
     def __init__(
         self,

@@ -53,7 +53,6 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
     but those above: callbacks that act after every batch are refused.
     """
 
-    compilable = False
     selects_rows = False
     delays_noise = True
 

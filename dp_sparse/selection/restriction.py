@@ -17,12 +17,14 @@ class Restricted:
     """One table's lookups among its selected rows.
 
     Attributes:
+        num_rows: Rows of the whole table.
         selected: int64 `[k]`, sorted: the rows of the selection.
         places: int32 `[batch, lookups]`: where in `selected` each lookup's row stands, -1 if it
             does not.
         valid: bool `[batch, lookups]`: lookups of real examples in selected rows.
     """
 
+    num_rows: int
     selected: tf.Tensor
     places: tf.Tensor
     valid: tf.Tensor
@@ -42,4 +44,4 @@ def restricted(lookups: TableLookups, selected: tf.Tensor) -> Restricted:
     found = tf.equal(tf.gather(padded, place), row_ids)
     places = tf.reshape(tf.where(found, place, -1), tf.shape(lookups.row_ids))
     places = tf.ensure_shape(places, lookups.row_ids.shape)
-    return Restricted(selected, places, lookups.valid & (places >= 0))
+    return Restricted(lookups.num_rows, selected, places, lookups.valid & (places >= 0))
