@@ -165,7 +165,7 @@ def test_noise_of_the_gradients_follows_c() -> None:
     """The second step's noise has the scale of the C that the first one left."""
     plan = plan_for(100, steps=2, noise_multiplier=1.5)
     style = QuantileClipping(target_quantile=0.01, learning_rate=1.0, noise_ratio=1.5)
-    model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(50, use_bias=False)])
+    model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(200, use_bias=False)])
     optimizer = dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1.0), plan, 1.0, clipping=style)
     model.compile(optimizer=optimizer, loss=lambda y, prediction: 0.0 * prediction[:, 0])
     data = np.ones((100, 100), np.float32), np.ones(100, np.float32)
