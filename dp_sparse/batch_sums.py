@@ -8,14 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import clipping, isolation, noise, replicas, xla
+from dp_sparse import clipping, isolation, metrics, noise, replicas, xla
 from dp_sparse.clipping import uses
 from dp_sparse.clipping.uses import Rows, Use
 from dp_sparse.errors import PrivacyError
 from dp_sparse.losses import per_example_losses
 from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
+from dp_sparse.optimizers.joint_choice import choose_together
 from dp_sparse.selection.contribution import TableLookups
-from dp_sparse.selection.restriction import restricted
 
 Used = list[tuple[keras.Variable, Use]]
 Choices = dict[int, RowChoice]  # by the id of the table
@@ -39,7 +39,7 @@ class BatchSums:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """A recorded forward pass with its backward pass to the records.
+    """A forward pass, and the backward pass to what was recorded.
 
     Attributes:
         outputs: The model's predictions.
@@ -61,7 +61,7 @@ def at_once(
     run = run_pass(model, optimizer, batch, draw)
     choices = choose_rows(optimizer, run.uses, real_examples(batch), draw)
     sums = clipped_sums(model, optimizer, run, choices, real_examples(batch))
-    return sums, update_metrics(model, batch, run)
+    return sums, metrics.update(model, batch, run.outputs, run.losses, run.output_losses)
 
 
 def in_one_kernel(
@@ -90,9 +90,8 @@ def in_one_kernel(
         for table, rows in zip(variables[1], got["rows"], strict=True)
     ]
     sums = PrivateSums(list(zip(variables[0], got["dense"], strict=True)), tables)
-    losses, output_losses = got["losses"]
-    run = Pass(got["outputs"], losses, output_losses, uses=[])
-    return BatchSums(sums, *got["counts"]), update_metrics(model, batch, run)
+    logs = metrics.update(model, batch, got["outputs"], *got["losses"])
+    return BatchSums(sums, *got["counts"]), logs
 
 
 def _without_filler(
@@ -118,7 +117,7 @@ def run_pass(
         capacity, before_lookup = optimizer.examples_in_memory, optimizer.before_lookup(draw)
         recording = clipping.record(model, x, tape, capacity, seeds, before_lookup)
         with _without_tables(optimizer):
-            losses, of_outputs = _losses(model, y, recording.outputs, weights)
+            losses, of_outputs = losses_with_padding(model, y, recording.outputs, weights)
         total = tf.reduce_sum(losses)
     used = recording.uses(tape.gradient(total, recording.targets))
     used += _unused_tables(optimizer, used, tf.shape(losses)[0])
@@ -173,36 +172,8 @@ def choose_rows(
         )
         for table, use in ((table, use_of[id(table)]) for table in optimizer.tables)
     ]
-    if replicas.count() == 1 or not lookups:
-        chosen = optimizer.choose_rows(lookups, draw)
-    else:
-        chosen = _chosen_together(optimizer, lookups, draw)
+    chosen = choose_together(optimizer, lookups, draw)
     return {id(t): choice for t, choice in zip(optimizer.tables, chosen, strict=True)}
-
-
-def _chosen_together(
-    optimizer: PrivateOptimizer, lookups: list[TableLookups], draw: noise.Draw
-) -> list[RowChoice]:
-    """The rows that the lookups of all replicas choose, and where this one's stand among them."""
-    widths = [tf.shape(table.row_ids)[1] for table in lookups]
-
-    def choose(signed_ids: Any, *cotangents: Any) -> list[tf.Tensor]:
-        of_tables = [tf.split(replicas.gathered(signed_ids), widths, axis=1, num=len(widths))]
-        of_tables += [[replicas.gathered(each) for each in cotangents]] if cotangents else []
-        everyone = [
-            TableLookups(table.num_rows, tf.maximum(ids, -1 - ids), ids >= 0, *parts)
-            for table, ids, *parts in zip(lookups, *of_tables, strict=True)
-        ]
-        return [choice.row_ids for choice in optimizer.choose_rows(everyone, draw)]
-
-    # One tensor for all tables; what is not valid is below 0.
-    signed = [tf.where(t.valid, t.row_ids, -1 - t.row_ids) for t in lookups]
-    cotangents = [t.cotangents for t in lookups] if optimizer.reads_cotangents else []
-    rows = replicas.merged(choose, tf.concat(signed, 1), *cotangents)
-    return [
-        RowChoice(own, restricted(table, own).places)
-        for table, own in zip(lookups, rows, strict=True)
-    ]
 
 
 def over_replicas(found: BatchSums) -> BatchSums:
@@ -261,52 +232,13 @@ def losses_of(
         everyone = tf.nest.map_structure(
             lambda leaf: tf.ones_like(leaf[:size]), {**weights, "marker": weights["present"]}
         )
-        losses, _ = _losses(model, y, recording.outputs, everyone)
+        losses, _ = losses_with_padding(model, y, recording.outputs, everyone)
         return isolation.Losses(losses, recording.targets, recording.seeds_drawn > 0)
 
     return of
 
 
-def update_metrics(model: keras.Model, batch: Any, run: Pass) -> dict[str, Any]:
-    """Keras' loss and metrics over the real examples of the batch."""
-    x, y, weights = batch
-    with tf.control_dependencies([run.losses]):  # its labels are checked; Keras' own are not
-        y = tf.nest.map_structure(tf.identity, y)
-        count = tf.math.count_nonzero(weights["present"] > 0)
-    _track_losses(model, run, count)
-    y, y_pred = (_real(part, weights["present"]) for part in (y, run.outputs))
-    sample_weight = _by_output(_real(weights["sample_weight"], weights["present"]), y_pred)
-    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-
-def _track_losses(model: keras.Model, run: Pass, count: tf.Tensor) -> None:
-    """Keras' loss over `count` real examples, regularisers included, and that of each output."""
-
-    def mean(losses: tf.Tensor) -> tf.Tensor:
-        return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(count, losses.dtype))
-
-    others = [  # of which Keras takes the share of one replica
-        model._aggregate_additional_loss(loss) * replicas.count() for loss in model.losses
-    ]
-    model._loss_tracker.update_state(tf.add_n([mean(run.losses), *others]), sample_weight=count)
-    for tracker, losses in zip(model._compile_loss.metrics, run.output_losses, strict=True):
-        tracker.update_state(mean(losses), sample_weight=count)
-
-
-def _real(values: Any, present: tf.Tensor) -> Any:
-    """`values` without padding; not copied if there is none, since logits may be large."""
-
-    def without_padding() -> Any:
-        return tf.nest.map_structure(lambda value: tf.boolean_mask(value, present > 0), values)
-
-    return tf.cond(
-        tf.reduce_all(present > 0),
-        lambda: tf.nest.map_structure(tf.identity, values),
-        without_padding,
-    )
-
-
-def _losses(
+def losses_with_padding(
     model: keras.Model, y: Any, y_pred: Any, weights: dict[str, Any]
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Per-example losses, 0 for padding, and those of each output."""
@@ -362,15 +294,3 @@ def _private_sums(model: keras.Model, sums: clipping.ClippedSums, choices: Choic
         if id(variable) not in choices
     ]
     return PrivateSums(dense, tables)
-
-
-def _by_output(sample_weight: Any, y_pred: Any) -> Any:
-    """Weights `[batch]` with the axes of each output's losses.
-
-    Keras' own reduction does not add them.
-    """
-    if tf.nest.is_nested(sample_weight) or sample_weight.shape.rank != 1:
-        return sample_weight
-    return tf.nest.map_structure(
-        lambda output: tf.reshape(sample_weight, [-1] + [1] * (output.shape.rank - 2)), y_pred
-    )

@@ -13,7 +13,12 @@ import tensorflow as tf
 from dp_sparse import replicas
 from dp_sparse.errors import PrivacyError, require
 
-_BATCHES = 3
+BATCHES = 3
+COUPLED = (
+    "The loss of one example depends on another example of its batch, or on its place in it, so "
+    "clipping each example would not bound its influence. Remove what mixes examples (batch "
+    "statistics, contrastive or in-batch losses) or knows their order."
+)
 _TOLERANCE = 1e-4  # relative: rounding may differ with the other rows of a product
 
 
@@ -45,35 +50,29 @@ def checks(
         present: float32 `[batch]`; a batch with fewer than two real examples proves nothing.
         counter: int64 scalar: batches that passed so far; after three, nothing is done.
     """
-
-    def coupled() -> tf.Tensor:
-        x, y = tf.nest.map_structure(_finite, batch)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            losses, targets, random = losses_of(x, y, tape)
-            first = losses[0]
-        cotangents = tape.gradient(
-            first, targets, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-        others = [tf.convert_to_tensor(cotangent)[1:] for cotangent in cotangents]
-        # 0 · NaN is no dependence: a non-finite example has NaN derivatives everywhere.
-        leaks = [tf.reduce_any(tf.not_equal(o, 0) & ~tf.math.is_nan(o)) for o in others]
-        moves = [_moves_with_others(losses_of, (x, y), losses)]
-        if not random:  # masks belong to positions
-            moves.append(_moves_with_position(losses_of, (x, y), losses))
-        return tf.reduce_any(tf.stack([*leaks, *moves]))
-
     done = counter.read_value()
-    due = (done < _BATCHES) & (tf.math.count_nonzero(present) > 1)
-    leaked = tf.cond(due, coupled, lambda: tf.constant(False))
-    message = (
-        "The loss of one example depends on another example of its batch, or on its place in it, "
-        "so clipping each example would not bound its influence. Remove what mixes examples (batch "
-        "statistics, contrastive or in-batch losses) or knows their order."
-    )
-    required = [check for check in [require(~leaked, PrivacyError, message)] if check is not None]
+    due = (done < BATCHES) & (tf.math.count_nonzero(present) > 1)
+    leaked = tf.cond(due, lambda: coupled(losses_of, batch), lambda: tf.constant(False))
+    required = [require(~leaked, PrivacyError, COUPLED)]
     with tf.control_dependencies(required):
         replicas.merged(functools.partial(_count_passed, counter, done), tf.cast(due, tf.int64))
     return required
+
+
+def coupled(losses_of: LossesOf, batch: tuple[Any, Any]) -> tf.Tensor:
+    """Whether the loss of one example of `(x, y)` is seen to depend on another; bool scalar."""
+    x, y = tf.nest.map_structure(_finite, batch)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        losses, targets, random = losses_of(x, y, tape)
+        first = losses[0]
+    cotangents = tape.gradient(first, targets, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    others = [tf.convert_to_tensor(cotangent)[1:] for cotangent in cotangents]
+    # 0 · NaN is no dependence: a non-finite example has NaN derivatives everywhere.
+    leaks = [tf.reduce_any(tf.not_equal(o, 0) & ~tf.math.is_nan(o)) for o in others]
+    moves = [_moves_with_others(losses_of, (x, y), losses)]
+    if not random:  # masks belong to positions
+        moves.append(_moves_with_position(losses_of, (x, y), losses))
+    return tf.reduce_any(tf.stack([*leaks, *moves]))
 
 
 def _count_passed(counter: tf.Variable, done: tf.Tensor, due: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import noise
+from dp_sparse import metrics, noise
 from dp_sparse.batch_sums import (
     BatchSums,
     Choices,
@@ -19,7 +19,6 @@ from dp_sparse.batch_sums import (
     clipped_sums,
     real_examples,
     run_pass,
-    update_metrics,
 )
 from dp_sparse.clipping import uses
 from dp_sparse.clipping.uses import Rows
@@ -52,7 +51,7 @@ def by_parts(
         found = clipped_sums(
             model, optimizer, run, _with_slots(choices, tables, own_slots), real_examples(own)
         )
-        update_metrics(model, own, run)
+        metrics.update(model, own, run.outputs, run.losses, run.output_losses)
         return begin + size, _added(state, found, (dense, tables))
 
     state, shapes = _start(dense, tables, choices)

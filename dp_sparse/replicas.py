@@ -12,38 +12,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from dp_sparse.errors import PrivacyError
-
 T = TypeVar("T")
-
-_SUPPORTED = (
-    tf.distribute.OneDeviceStrategy,
-    tf.distribute.MirroredStrategy,
-    tf.distribute.MultiWorkerMirroredStrategy,
-)
-
-
-def checked_strategy(strategy: tf.distribute.Strategy | None) -> None:
-    """Refuses strategies under which a step is not one step.
-
-    Raises:
-        PrivacyError: Any but `OneDeviceStrategy`, `MirroredStrategy` and
-            `MultiWorkerMirroredStrategy`.
-    """
-    if strategy is None or isinstance(strategy, _SUPPORTED):
-        return
-    name = type(strategy).__name__
-    if name.startswith("ParameterServer"):
-        raise PrivacyError(
-            f"Expected a synchronous strategy, got {name}: its workers update on their own, so no "
-            "batch is whole, no noise is drawn once, and what one worker releases enters the "
-            "gradients of another: the plan's accounting would not hold. Use MirroredStrategy or "
-            "MultiWorkerMirroredStrategy."
-        )
-    raise PrivacyError(
-        f"Expected MirroredStrategy or MultiWorkerMirroredStrategy, got {name}, for which nothing "
-        "here was shown to hold. Use one of those, or no strategy."
-    )
 
 
 def count() -> int:

@@ -13,12 +13,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import batch_sums, clipping, flushing, isolation, microbatches, noise, replicas
+from dp_sparse import (
+    batch_sums,
+    clipping,
+    flushing,
+    isolation,
+    microbatches,
+    noise,
+    replicas,
+    strategies,
+)
 from dp_sparse.errors import PrivacyError, translated
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling.marker import is_sampled
 
-_BEFORE_REPLICAS_MEET = ("clipnorm", "global_clipnorm", "clipvalue", "ema_overwrite_frequency")
 _REPLACED = ("train_step", "make_train_function", "_maybe_symbolic_build")
 
 
@@ -63,7 +71,7 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
                 f"not run: remove it and pass "
                 "loss= and metrics= to compile."
             )
-    _check_strategy(model._distribute_strategy, optimizer)
+    strategies.check(model._distribute_strategy, optimizer)
     optimizer.compiles = _compiles(optimizer, arguments)
     tf.config.experimental.enable_tensor_float_32_execution(False)  # norms need float32's own bits
     noise.self_check()
@@ -71,33 +79,6 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
     arguments["jit_compile"] = False
     arguments["auto_scale_loss"] = False
     optimizer.bind(model, functools.partial(clipping.embedding_tables, model))
-
-
-def _check_strategy(strategy: tf.distribute.Strategy | None, optimizer: PrivateOptimizer) -> None:
-    """Raises PrivacyError unless the model, its strategy and its optimizer fit together."""
-    replicas.checked_strategy(strategy)
-    for part in (optimizer, optimizer.optimizer):
-        own = part._distribution_strategy
-        if own is not (strategy or own) or (strategy is None and own.num_replicas_in_sync > 1):
-            raise PrivacyError(
-                f"Expected the model, {type(optimizer).__name__} and the optimizer that it wraps "
-                f"under one tf.distribute strategy, got {type(part).__name__} made under "
-                f"{type(own).__name__}: make all three inside strategy.scope()."
-            )
-    if strategy is not None and not optimizer.replicable:
-        raise PrivacyError(
-            f"Expected no tf.distribute strategy with {type(optimizer).__name__}, got "
-            f"{type(strategy).__name__}: rows must get their noise on all replicas before one of "
-            "them reads them. Use DPSGDOptimizer, or train on one device."
-        )
-    if strategy is not None and strategy.num_replicas_in_sync > 1:
-        for name in _BEFORE_REPLICAS_MEET:
-            if getattr(optimizer.optimizer, name, None):
-                raise ValueError(
-                    f"Expected an optimizer without {name} on several replicas, got {name}="
-                    f"{getattr(optimizer.optimizer, name)}: Keras does it before replicas meet, "
-                    "or where they cannot. Leave it out."
-                )
 
 
 def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
@@ -128,11 +109,7 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     traced: list[int] = []  # the variables that the train function was made for
 
     def make_train_function(force: bool = False) -> Any:
-        if tf.distribute.has_strategy() and model._distribute_strategy is None:
-            raise PrivacyError(
-                "Expected fit outside strategy.scope(): build and compile the model inside, if it "
-                "shall train on several replicas."
-            )
+        strategies.check_fit(model)
         variables = [id(variable) for variable in model.trainable_variables]
         if model.train_function is not None and traced and variables != traced:
             raise PrivacyError(
@@ -157,7 +134,7 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
         if iterator is not None:
             dataset = iterator.data_adapter.get_tf_dataset()
             spec = dataset.element_spec
-            _check_shared_out(model, dataset)
+            strategies.check_shared_out(model, dataset)
         if model._distribute_strategy is None or not is_sampled(spec):
             stock_build(iterator=iterator, data_batch=data_batch)
             return
@@ -168,22 +145,6 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     model.make_train_function = make_train_function
     if optimizer.delays_noise:
         flushing.install(model, optimizer)
-
-
-def _check_shared_out(model: keras.Model, dataset: Any) -> None:
-    """Refuses what `fit` cannot share out; other data, as of `evaluate`, is Keras' business."""
-    if not is_sampled(dataset.element_spec):
-        return
-    if isinstance(model._distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        raise PrivacyError(
-            "Expected MirroredStrategy, got MultiWorkerMirroredStrategy, where Keras' fit "
-            "fails: call dp_sparse.distribution.train(model, source) on every worker."
-        )
-    if isinstance(dataset, tf.distribute.DistributedDataset):
-        raise PrivacyError(
-            "Expected the sampler's own batches, got a distributed dataset: pass "
-            "plan.sampling.batches(dataset) to fit, which shares them out."
-        )
 
 
 def _translating(model: keras.Model, function: Any) -> Any:
@@ -235,7 +196,7 @@ def private_train_step(
     capacity = optimizer.examples_in_memory
     x, y, weights = data if optimizer.compiles else _trimmed(data)
     if not optimizer.built:
-        _build(model, optimizer, (x, y, None))
+        build_for(model, optimizer, (x, y, weights))
     draw, spent = optimizer.begin_step(weights["marker"])
     checks = isolation.checks(
         batch_sums.losses_of(model, weights, capacity, draw),
@@ -274,38 +235,31 @@ def _checked_part(optimizer: PrivateOptimizer, batch: Any) -> Any:
 def _count(optimizer: PrivateOptimizer, found: batch_sums.BatchSums) -> None:
     """Adds to the running totals that reports read."""
     totals = optimizer.diagnostics
-    for total, count in zip(
-        (totals.examples, totals.clipped, totals.not_finite), tf.unstack(found.counts), strict=True
-    ):
-        total.assign_add(count)
+    totals.add(found.counts)
     if optimizer.tables and optimizer.selects_rows:  # else which rows were looked up would be told
         of_table = {id(table): rows for table, rows in found.sums.tables}
         rows = [tf.size(of_table[id(table)].indices, tf.int64) for table in optimizer.tables]
         totals.rows.assign_add(tf.stack(rows))
 
 
-def build_for(model: keras.Model, optimizer: PrivateOptimizer, spec: Any) -> None:
-    """Creates all variables for batches of a sampler with this signature, on every replica."""
-    x, y, _ = spec
-    with model.distribute_strategy.scope():
-        model._symbolic_build(data_batch=(x, y, None))  # weights may lack the axes of the losses
-        _build_optimizer(model, optimizer)
+def build_for(model: keras.Model, optimizer: PrivateOptimizer, batch: Any) -> None:
+    """Creates all variables for batches `(x, y, weights)` like this one, or of this signature.
 
-
-def _build(model: keras.Model, optimizer: PrivateOptimizer, batch: Any) -> None:
-    """Creates the variables of the model and the optimizer before anything is recorded."""
-    with tf.init_scope():
+    On every replica, and before anything is recorded.
+    """
+    x, y, _ = batch
+    with tf.init_scope(), model.distribute_strategy.scope():
         if not all(layer.built for layer in model._flatten_layers()):
-            model._symbolic_build(data_batch=batch)
-        if not model.trainable_variables:
-            raise ValueError(
-                f"Expected a model with something to train, got {model.name} without trainable "
-                f"variables."
-            )
+            model._symbolic_build(data_batch=(x, y, None))  # weights may lack the losses' axes
         _build_optimizer(model, optimizer)
 
 
 def _build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    if not model.trainable_variables:
+        raise ValueError(
+            f"Expected a model with something to train, got {model.name} without trainable "
+            "variables."
+        )
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     if optimizer.delays_noise:

@@ -19,13 +19,15 @@ Check = Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tf.Operation | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Postponed:
+class Postponed:
+    """A check whose condition and values are computed now; `check` makes it, later, from them."""
+
     condition: tf.Tensor
     values: tuple[tf.Tensor, ...]
     check: Check
 
 
-_POSTPONED: contextvars.ContextVar[list[_Postponed] | None] = contextvars.ContextVar(
+_POSTPONED: contextvars.ContextVar[list[Postponed] | None] = contextvars.ContextVar(
     "postponed", default=None
 )
 
@@ -39,7 +41,7 @@ def postpone(condition: tf.Tensor, values: tuple[tf.Tensor, ...], check: Check) 
     """Has `check` called with the condition and the values once the kernel has computed them."""
     postponed = _POSTPONED.get()
     assert postponed is not None
-    postponed.append(_Postponed(condition, values, check))
+    postponed.append(Postponed(condition, values, check))
     return tf.no_op()
 
 
@@ -54,11 +56,11 @@ def compiled(body: Callable[[], Any]) -> Any:
         ValueError: Somebody else's assertion is inside.
         Whatever a check made inside says, at run time, before any result can be used.
     """
-    postponed: list[_Postponed] = []
+    postponed: list[Postponed] = []
 
     @tf.function(jit_compile=True, autograph=False)
     def kernel() -> Any:
-        with _postponing() as found:
+        with postponing() as found:
             result = body()
         postponed[:] = found
         return result, [(check.condition, check.values) for check in found]
@@ -86,8 +88,9 @@ def _refuse_dropped(graph: tf.Graph) -> None:
 
 
 @contextlib.contextmanager
-def _postponing() -> Iterator[list[_Postponed]]:
-    found: list[_Postponed] = []
+def postponing() -> Iterator[list[Postponed]]:
+    """Traces what runs inside for XLA, and gives the checks that it postpones."""
+    found: list[Postponed] = []
     token = _POSTPONED.set(found)
     try:
         yield found

@@ -24,27 +24,21 @@ from dp_sparse.groups import grouped, lower_bound
 from dp_sparse.selection import skips
 from models import classifiers
 from tests.reference.distributions import SIGNIFICANCE, chi_square
-from tests.training_cases import click_model, clicks, no_noise, plan_for, weights_of  # noqa: F401
+from tests.training_cases import (  # noqa: F401
+    CHOOSING,
+    click_model,
+    clicks,
+    no_noise,
+    plan_for,
+    selected_rows,
+    weights_of,
+)
 
 VOCABULARIES = (40, 25)
 
 
-def selected_rows(model: keras.Model) -> dp_sparse.SelectedRows:
-    tables = {w.path.split("/")[-2]: w.shape[0] for w in model.weights if "embeddings" in w.path}
-    return dp_sparse.SelectedRows.public(
-        {name: range(0, n, 2) for name, n in tables.items()}, tables
-    )
-
-
 METHODS: dict[str, Callable[..., Any]] = {
-    "dpsgd": lambda model, plan: dp_sparse.DPSGDOptimizer("sgd", plan, 0.5),
-    "adafest": lambda model, plan: dp_sparse.DPAdaFESTOptimizer(
-        "adagrad", plan, 0.5, threshold=1.2
-    ),
-    "fest": lambda model, plan: dp_sparse.DPFESTOptimizer("adam", plan, 0.5, selected_rows(model)),
-    "adafest_plus": lambda model, plan: dp_sparse.DPAdaFESTOptimizer(
-        "sgd", plan, 0.5, threshold=1.2, rows=selected_rows(model)
-    ),
+    **CHOOSING,
     "exponential": lambda model, plan: dp_sparse.ExponentialSelectionOptimizer(
         "adagrad",
         with_selection(plan, sum(w.shape[0] for w in model.weights if "emb" in w.path)),
@@ -156,7 +150,7 @@ def test_bad_values_are_refused_and_nothing_is_updated(
 def test_more_false_rows_than_there_is_room_for_stop_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(skips, "_chunk", lambda expected: 2)
+    monkeypatch.setattr(skips, "most_skips", lambda *given: 2)
     x, y = clicks(8, VOCABULARIES)
     model, plan = click_model(VOCABULARIES), plan_for(8, noise_multiplier=1.0)
     model.compile(METHODS["adafest"](model, plan), "mse", jit_compile=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import dp_sparse
 from dp_sparse import DPSGDOptimizer, PoissonSampling, PrivacyBudget, PrivacyPlan, noise
 from dp_sparse.sampling import marker
 
@@ -129,3 +130,22 @@ def assert_a_private_step_moves_every_weight(
     model.fit(plan.sampling.batches((x, labels)), verbose=0)
     for old, weight in zip(before, model.trainable_variables, strict=True):
         assert np.isfinite(weight).all() and not np.array_equal(old, weight), weight.path
+
+
+def selected_rows(model: keras.Model) -> dp_sparse.SelectedRows:
+    tables = {w.path.split("/")[-2]: w.shape[0] for w in model.weights if "embeddings" in w.path}
+    return dp_sparse.SelectedRows.public(
+        {name: range(0, n, 2) for name, n in tables.items()}, tables
+    )
+
+
+CHOOSING: dict[str, Callable[..., Any]] = {
+    "dpsgd": lambda model, plan: dp_sparse.DPSGDOptimizer("sgd", plan, 0.5),
+    "adafest": lambda model, plan: dp_sparse.DPAdaFESTOptimizer(
+        "adagrad", plan, 0.5, threshold=1.2
+    ),
+    "fest": lambda model, plan: dp_sparse.DPFESTOptimizer("adam", plan, 0.5, selected_rows(model)),
+    "adafest_plus": lambda model, plan: dp_sparse.DPAdaFESTOptimizer(
+        "sgd", plan, 0.5, threshold=1.2, rows=selected_rows(model)
+    ),
+}

@@ -4,7 +4,7 @@ Only of small variables are there per-example gradients: of biases, scales, smal
 """
 
 from dp_sparse.clipping.audit import Seeds
-from dp_sparse.clipping.gradients import ClippedSums, clip
+from dp_sparse.clipping.gradients import ClippedSums, Scaled, clip, scaled
 from dp_sparse.clipping.machine_check import self_check
 from dp_sparse.clipping.recorder import Recording, record
 from dp_sparse.clipping.styles import (
@@ -34,11 +34,13 @@ __all__ = [
     "PerLayerClipping",
     "QuantileClipping",
     "Recording",
+    "Scaled",
     "Seeds",
     "Survey",
     "clip",
     "embedding_tables",
     "record",
+    "scaled",
     "self_check",
     "survey",
     "tables_read_whole",

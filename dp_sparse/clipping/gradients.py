@@ -20,15 +20,37 @@ FLAT = FlatClipping()
 
 
 @dataclasses.dataclass(frozen=True)
+class Scaled:
+    """Each example's gradient with the factor it counts with; what is known of it is not private.
+
+    Attributes:
+        uses: Each variable's use, zeroed where it is not finite, and its factors, `[batch]`.
+        squared_norms: ‖g_i‖², float32 `[batch]`.
+        clipped: bool `[batch]`: true where some factor is below 1.
+        finite: bool `[batch]`: false for examples that were zeroed.
+    """
+
+    uses: list[tuple[keras.Variable, Use, tf.Tensor]]
+    squared_norms: tf.Tensor
+    clipped: tf.Tensor
+    finite: tf.Tensor
+
+    def dense_sums(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Σ_i f_i g_i of each variable that is no table."""
+        dense = [each for each in self.uses if not isinstance(each[1], Rows)]
+        return [(variable, use.clipped_sum(f)) for variable, use, f in dense]  # type: ignore[attr-defined]
+
+
+@dataclasses.dataclass(frozen=True)
 class ClippedSums:
     """Sums of clipped per-example gradients, and what is known of the clipping (not private).
 
     Attributes:
         dense: Each dense variable with its sum.
         tables: Each table with its sum on the step's rows, float64 `[rows, width]`.
-        squared_norms: ‖g_i‖², float32 `[batch]`.
-        clipped: bool `[batch]`: true where some factor is below 1.
-        finite: bool `[batch]`: false for examples that were zeroed.
+        squared_norms: As in `Scaled`.
+        clipped: As in `Scaled`.
+        finite: As in `Scaled`.
     """
 
     dense: list[tuple[keras.Variable, tf.Tensor]]
@@ -48,9 +70,27 @@ def clip(
 ) -> ClippedSums:
     """Clips each example's gradient to `clip_norm` and sums.
 
+    Args: as `scaled`, and
+        num_slots: For the id of each table variable, how many rows the step chose.
+    """
+    found = scaled(uses, clip_norm, losses, present, style)
+    lookups = [(v, use, f) for v, use, f in found.uses if isinstance(use, Rows)]
+    tables = [(v, use.clipped_sum(f, num_slots[id(v)])) for v, use, f in lookups]
+    known = found.squared_norms, found.clipped, found.finite
+    return ClippedSums(found.dense_sums(), tables, *known)
+
+
+def scaled(
+    uses: list[tuple[keras.Variable, Use]],
+    clip_norm: ClipNorm,
+    losses: tf.Tensor,
+    present: tf.Tensor,
+    style: ClippingStyle = FLAT,
+) -> Scaled:
+    """Finds the factors that clip each example's gradient to `clip_norm`.
+
     Args:
         uses: Each variable's joined use; tables already restricted to the step's rows.
-        num_slots: For the id of each table variable, how many rows the step chose.
         clip_norm: C > 0, a Python number or a scalar.
         losses: Per-example losses `[batch]`, to find those that are not finite.
         present: float32 `[batch]`, 0 for padding.
@@ -63,13 +103,11 @@ def clip(
     factors = style.factors(variables, squared, clip_norm)
     clipped = tf.reduce_any(tf.stack(list({id(f): f < 1.0 for f in factors}.values())), axis=0)
     counted = {id(f): tf.where(finite, f * kept, 0.0) for f in factors}
-    scaled = [
+    found = [
         (variable, use, counted[id(factor)])
         for (variable, use), factor in zip(_sanitised(uses, finite), factors, strict=True)
     ]
-    tables = [(v, u.clipped_sum(f, num_slots[id(v)])) for v, u, f in scaled if isinstance(u, Rows)]
-    dense = [(v, u.clipped_sum(f)) for v, u, f in scaled if not isinstance(u, Rows)]  # type: ignore[attr-defined]
-    return ClippedSums(dense, tables, total, clipped, finite)
+    return Scaled(found, total, clipped, finite)
 
 
 def _faded(values: tf.Tensor, limit: float) -> tf.Tensor:

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse import validate
-from dp_sparse.errors import PrivacyError, translated
+from dp_sparse.distribution import epochs as epochs_of
+from dp_sparse.distribution.epochs import checked_optimizer
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Share
 from dp_sparse.sampling.marker import new_nonce
@@ -57,59 +57,17 @@ def train(
     clipped sums without noise, ids, and the keys of noise and sampling, in the clear. Every worker
     must be given the same `source`, or the batches are of no sampler.
     """
-    optimizer, epochs = _checked(model), validate.positive_integer("epochs", epochs)
+    checked_optimizer(model)
     model.make_train_function()  # refuses what fit would
-    model.stop_training = False
-    callback_list = keras.callbacks.CallbackList(
-        list(callbacks),
-        add_history=True,
-        add_progbar=verbose != 0,
-        verbose=verbose,
-        epochs=epochs,
-        steps=steps_per_epoch,
-        model=model,
-    )
-    callback_list.on_train_begin()  # may restore a checkpoint
-    spent = int(optimizer.steps_spent.numpy())
-    steps = _steps_per_epoch(optimizer.plan.sampling.steps - spent, epochs, steps_per_epoch)
-    iterator = iter(_batches(model, source, spent, class_weight))
-    step = _step_function(model)
-    for epoch in range(epochs):
-        model.reset_metrics()
-        callback_list.on_epoch_begin(epoch)
-        for index in range(steps):
-            callback_list.on_train_batch_begin(index)
-            with translated():
-                step(iterator)
-            callback_list.on_train_batch_end(index, {})
-        logs = {name: float(value) for name, value in model.get_metrics_result().items()}
-        callback_list.on_epoch_end(epoch, logs)
-        if model.stop_training:
-            break
-    optimizer.finalize_variable_values(model.trainable_weights)
-    callback_list.on_train_end()
-    return model.history
 
+    def begin(spent: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
+        iterator = iter(_batches(model, source, spent, class_weight))
+        step = _step_function(model)
+        return lambda: step(iterator), lambda: {
+            name: float(value) for name, value in model.get_metrics_result().items()
+        }
 
-def _checked(model: keras.Model) -> PrivateOptimizer:
-    optimizer = model.optimizer
-    if not isinstance(optimizer, PrivateOptimizer):
-        raise PrivacyError(
-            f"Expected a model compiled with a private optimizer, got {type(optimizer).__name__}."
-        )
-    if optimizer.delays_noise:
-        raise PrivacyError(f"Expected fit with {type(optimizer).__name__}: train on one device.")
-    return optimizer
-
-
-def _steps_per_epoch(left: int, epochs: int, wanted: int | None) -> int:
-    steps = left // epochs if wanted is None else wanted
-    if not 0 < steps * epochs <= left:
-        raise ValueError(
-            f"Expected at most {left} steps, which the plan has left, and at least one an epoch, "
-            f"got epochs={epochs} of {steps} steps."
-        )
-    return steps
+    return epochs_of.run(model, begin, epochs, steps_per_epoch, callbacks, verbose)
 
 
 def _step_function(model: keras.Model) -> Callable[[Any], None]:

@@ -22,11 +22,13 @@ from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
 from dp_sparse.selection.restriction import Restricted, restricted
 from dp_sparse.selection.row_set import SelectedRows
+from dp_sparse.selection.skips import most_skips
 from dp_sparse.selection.threshold import (
     Survivors,
     default_threshold,
     select_rows,
     split_noise,
+    survival_probability,
 )
 
 
@@ -133,14 +135,20 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
             return []
         self._warn_if_loose(lookups)
         contributions = contribution_map(lookups, self.contribution_clip_norm)
-        deviation = self.contribution_noise_multiplier * self.contribution_clip_norm
-        threshold = self.threshold
-        if threshold is None:
-            threshold = default_threshold(
-                self.expected_false_rows, contributions.num_rows, deviation
-            )
+        threshold, deviation = self._threshold(contributions.num_rows)
         survivors = select_rows(contributions, threshold, deviation, draw)
         return _by_table(contributions, survivors)
+
+    def _threshold(self, num_rows: int) -> tuple[float, float]:
+        """τ over this many rows, and the deviation of the map's noise, s = σ1·C1."""
+        deviation = self.contribution_noise_multiplier * self.contribution_clip_norm
+        if self.threshold is not None:
+            return self.threshold, deviation
+        return default_threshold(self.expected_false_rows, num_rows, deviation), deviation
+
+    def most_false_rows(self, num_rows: int) -> int:
+        """More rows than that survive on noise alone in one step of 10^13."""
+        return most_skips(num_rows, survival_probability(*self._threshold(num_rows)))
 
     def _warn_if_loose(self, lookups: Sequence[TableLookups]) -> None:
         widths = [table.row_ids.shape[1] for table in lookups]

@@ -18,15 +18,15 @@ import tensorflow as tf
 
 from dp_sparse import noise, replicas, validate
 from dp_sparse.clipping import BeforeLookup, ClippingStyle, QuantileClipping
-from dp_sparse.errors import PrivacyError, require
+from dp_sparse.errors import PrivacyError
 from dp_sparse.mechanisms import GaussianMechanism, Mechanism
+from dp_sparse.optimizers import agreement
 from dp_sparse.optimizers.arguments import checked_optimizer, checked_plan, checked_style
 from dp_sparse.optimizers.clip_norm import MovingClipNorm
 from dp_sparse.optimizers.diagnostics import StepDiagnostics
 from dp_sparse.optimizers.foreign_gradients import NoForeignGradients
 from dp_sparse.optimizers.ledger import StepLedger
 from dp_sparse.plan import PrivacyPlan
-from dp_sparse.sampling.marker import fingerprint
 from dp_sparse.selection.contribution import TableLookups
 
 
@@ -137,7 +137,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
                 "for each model."
             )
         self._model, self._find_tables = weakref.ref(model), find_tables
-        self._settings = fingerprint(_nameless({**self.get_config(), "plan": None}))
+        self._settings = agreement.digest({**self.get_config(), "plan": None})
         self.diagnostics.isolation_checks.assign(0)
 
     def use_noise_key(self, words: tf.Tensor) -> None:
@@ -206,34 +206,18 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
 
     def _begin_step(self, marker: Any, what_decides: Any) -> tuple[noise.Draw, tf.Tensor]:
         self.diagnostics.steps.assign_add(1)
-        deciding, whole = replicas.gathered(what_decides), replicas.gathered(marker)
-        alike = tf.reduce_all(tf.equal(deciding, deciding[:1]), axis=0)
-        one_key = require(
-            tf.reduce_all(alike[:3]),
-            PrivacyError,
-            "Expected one noise key on all workers, got several, whose noise would be averaged "
-            "away: train with dp_sparse.distribution.train.",
-        )
-        one_step = require(
-            tf.reduce_all(alike[3:]),
-            PrivacyError,
-            "Expected all workers with the same plan, optimizer and steps spent, got others: give "
-            "each the same settings, and load the same checkpoint on all or on none.",
-        )
-        with tf.control_dependencies([one_key, one_step]):
-            whole = tf.identity(whole)
+        with tf.control_dependencies(agreement.checks(replicas.gathered(what_decides))):
+            whole = tf.identity(replicas.gathered(marker))
         return self._noise_key.next_draw(), self._ledger.spend(whole, self.steps_spent)
 
     def _what_decides(self) -> tf.Tensor:
-        """All that decides a step beside its batch, int64 `[1, 7]`: replicas must agree on it."""
-        clip_norm = tf.cast(self.current_clip_norm, tf.float64)
-        others = [
-            tf.constant(self.plan.digest, tf.int64),
-            tf.cast(tf.convert_to_tensor(self.steps_spent.value), tf.int64),
-            tf.bitcast(clip_norm, tf.int64),
-            tf.constant(self._settings, tf.int64),
-        ]
-        return tf.concat([self._noise_key.words(), tf.stack(others)[tf.newaxis]], 1)
+        return agreement.what_decides(
+            key=self._noise_key.words(),
+            plan=tf.constant(self.plan.digest, tf.int64),
+            spent=tf.cast(tf.convert_to_tensor(self.steps_spent.value), tf.int64),
+            clip_norm=tf.bitcast(tf.cast(self.current_clip_norm, tf.float64), tf.int64),
+            settings=tf.constant(self._settings, tf.int64),
+        )
 
     @abc.abstractmethod
     def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
@@ -361,13 +345,6 @@ class VariableSplit:
     """Holds the model's tables where Keras does not take them for variables of the optimizer."""
 
     tables: list[keras.Variable]
-
-
-def _nameless(config: Any) -> Any:
-    """A config without the names that Keras numbers as it makes things."""
-    if isinstance(config, dict):
-        return {key: _nameless(value) for key, value in config.items() if key != "name"}
-    return [_nameless(value) for value in config] if isinstance(config, list | tuple) else config
 
 
 def _regularised(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:

@@ -27,6 +27,12 @@ class StepDiagnostics:
         with tf.init_scope():
             self.rows.assign(tf.zeros([num_tables], tf.int64))
 
+    def add(self, counts: tf.Tensor) -> None:
+        """Adds a batch's counts `[3]`: real examples, clipped ones, ones that were not finite."""
+        totals = self.examples, self.clipped, self.not_finite
+        for total, count in zip(totals, tf.unstack(tf.cast(counts, tf.int64)), strict=True):
+            total.assign_add(count)
+
 
 def _total() -> tf.Variable:
     return tf.Variable(0, dtype=tf.int64, trainable=False)

@@ -22,7 +22,7 @@ def geometric_skips(draw: noise.Draw, num_trials: int, probability: float) -> tf
         num_trials: c, fixed when the graph is built.
         probability: p in [0, 1], fixed when the graph is built.
     """
-    chunk = _chunk(num_trials * probability)
+    chunk = most_skips(num_trials, probability)
     if xla.inside():
         return _one_chunk(draw, chunk, num_trials, probability)
 
@@ -56,11 +56,12 @@ def _one_chunk(draw: noise.Draw, chunk: int, num_trials: int, probability: float
         return tf.minimum(hits, num_trials)
 
 
-def _chunk(expected: float) -> int:
+def most_skips(num_trials: int, probability: float) -> int:
     """Gaps to draw at once: enough for all but e⁻³⁰ of the steps.
 
     Even, as a Philox block holds two.
     """
+    expected = num_trials * probability
     return 2 * math.ceil((expected + 8 * math.sqrt(expected) + 24) / 2)
 
 

@@ -11,11 +11,12 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from dp_sparse import distribution, noise, replicas
+from dp_sparse import distribution, noise, replicas, strategies
 from dp_sparse.batch_sums import secret_seeds
 from dp_sparse.errors import PrivacyError
 from tests.subprocesses import run_python
 from tests.training_cases import (  # noqa: F401
+    CHOOSING,
     click_model,
     clicks,
     marked_dataset,
@@ -32,22 +33,8 @@ def strategy_of(count: int) -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
 
 
-def selected_rows(model: keras.Model) -> dp_sparse.SelectedRows:
-    tables = {w.path.split("/")[-2]: w.shape[0] for w in model.weights if "embeddings" in w.path}
-    return dp_sparse.SelectedRows.public(
-        {name: range(0, n, 2) for name, n in tables.items()}, tables
-    )
-
-
 METHODS: dict[str, Callable[..., Any]] = {
-    "dpsgd": lambda model, plan: dp_sparse.DPSGDOptimizer("sgd", plan, 0.5),
-    "adafest": lambda model, plan: dp_sparse.DPAdaFESTOptimizer(
-        "adagrad", plan, 0.5, threshold=1.2
-    ),
-    "fest": lambda model, plan: dp_sparse.DPFESTOptimizer("adam", plan, 0.5, selected_rows(model)),
-    "adafest_plus": lambda model, plan: dp_sparse.DPAdaFESTOptimizer(
-        "sgd", plan, 0.5, threshold=1.2, rows=selected_rows(model)
-    ),
+    **CHOOSING,
     "exponential": lambda model, plan: dp_sparse.ExponentialSelectionOptimizer(
         "sgd", dataclasses.replace(plan, mechanism=dp_sparse.ExponentialSelection(9)), 0.5
     ),
@@ -365,7 +352,7 @@ def test_what_is_refused() -> None:
 def test_parameter_servers_are_refused_saying_why() -> None:
     strategy = object.__new__(tf.distribute.ParameterServerStrategy)
     with pytest.raises(PrivacyError, match="workers update on their own.*Use MirroredStrategy"):
-        replicas.checked_strategy(strategy)
+        strategies.check(strategy, None)
 
 
 def test_parts_of_another_strategy_are_refused() -> None:

@@ -219,9 +219,9 @@ def test_fit_is_refused_and_says_what_to_call(workers: list[dict[str, Any]]) -> 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ("key", "Expected one noise key on all workers"),
-        ("plan", "Expected all workers with the same plan, optimizer and steps spent"),
-        ("steps", "Expected all workers with the same plan, optimizer and steps spent"),
+        ("key", "Expected all workers with one noise key"),
+        ("plan", "Expected all workers with one plan"),
+        ("steps", "Expected all workers with one number of steps spent"),
     ],
 )
 def test_workers_that_differ_are_refused(other: str, message: str) -> None:

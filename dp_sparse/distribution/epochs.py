@@ -1,0 +1,101 @@
+"""The course of a training run beside its steps: epochs, callbacks, what the plan has left."""
+
+import os
+from collections.abc import Callable, Sequence
+
+import keras
+
+from dp_sparse import validate
+from dp_sparse.errors import PrivacyError, translated
+from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.sampling.base import Sampling, Share
+from dp_sparse.sampling.marker import new_nonce
+
+Step = Callable[[], None]
+Logs = Callable[[], dict[str, float]]
+
+
+def run(
+    model: keras.Model,
+    begin: Callable[[int], tuple[Step, Logs]],
+    epochs: int,
+    steps_per_epoch: int | None,
+    callbacks: Sequence[keras.callbacks.Callback],
+    verbose: int,
+) -> keras.callbacks.History:
+    """Runs epochs of steps, as `fit` would.
+
+    Args:
+        model: Compiled with a private optimizer.
+        begin: Given the steps spent so far, after callbacks restored what they have, returns the
+            function of one step and that of an epoch's logs.
+        epochs: As in `train`.
+        steps_per_epoch: As in `train`.
+        callbacks: As in `train`.
+        verbose: As in `train`.
+
+    Raises:
+        ValueError: More steps than the plan has left.
+    """
+    epochs = validate.positive_integer("epochs", epochs)
+    model.stop_training = False
+    callback_list = keras.callbacks.CallbackList(
+        list(callbacks),
+        add_history=True,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        epochs=epochs,
+        steps=steps_per_epoch,
+        model=model,
+    )
+    callback_list.on_train_begin()  # may restore a checkpoint
+    spent = int(model.optimizer.steps_spent.numpy())
+    left = model.optimizer.plan.sampling.steps - spent
+    steps = _steps_per_epoch(left, epochs, steps_per_epoch)
+    step, logs = begin(spent)
+    for epoch in range(epochs):
+        model.reset_metrics()
+        callback_list.on_epoch_begin(epoch)
+        for index in range(steps):
+            callback_list.on_train_batch_begin(index)
+            with translated():
+                step()
+            callback_list.on_train_batch_end(index, {})
+        callback_list.on_epoch_end(epoch, logs())
+        if model.stop_training:
+            break
+    model.optimizer.finalize_variable_values(model.trainable_weights)
+    callback_list.on_train_end()
+    return model.history
+
+
+def checked_optimizer(model: keras.Model) -> PrivateOptimizer:
+    """The model's private optimizer.
+
+    Raises:
+        PrivacyError: It has none, or one that delays noise.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, PrivateOptimizer):
+        raise PrivacyError(
+            f"Expected a model compiled with a private optimizer, got {type(optimizer).__name__}."
+        )
+    if optimizer.delays_noise:
+        raise PrivacyError(f"Expected fit with {type(optimizer).__name__}: train on one device.")
+    return optimizer
+
+
+def whole_share(sampling: Sampling) -> Share:
+    """All rows of a new pass over a sampler, under a key of its own."""
+    key = int.from_bytes(os.urandom(16), "little")
+    return Share(0, sampling.batch_capacity, key, new_nonce(None))
+
+
+def _steps_per_epoch(left: int, epochs: int, wanted: int | None) -> int:
+    steps = left // epochs if wanted is None else wanted
+    if not 0 < steps * epochs <= left:
+        raise ValueError(
+            f"Expected at most {left} steps, which the plan has left, and at least one an epoch, "
+            f"got epochs={epochs} of {steps} steps."
+        )
+    return steps

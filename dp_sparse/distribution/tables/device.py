@@ -1,0 +1,146 @@
+"""The step on the device: look rows up, run the model, clip, hand the layer its gradients."""
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import clipping, noise, replicas, xla
+from dp_sparse.batch_sums import losses_with_padding, real_examples
+from dp_sparse.clipping.uses import Rows, expanded
+from dp_sparse.distribution.tables.features import PrivateTables, Table
+from dp_sparse.distribution.tables.lookups import TableLayer
+from dp_sparse.isolation import Losses
+
+Batch = dict[str, Any]
+
+
+def sums_of(
+    model: keras.Model, tables: PrivateTables, layer: TableLayer, batch: Batch, draw: noise.Draw
+) -> tuple[dict[str, Any], list[xla.Postponed]]:
+    """One replica's clipped sums over the dense variables; the tables are updated on the way.
+
+    Whatever check fails is found afterwards, by the caller; the tables got gradients of 0 then.
+
+    Returns:
+        `dense`, the sums over all replicas, float32; `counts`, int32 `[3]` as `BatchSums.counts`,
+        over all replicas; this replica's `losses`, `output_losses` and `outputs`; and the checks.
+    """
+    with xla.postponing() as checks:
+        lookup = layer.look_up(batch["features"], batch["id_weights"])
+        activations = {f.name: lookup.activations[f.name] for f in tables.features}
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(activations)
+            recording, losses, of_outputs = _forward(model, tables, batch, activations, tape, draw)
+            total = tf.reduce_sum(losses)
+        targets = recording.targets
+        gradients = tape.gradient(total, [*targets, *activations.values()])
+        cotangents = {
+            name: tf.zeros_like(activations[name]) if own is None else tf.cast(own, tf.float32)
+            for name, own in zip(activations, gradients[len(targets) :], strict=True)
+        }
+        uses = recording.uses(gradients[: len(targets)])
+        uses += [(table, _rows(table, batch, cotangents)) for table in tables.tables]
+        optimizer, real = tables.private_optimizer, real_examples((None, None, batch))
+        clip_norm, style = optimizer.current_clip_norm, optimizer.clipping
+        found = clipping.scaled(uses, clip_norm, losses, real, style)
+    good = tf.reduce_all([check.condition for check in checks]) if checks else tf.constant(True)
+    lookup.push(_output_gradients(tables, batch, cotangents, found, good))
+    sums = {id(variable): total for variable, total in found.dense_sums()}
+    examples = real > 0
+    kinds = examples, examples & found.finite & found.clipped, examples & ~found.finite
+    everyone = {
+        "dense": [sums.get(id(v), tf.zeros(v.shape)) for v in model.trainable_variables],
+        "counts": tf.stack([tf.math.count_nonzero(kind, dtype=tf.int32) for kind in kinds]),
+    }
+    everyone = replicas.merged(replicas.summed, everyone)
+    own = {"losses": losses, "output_losses": of_outputs, "outputs": recording.outputs}
+    return {**everyone, **own}, checks
+
+
+def coupled_losses(
+    model: keras.Model, tables: PrivateTables, batch: Batch, draw: noise.Draw
+) -> tuple[Any, Any]:
+    """The model's losses as `isolation.coupled` calls them, and its `(x, y)`.
+
+    The layer looks up each id on its own, so only the model can couple examples; made-up
+    activations show that as well as true ones.
+    """
+    activations = {
+        feature.name: tf.random.stateless_normal([tables.rows // tables.replicas, table.width], s)
+        for table in tables.tables
+        for s, feature in (((index, 17), f) for index, f in enumerate(table.features))
+    }
+
+    def losses_of(x: Any, y: Any, tape: tf.GradientTape) -> Losses:
+        rest, activations = x
+        size = tf.shape(tf.nest.flatten(activations)[0])[0]
+        weights = tf.nest.map_structure(lambda w: tf.ones_like(w[:size]), _weights(batch))
+        own = {"x": rest, "y": y, **weights}
+        tape.watch(activations)
+        recording, losses, _ = _forward(model, tables, own, activations, tape, draw)
+        targets = [*recording.targets, *activations.values()]
+        return Losses(losses, targets, recording.seeds_drawn > 0)
+
+    return losses_of, ((batch["x"], activations), batch["y"])
+
+
+def _weights(batch: Batch) -> dict[str, Any]:
+    return {name: batch[name] for name in ("present", "sample_weight")}
+
+
+def _forward(
+    model: keras.Model,
+    tables: PrivateTables,
+    batch: Batch,
+    activations: dict[str, tf.Tensor],
+    tape: tf.GradientTape,
+    draw: noise.Draw,
+) -> tuple[clipping.Recording, tf.Tensor, list[tf.Tensor]]:
+    context = tf.distribute.get_replica_context()
+    seeds = functools.partial(noise.seed_state, draw, context.replica_id_in_sync_group)
+    x = {**batch["x"], **activations}
+    recording = clipping.record(model, x, tape, tables.rows, seeds)
+    losses, of_outputs = losses_with_padding(model, batch["y"], recording.outputs, _weights(batch))
+    return recording, losses, of_outputs
+
+
+def _rows(table: Table, batch: Batch, cotangents: dict[str, tf.Tensor]) -> Rows:
+    """The table's lookups as far as they were chosen, with the gradient of each one's row.
+
+    Rows go by the place of their first lookup in the example: only which are equal matters.
+    """
+    keep = [batch["keep"][feature.name] for feature in table.features]
+    gradients = [
+        own[..., tf.newaxis] * cotangents[feature.name][:, tf.newaxis]
+        for own, feature in zip(keep, table.features, strict=True)
+    ]
+    chosen = tf.concat(keep, 1) > 0
+    first = batch["first"].get(table.path, tf.zeros(tf.shape(chosen), tf.int32))
+    return Rows(tf.cast(first, tf.int64), chosen, tf.concat(gradients, 1))
+
+
+def _output_gradients(
+    tables: PrivateTables,
+    batch: Batch,
+    cotangents: dict[str, tf.Tensor],
+    found: clipping.Scaled,
+    good: tf.Tensor,
+) -> dict[str, tf.Tensor]:
+    """Of each of the layer's features: the clipped mean's share, or the noise; 0 unless `good`."""
+    factors = {id(variable): factor for variable, _, factor in found.uses}
+    divisor = tables.private_optimizer.plan.sampling.expected_batch_size
+    sent = {}
+    for table in tables.tables:
+        for feature in table.features:
+            own = cotangents[feature.name]
+            finite = tf.where(expanded(found.finite, own), own, 0.0)
+            scale = factors[id(table)] / divisor
+            if feature.bag:
+                sent[feature.name] = tf.zeros_like(own)
+                sent[feature.backward] = finite * (scale * batch["ratio"][feature.name])[:, None]
+            else:
+                sent[feature.name] = finite * scale[:, None] * batch["keep"][feature.name]
+        sent[table.noise] = batch["noise"][table.path]
+    return {name: tf.where(good, gradient, 0.0) for name, gradient in sent.items()}

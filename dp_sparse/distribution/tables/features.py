@@ -1,0 +1,221 @@
+"""What an embedding layer is told: the user's features, and those that carry noise and updates."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.clipping import AutomaticClipping, FlatClipping
+from dp_sparse.distribution.tables import configs
+from dp_sparse.distribution.tables.lookups import RowUpdates
+from dp_sparse.errors import PrivacyError
+from dp_sparse.optimizers import DPAdaFESTOptimizer
+
+_CORES = 8  # slots of a replica are shared by its SparseCores, of which no chip has more
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One of the user's features.
+
+    Attributes:
+        name: Its key, in the inputs and in the layer's configuration.
+        lookups: The most ids of an example.
+        bag: Whether an example may have any number of ids up to that, and not exactly one.
+        combiner: What a bag's rows are reduced by: "sum", "mean" or "sqrtn".
+        weights: The key of its ids' weights in the inputs, if it has any.
+    """
+
+    name: str
+    lookups: int
+    bag: bool
+    combiner: str
+    weights: str | None
+
+    @property
+    def backward(self) -> str:
+        """The feature through which a bag's table is updated."""
+        return f"private_backward_{self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Attributes:
+        path: Its name.
+        num_rows: Its rows.
+        width: Of a row.
+        features: The user's features that look rows up in it.
+        capacity: The most rows of a step's choice: what all lookups of a batch and the noise can
+            choose together.
+    """
+
+    path: str
+    num_rows: int
+    width: int
+    features: tuple[Feature, ...]
+    capacity: int
+
+    @property
+    def noise(self) -> str:
+        """The feature whose ids are the chosen rows, and whose gradients are their noise."""
+        return f"private_noise_{self.path}"
+
+
+class PrivateTables(tf.Module):
+    """Embedding tables for `train_tables`, from the features of an embedding layer.
+
+    Args:
+        features: A flat dictionary from names to `FeatureConfig`s, of
+            `tf.tpu.experimental.embedding` or of keras-rs. Tables need names, and no optimizer:
+            theirs comes from `optimizer`.
+        optimizer: A `DPAdaFESTOptimizer` over all rows. Its `table_optimizer`, or else the
+            optimizer that it wraps, must be Keras' SGD or Adagrad.
+        bags: For each feature with several ids, the most ids of an example. In the inputs it is
+            `[batch, most]`, filled up with -1; all other features are `[batch]` or `[batch, 1]`.
+        weights: For bags whose ids have weights >= 0, the key of these among the inputs.
+        strategy: The `TPUStrategy` that the layer is made under; None off TPU.
+
+    Attributes:
+        tables: The tables, in the order of their first feature.
+        on_tpu: Whether there is a strategy.
+        replicas: How many share a batch.
+        updates: What updates the tables off TPU; `tf.train.Checkpoint(tables=...)` keeps its slots.
+        rows: Of a batch, padding included: the plan's capacity, up to a multiple of 8 a replica.
+
+    Raises:
+        ValueError: A feature or table that cannot be trained privately, naming it and the mend.
+        PrivacyError: Another optimizer or clipping style.
+
+    ### Formal Guarantees
+    `feature_config` adds a feature of noise for each table, with room for every row that any batch
+    can choose, so its size tells nothing; and for each bag one with its chosen ids alone. An update
+    by plain SGD or Adagrad leaves a row without a gradient as it is, and takes the sum of all
+    gradients of a row before it squares them; optimizers and options that do not are never used.
+    """
+
+    def __init__(
+        self,
+        features: Mapping[str, Any],
+        optimizer: DPAdaFESTOptimizer,
+        *,
+        bags: Mapping[str, int] | None = None,
+        weights: Mapping[str, str] | None = None,
+        strategy: tf.distribute.TPUStrategy | None = None,
+    ) -> None:
+        super().__init__()
+        _check_optimizer(optimizer)
+        self.private_optimizer = optimizer
+        self.on_tpu = strategy is not None
+        self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+        self.rows = self.rounded(optimizer.plan.sampling.batch_capacity)
+        self._configs = configs.checked(features, bags or {}, weights or {})
+        self.tables = self._tables(bags or {}, weights or {})
+        self._refuse_taken_names()
+        self.updates = RowUpdates(self.optimizer)
+
+    @property
+    def features(self) -> list[Feature]:
+        """The user's features, table by table."""
+        return [feature for table in self.tables for feature in table.features]
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer of the tables, of `tf.tpu.experimental.embedding`.
+
+        Its learning rate is read from the private optimizer at each step.
+        """
+        own = self.private_optimizer.table_optimizer or self.private_optimizer.optimizer
+
+        def learning_rate() -> tf.Tensor:
+            return tf.convert_to_tensor(own.learning_rate, tf.float32)
+
+        if isinstance(own, keras.optimizers.SGD):
+            return tf.tpu.experimental.embedding.SGD(learning_rate)
+        return tf.tpu.experimental.embedding.Adagrad(learning_rate, own.initial_accumulator_value)
+
+    @property
+    def feature_config(self) -> dict[str, Any]:
+        """What the embedding layer must be made with: `features` and those of noise and bags."""
+        derived = configs.Derived(self.optimizer, self.replicas if self.on_tpu else None)
+        found = {}
+        for table in self.tables:
+            for feature in table.features:
+                user = self._configs[feature.name]
+                found[feature.name] = derived.feature(user, feature.name, feature.bag, self.rows)
+                if feature.bag:
+                    found[feature.backward] = derived.feature(
+                        user, feature.backward, True, self.rows
+                    )
+            user = self._configs[table.features[0].name]
+            found[table.noise] = derived.feature(user, table.noise, True, table.capacity)
+        return found
+
+    def rounded(self, count: int) -> int:
+        """`count`, up to a multiple of 8 for each replica, as SparseCores want it."""
+        shards = _CORES * self.replicas
+        return math.ceil(count / shards) * shards
+
+    @property
+    def shards(self) -> int:
+        """Over how many parts the rows of a choice are spread."""
+        return _CORES * self.replicas
+
+    def _tables(self, bags: Mapping[str, int], weights: Mapping[str, str]) -> list[Table]:
+        users: dict[str, list[str]] = {}
+        for name, config in self._configs.items():
+            users.setdefault(config.table.name, []).append(name)
+        tables = []
+        sizes = {n: configs.num_rows(self._configs[f[0]]) for n, f in users.items()}
+        false_rows = self.private_optimizer.most_false_rows(sum(sizes.values()))
+        for path, names in users.items():
+            features = tuple(
+                Feature(
+                    name,
+                    bags.get(name, 1),
+                    name in bags,
+                    self._configs[name].table.combiner,
+                    weights.get(name),
+                )
+                for name in names
+            )
+            lookups = self.rows * sum(feature.lookups for feature in features)
+            capacity = self.rounded(min(sizes[path], lookups + false_rows))
+            width = configs.width(self._configs[names[0]])
+            tables.append(Table(path, sizes[path], width, features, capacity))
+        return tables
+
+    def _refuse_taken_names(self) -> None:
+        ours = {table.noise for table in self.tables} | {f.backward for f in self.features}
+        taken = sorted(ours & set(self._configs))
+        if taken:
+            raise ValueError(f"Expected features of other names, got {taken[0]!r}: rename it.")
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if type(optimizer) is not DPAdaFESTOptimizer or optimizer.rows is not None:
+        raise PrivacyError(
+            f"Expected a DPAdaFESTOptimizer without rows=, got {type(optimizer).__name__}: rows "
+            "are chosen by ids alone, ahead of the step, and noise has a fixed number of rows."
+        )
+    if type(optimizer.clipping) not in (FlatClipping, AutomaticClipping):
+        raise PrivacyError(
+            f"Expected FlatClipping or AutomaticClipping, got {type(optimizer.clipping).__name__}: "
+            "the noise of rows is drawn ahead of the step, for one clip norm of all variables."
+        )
+    if optimizer.microbatch_size is not None:
+        raise PrivacyError(
+            f"Expected microbatch_size=None, got {optimizer.microbatch_size}: an embedding layer "
+            "takes the gradients of a whole batch at once."
+        )
+    own = optimizer.table_optimizer or optimizer.optimizer
+    if type(own) not in (keras.optimizers.SGD, keras.optimizers.Adagrad):
+        raise PrivacyError(
+            f"Expected SGD or Adagrad for the tables, got {type(own).__name__}, under which a row "
+            "without a gradient moves: who sees it knows that it was looked up. Pass "
+            "table_optimizer=keras.optimizers.Adagrad(...)."
+        )

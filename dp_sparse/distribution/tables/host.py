@@ -1,0 +1,246 @@
+"""What is done to a batch on the host: its rows are chosen, their noise drawn, both laid out.
+
+A choice rests on ids alone, so it is made in the input pipeline, ahead of the step.
+
+### Formal Guarantees
+Selection and noise are those of DP-AdaFEST, from a secret key that is new for every pass; a choice
+belongs to one batch, whose marker goes with it, and is released by the step that takes that batch.
+Noise of rows, of deviation C·σ2, is drawn in float64 and rounded as everywhere; the layer's update
+adds it to the clipped gradients in float32, so the low bits of a row are not protected against
+floating-point attacks (Mironov 2012) as on other roads.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dp_sparse import noise
+from dp_sparse.batch_sums import real_examples
+from dp_sparse.distribution.tables.features import Feature, PrivateTables, Table
+from dp_sparse.errors import BadExampleError, PrivacyError, require
+from dp_sparse.groups import grouped
+from dp_sparse.optimizers import RowChoice
+from dp_sparse.selection.contribution import TableLookups
+
+_SENT = ("features", "id_weights", "keep", "ratio", "first", "noise")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ids:
+    """A feature's ids in a batch.
+
+    Attributes:
+        row_ids: int64 `[rows, lookups]`, 0 where there is none.
+        weights: float32 `[rows, lookups]`, 0 where there is none.
+    """
+
+    row_ids: tf.Tensor
+    weights: tf.Tensor
+
+
+class HostStep:
+    """Maps a sampler's batch to what the device step takes; for `tf.data.Dataset.map`."""
+
+    def __init__(self, tables: PrivateTables) -> None:
+        self._tables = tables
+        self._optimizer = tables.private_optimizer
+        self._key = noise.NoiseKey()
+
+    def __call__(self, x: Any, y: Any, weights: dict[str, Any]) -> dict[str, Any]:
+        """A dictionary of what `device.sums_of` reads, and the `marker`.
+
+        All leaves are `[rows, ...]`, but those of noise `[capacity, ...]`. In the order of the
+        tables' lookups: `keep`, of each feature, float32 `[rows, lookups]`, is what a lookup adds
+        of the activation's gradient to its row's, 0 for rows that were not chosen; `first`, of each
+        table, which earlier lookup of the example has the same row.
+        """
+        batch = self._padded((x, y, weights))
+        x, y, weights = batch
+        ids = {feature.name: read_ids(feature, x, table) for table, feature in self._pairs()}
+        lookups = [self._lookups(table, ids, real_examples(batch)) for table in self._tables.tables]
+        draw = self._key.next_draw()
+        chosen = self._optimizer.choose_rows(lookups, draw)
+        parts = [
+            self._of_lookups(*each, ids)
+            for each in zip(self._tables.tables, lookups, chosen, strict=True)
+        ]
+        sent = _joined([*parts, *self._of_noise(chosen, draw)])
+        return {**sent, "x": other_inputs(x, self._tables), "y": y, **weights}
+
+    def to_look_up(self, x: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The layer's features and weights for ids `[rows, ...]`, with no row chosen."""
+        tables, real = self._tables.tables, tf.ones([self._tables.rows])
+        ids = {feature.name: read_ids(feature, x, table) for table, feature in self._pairs()}
+        lookups = [self._lookups(table, ids, real) for table in tables]
+        nothing = tf.zeros([0], tf.int64)
+        no_rows = [RowChoice(nothing, tf.fill(tf.shape(own.row_ids), -1)) for own in lookups]
+        parts = [
+            self._of_lookups(*each, ids) for each in zip(tables, lookups, no_rows, strict=True)
+        ]
+        sent = _joined([*parts, *self._of_noise(no_rows, self._key.next_draw())])
+        return sent["features"], sent["id_weights"]
+
+    def _pairs(self) -> list[tuple[Table, Feature]]:
+        return [(table, feature) for table in self._tables.tables for feature in table.features]
+
+    def _padded(self, batch: Any) -> Any:
+        missing = self._tables.rows - self._optimizer.plan.sampling.batch_capacity
+        return tf.nest.map_structure(
+            lambda leaf: tf.pad(leaf, [[0, missing]] + [[0, 0]] * (leaf.shape.rank - 1)), batch
+        )
+
+    def _lookups(self, table: Table, ids: dict[str, Ids], real: tf.Tensor) -> TableLookups:
+        row_ids = tf.concat([ids[feature.name].row_ids for feature in table.features], 1)
+        used = tf.concat([ids[feature.name].weights > 0 for feature in table.features], 1)
+        return TableLookups(table.num_rows, row_ids, used & (real > 0)[:, tf.newaxis])
+
+    def _of_lookups(
+        self, table: Table, lookups: TableLookups, choice: RowChoice, ids: dict[str, Ids]
+    ) -> dict[str, dict[str, Any]]:
+        kept = tf.cast(lookups.valid & (choice.slots >= 0), tf.float32)
+        widths = [feature.lookups for feature in table.features]
+        sent: dict[str, dict[str, Any]] = {
+            "features": {},
+            "id_weights": {},
+            "keep": {},
+            "ratio": {},
+        }
+        for feature, own in zip(table.features, tf.split(kept, widths, 1), strict=True):
+            found = ids[feature.name]
+            if not feature.bag:
+                sent["features"][feature.name] = tf.cast(found.row_ids[:, 0], tf.int32)
+                sent["keep"][feature.name] = own
+                continue
+            gains, ratio = _gains(feature.combiner, found.weights, own)
+            sent["keep"][feature.name], sent["ratio"][feature.name] = gains, ratio
+            for name, used in ((feature.name, found.weights > 0), (feature.backward, own > 0)):
+                sent["features"][name] = _ragged(tf.cast(found.row_ids, tf.int32), used)
+                if feature.weights is not None:
+                    sent["id_weights"][name] = _ragged(found.weights, used)
+        if sum(widths) > 1:
+            sent["first"] = {table.path: _first_of_example(lookups.row_ids)}
+        return sent
+
+    def _of_noise(
+        self, chosen: Sequence[RowChoice], draw: noise.Draw
+    ) -> list[dict[str, dict[str, Any]]]:
+        """The chosen rows as ids, and the noise of each; places without an id have none."""
+        optimizer, tables = self._optimizer, self._tables.tables
+        deviation = optimizer.current_clip_norm * optimizer.gradient_noise_multiplier
+        nothing = [
+            tf.IndexedSlices(tf.zeros([tf.size(choice.row_ids), table.width]), choice.row_ids)
+            for table, choice in zip(tables, chosen, strict=True)
+        ]
+        noisy = optimizer.noisy_rows(nothing, deviation, draw)
+        return [self._spread(table, rows) for table, rows in zip(tables, noisy, strict=True)]
+
+    def _spread(self, table: Table, rows: tf.IndexedSlices) -> dict[str, dict[str, Any]]:
+        """Shares rows out over the replicas and their cores, each of which has its own places."""
+        count, shards = tf.size(rows.indices), self._tables.shards
+        room = require(
+            count <= table.capacity,
+            PrivacyError,
+            f"More rows of {table.path} survived than the {table.capacity} that there is room for, "
+            "which noise alone does once in 10^13 steps. Nothing was released; go on from the last "
+            "checkpoint.",
+        )
+        with tf.control_dependencies([room]):
+            index = tf.range(count)
+        place = index % shards * (table.capacity // shards) + index // shards
+        filled = tf.scatter_nd(place[:, tf.newaxis], tf.ones_like(place), [table.capacity])
+        ordered = tf.gather(tf.cast(rows.indices, tf.int32), tf.argsort(place))
+        ids = tf.RaggedTensor.from_row_lengths(ordered, filled, validate=False)
+        shape = [table.capacity, table.width]
+        values = tf.scatter_nd(place[:, tf.newaxis], rows.values, shape)
+        return {"features": {table.noise: ids}, "noise": {table.path: values}}
+
+
+def _joined(parts: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    return {key: {n: v for part in parts for n, v in part.get(key, {}).items()} for key in _SENT}
+
+
+def other_inputs(x: dict[str, tf.Tensor], tables: PrivateTables) -> dict[str, tf.Tensor]:
+    """What of the inputs goes to the model as it is."""
+    taken = {name for f in tables.features for name in (f.name, f.weights)}
+    return {name: value for name, value in x.items() if name not in taken}
+
+
+def read_ids(feature: Feature, x: Any, table: Table) -> Ids:
+    """A feature's ids and weights among the inputs.
+
+    Raises:
+        ValueError: It is not there, or of another shape.
+        BadExampleError: When the step runs, an id or a weight out of its range.
+    """
+    given = tf.cast(_input(feature.name, x), tf.int64)
+    if not feature.bag and given.shape.rank == 1:
+        given = given[:, tf.newaxis]
+    if given.shape[1:] != [feature.lookups]:
+        shape = f"[batch, {feature.lookups}]" if feature.bag else "[batch] or [batch, 1]"
+        raise ValueError(
+            f"Expected ids of {feature.name!r} of shape {shape}, got {given.shape}: name features "
+            "with several ids in bags=, with the most ids that an example has."
+        )
+    lowest = -1 if feature.bag else 0
+    weights = tf.cast(given >= 0, tf.float32)
+    checks = [
+        _in_range("ids", feature, given, (given >= lowest) & (given < table.num_rows)),
+    ]
+    if feature.weights is not None:
+        own = tf.cast(_input(feature.weights, x), tf.float32)
+        checks.append(_in_range("weights", feature, own, (own >= 0) & tf.math.is_finite(own)))
+        weights *= own
+    with tf.control_dependencies(checks):
+        return Ids(tf.maximum(given, 0), tf.identity(weights))
+
+
+def _input(name: str, x: Any) -> tf.Tensor:
+    if not isinstance(x, dict) or name not in x:
+        got = sorted(x) if isinstance(x, dict) else type(x).__name__
+        raise ValueError(f"Expected {name!r} among the inputs, in a dictionary, got {got}.")
+    return x[name]
+
+
+def _in_range(what: str, feature: Feature, values: tf.Tensor, good: tf.Tensor) -> tf.Operation:
+    accepted = "finite and >= 0" if what == "weights" else "of the table, and -1 for none in bags,"
+    flat = tf.concat([tf.reshape(values, [-1]), tf.zeros([1], values.dtype)], 0)
+    bad = tf.concat([tf.reshape(~good, [-1]), [True]], 0)
+    worst = flat[tf.argmax(tf.cast(bad, tf.int32))]
+    message = f"Expected {what} {accepted} in feature {feature.name!r}, got {{}}."
+    return require(tf.reduce_all(good), BadExampleError, message, worst)
+
+
+def _ragged(values: tf.Tensor, used: tf.Tensor) -> tf.RaggedTensor:
+    lengths = tf.reduce_sum(tf.cast(used, tf.int32), axis=1)
+    flat = tf.boolean_mask(values, used)
+    return tf.RaggedTensor.from_row_lengths(flat, lengths, validate=False)
+
+
+def _gains(combiner: str, weights: tf.Tensor, kept: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """What each kept id's row gets of the gradient of its bag, and by what a bag of these differs.
+
+    The layer divides by the divisor of the ids that it sees, so the bag of kept ids needs a
+    gradient that is smaller by the ratio of both divisors: float32 `[rows]`.
+    """
+
+    def divisor(of: tf.Tensor) -> tf.Tensor:
+        if combiner == "sum":
+            return tf.ones_like(of[:, 0])
+        return tf.reduce_sum(of, 1) if combiner == "mean" else tf.sqrt(tf.reduce_sum(of * of, 1))
+
+    whole, part = divisor(weights), divisor(weights * kept)
+    gains = tf.math.divide_no_nan(weights * kept, whole[:, tf.newaxis])
+    return gains, tf.math.divide_no_nan(part, whole)
+
+
+def _first_of_example(row_ids: tf.Tensor) -> tf.Tensor:
+    """Of each lookup, the place of the example's first one of the same row: int32, same shape."""
+    rows, lookups = row_ids.shape
+    example = tf.repeat(tf.range(rows, dtype=tf.int64), lookups)
+    num_rows = tf.reduce_max(row_ids) + 1
+    groups = grouped(example * num_rows + tf.reshape(row_ids, [-1]), -1)
+    at = tf.range(rows * lookups)
+    first = tf.math.unsorted_segment_min(at, groups.places, tf.size(groups.values))
+    return tf.reshape(tf.gather(first, groups.places) % lookups, [rows, lookups])

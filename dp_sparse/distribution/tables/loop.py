@@ -1,0 +1,244 @@
+"""Training with an embedding layer: the host prepares a batch, the device trains on it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse import isolation, metrics, noise, replicas, xla
+from dp_sparse.distribution import epochs as epochs_of
+from dp_sparse.distribution.tables import device
+from dp_sparse.distribution.tables.features import PrivateTables
+from dp_sparse.distribution.tables.host import HostStep, other_inputs
+from dp_sparse.distribution.tables.lookups import TableLayer, layer_of
+from dp_sparse.errors import PrivacyError, translated
+from dp_sparse.optimizers import PrivateSums
+from dp_sparse.training import build_for
+
+_DRAW = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+
+
+def train_tables(
+    model: keras.Model,
+    tables: PrivateTables,
+    layer: Any,
+    source: Any,
+    *,
+    epochs: int = 1,
+    steps_per_epoch: int | None = None,
+    class_weight: dict[int, float] | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    verbose: int = 0,
+) -> keras.callbacks.History:
+    """Trains a model together with the tables of an embedding layer.
+
+    Args:
+        model: Compiled with `tables.private_optimizer`, under the same strategy as the layer. Its
+            inputs are a dictionary: of each feature its activations `[batch, width]`, and whatever
+            else is in the source's inputs.
+        tables: What the layer was made with.
+        layer: An embedding layer made with `tables.feature_config`: `TPUEmbeddingForServing`,
+            `TPUEmbedding` or `TPUEmbeddingV2` of `tf.tpu.experimental.embedding`, `TPUEmbedding`
+            of tensorflow_recommenders or `DistributedEmbedding` of keras-rs.
+        source: What `plan.sampling.batches` takes; its inputs are a dictionary with the ids of each
+            feature.
+        epochs: Into which the steps are divided, for metrics and callbacks.
+        steps_per_epoch: By default what is left of the plan, divided by `epochs`.
+        class_weight: As `PoissonSampling.batches` takes it.
+        callbacks: As in Keras; they see the model, not the layer, whose tables need a
+            `tf.train.Checkpoint` of their own.
+        verbose: As in Keras.
+
+    Returns:
+        The history of loss and metrics, not private; on a TPU of the loss alone.
+
+    Raises:
+        ValueError: More steps than the plan has left, inputs that do not fit the features, or a
+            layer of another kind.
+        PrivacyError: A model without that optimizer, with tables of its own, under a strategy of
+            several devices that are no TPU, or with a loss that mixes examples.
+        BadExampleError: An id, weight or label out of its range.
+
+    ### Formal Guarantees
+    Those of DP-AdaFEST (`DPAdaFESTOptimizer`), with one Gaussian mechanism of the plan's σ a step.
+    Dense variables get their noise as on every other road, in float64 and rounded. What the layer
+    applies is the clipped sum of the chosen rows plus their noise over the expected batch size, in
+    float32 (`tables.host`), once a step: the model sees activations that no backward pass leads
+    through, and the gradient of the lookup is taken once. A failed check leaves tables and
+    variables as they were.
+    """
+    _check(model, tables)
+    steps = _Steps(model, tables, layer_of(layer, tables.updates))
+
+    def begin(spent: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
+        sampling = tables.private_optimizer.plan.sampling
+        share = epochs_of.whole_share(sampling)
+        batches = sampling.batches_of(source, share, first_step=spent, class_weight=class_weight)
+        _build(model, tables, batches.element_spec)
+        prepared = batches.map(HostStep(tables)).prefetch(2)
+        iterator = iter(_shared_out(model, prepared))
+        return lambda: steps.take(next(iterator)), steps.logs
+
+    return epochs_of.run(model, begin, epochs, steps_per_epoch, callbacks, verbose)
+
+
+def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Inputs of the model, to evaluate or predict with, from those of a source; off TPU.
+
+    Args:
+        tables: What the layer was made with.
+        layer: The embedding layer, or on a TPU a `TPUEmbeddingForServing` with its tables.
+        x: Ids of each feature, and whatever else, arrays `[examples, ...]`.
+
+    Returns:
+        Float32 `[examples, width]` for each feature, and the rest of `x`.
+    """
+    own, rows = layer_of(layer, tables.updates), tables.rows
+    size = len(next(iter(x.values())))
+    parts = []
+    for begin in range(0, size, rows):
+        part = {
+            name: _filled(np.asarray(value)[begin : begin + rows], rows)
+            for name, value in x.items()
+        }
+        with translated():
+            features, weights = HostStep(tables).to_look_up(part)
+        activations = own.look_up(features, weights).activations
+        parts.append({f.name: activations[f.name].numpy() for f in tables.features})
+    joined = {name: np.concatenate([part[name] for part in parts])[:size] for name in parts[0]}
+    return {**{name: np.asarray(v) for name, v in other_inputs(x, tables).items()}, **joined}
+
+
+def _filled(values: np.ndarray, rows: int) -> tf.Tensor:
+    missing = [(0, rows - len(values))] + [(0, 0)] * (values.ndim - 1)
+    return tf.constant(np.pad(values, missing))
+
+
+def _check(model: keras.Model, tables: PrivateTables) -> None:
+    if epochs_of.checked_optimizer(model) is not tables.private_optimizer:
+        raise PrivacyError(
+            f"Expected {model.name} compiled with the optimizer of its tables, got another: pass "
+            "the same to PrivateTables and to compile."
+        )
+    strategy = model._distribute_strategy
+    if strategy is not None and not isinstance(strategy, tf.distribute.TPUStrategy):
+        raise PrivacyError(
+            f"Expected TPUStrategy or none, got {type(strategy).__name__}: elsewhere use "
+            "keras.layers.Embedding, and fit."
+        )
+    count = 1 if strategy is None else strategy.num_replicas_in_sync
+    if (count, strategy is not None) != (tables.replicas, tables.on_tpu):
+        raise ValueError(
+            f"Expected PrivateTables(strategy=...) with the strategy of {model.name}, got another."
+        )
+    if tables.private_optimizer.compiles:
+        raise ValueError("Expected jit_compile=False, got True: a TPU compiles by itself.")
+
+
+def _build(model: keras.Model, tables: PrivateTables, spec: Any) -> None:
+    x, y, weights = spec
+    widths = {feature.name: table.width for table in tables.tables for feature in table.features}
+    rows = tables.private_optimizer.plan.sampling.batch_capacity
+    inputs = {name: tf.TensorSpec([rows, width]) for name, width in widths.items()}
+    build_for(model, tables.private_optimizer, ({**other_inputs(x, tables), **inputs}, y, weights))
+    if tables.private_optimizer.tables:
+        own = [table.path for table in tables.private_optimizer.tables]
+        raise PrivacyError(
+            f"Expected a model without embedding tables beside those of the layer, got {own}: rows "
+            "are chosen over all tables at once. Make them tables of the layer."
+        )
+
+
+def _shared_out(model: keras.Model, dataset: tf.data.Dataset) -> Any:
+    strategy = model._distribute_strategy
+    if strategy is None:
+        return dataset
+    options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
+    return strategy.experimental_distribute_dataset(dataset, options)
+
+
+class _Steps:
+    """The steps of one run, each of them three calls: spend it, check the batch, train."""
+
+    def __init__(self, model: keras.Model, tables: PrivateTables, layer: TableLayer) -> None:
+        self._model, self._tables, self._layer = model, tables, layer
+        self._optimizer = tables.private_optimizer
+        self._strategy = model._distribute_strategy or tf.distribute.get_strategy()
+        self._on_tpu = model._distribute_strategy is not None
+        self._losses: list[tf.Tensor] = []
+        self._begin = tf.function(self._spend, autograph=False)
+        self._isolated = tf.function(self._coupled, autograph=False)
+        self._train = tf.function(self._train_on, autograph=False)
+
+    def take(self, batch: device.Batch) -> None:
+        """Trains on one batch."""
+        draw = self._begin(batch["marker"])
+        passed = self._optimizer.diagnostics.isolation_checks
+        if passed < isolation.BATCHES:
+            if bool(self._isolated(batch, draw)):
+                raise PrivacyError(isolation.COUPLED)
+            passed.assign_add(1)
+        self._losses.append(self._train(batch, draw))
+
+    def logs(self) -> dict[str, float]:
+        """Loss and metrics since the last call."""
+        totals, self._losses = np.sum([loss.numpy() for loss in self._losses], axis=0), []
+        if self._on_tpu:
+            return {"loss": float(totals[0] / max(totals[1], 1))}
+        return {name: float(value) for name, value in self._model.get_metrics_result().items()}
+
+    def _spend(self, marker: Any) -> _DRAW:
+        rows = tf.concat(self._strategy.experimental_local_results(marker), 0)
+        capacity = self._optimizer.plan.sampling.batch_capacity
+        draw, spent = self._optimizer.begin_step(rows[:capacity])
+        with tf.control_dependencies([spent]):
+            return tf.identity(draw.key), tf.identity(draw.number), tf.identity(draw.offset)
+
+    def _coupled(self, batch: device.Batch, draw: _DRAW) -> tf.Tensor:
+        def of_replica(batch: device.Batch, draw: _DRAW) -> tf.Tensor:
+            with xla.postponing():  # what else is wrong is found by the step
+                return isolation.coupled(
+                    *device.coupled_losses(self._model, self._tables, batch, noise.Draw(*draw))
+                )
+
+        leaked = self._strategy.run(of_replica, args=(batch, draw))
+        return tf.reduce_any(tf.stack(self._strategy.experimental_local_results(leaked)))
+
+    def _train_on(self, batch: device.Batch, draw: _DRAW) -> tf.Tensor:
+        made: list[xla.Postponed] = []
+
+        def of_replica(batch: device.Batch, draw: _DRAW) -> tuple[Any, Any]:
+            key = noise.Draw(*draw)
+            found, made[:] = device.sums_of(self._model, self._tables, self._layer, batch, key)
+            return found, [(check.condition, check.values) for check in made]
+
+        found, outcomes = self._strategy.run(of_replica, args=(batch, draw))
+        with tf.control_dependencies(self._checks(made, outcomes)):
+            dense = [tf.identity(self._own(total)) for total in found["dense"]]
+        variables = self._model.trainable_variables
+        sums = PrivateSums(list(zip(variables, dense, strict=True)), [])
+        noisy = [mean for _, mean in self._optimizer.release(sums, noise.Draw(*draw))]
+        apply = lambda means: self._optimizer.optimizer.apply(replicas.shares(means), variables)  # noqa: E731
+        self._strategy.run(apply, args=(noisy,))
+        self._optimizer.diagnostics.add(self._own(found["counts"]))
+        if not self._on_tpu:
+            data = batch["x"], batch["y"], {n: batch[n] for n in ("present", "sample_weight")}
+            kept = found["outputs"], found["losses"], found["output_losses"]
+            metrics.update(self._model, data, *kept)
+        losses = self._strategy.experimental_local_results(found["losses"])
+        total = tf.add_n([tf.reduce_sum(of_replica) for of_replica in losses])
+        return tf.stack([total, tf.cast(self._own(found["counts"])[0], tf.float32)])
+
+    def _own(self, value: Any) -> tf.Tensor:
+        """What all replicas have alike."""
+        return self._strategy.experimental_local_results(value)[0]
+
+    def _checks(self, made: list[xla.Postponed], outcomes: Any) -> list[tf.Operation]:
+        of = self._strategy.experimental_local_results
+        required = []
+        for check, (condition, values) in zip(made, outcomes, strict=True):
+            by_replica: Callable[[Any], Any] = lambda index: tuple(of(v)[index] for v in values)  # noqa: B023, E731
+            required += [check.check(c, by_replica(i)) for i, c in enumerate(of(condition))]
+        return [operation for operation in required if operation is not None]
