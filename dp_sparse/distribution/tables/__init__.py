@@ -7,5 +7,6 @@ the gradients of its activations. All three run off TPU, too, with the same numb
 
 from dp_sparse.distribution.tables.features import PrivateTables
 from dp_sparse.distribution.tables.loop import model_inputs, train_tables
+from dp_sparse.distribution.tables.recommenders import RankingModel
 
-__all__ = ["PrivateTables", "model_inputs", "train_tables"]
+__all__ = ["PrivateTables", "RankingModel", "model_inputs", "train_tables"]

@@ -11,8 +11,8 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse import distribution
 from dp_sparse.distribution.tables.host import HostStep
-from dp_sparse.distribution.tables.loop import _build, _Steps
 from dp_sparse.distribution.tables.lookups import layer_of
+from dp_sparse.distribution.tables.loop import _build, _Steps
 from tests.training_cases import plan_for
 
 SIZE, WIDTH, CLIP = 20, 3, 0.3
@@ -30,7 +30,7 @@ def data(seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
         "right": np.where(rng.random(SIZE) < 0.3, left, rng.integers(0, ROWS["shared"], SIZE)),
         "words": rng.integers(-1, 20, (SIZE, BAG)),
         "word_weights": rng.integers(0, 3, (SIZE, BAG)).astype("float32"),
-        "real": rng.normal(size=(SIZE, 2)).astype("float32"),
+        "dense_features": rng.normal(size=(SIZE, 2)).astype("float32"),
     }
     return x, rng.integers(0, 2, SIZE).astype("float32")
 
@@ -82,10 +82,10 @@ def compiled_model(
 ) -> keras.Model:
     keras.utils.set_random_seed(3)
     inputs = {name: keras.Input((WIDTH,), name=name) for name in FEATURES}
-    inputs["real"] = keras.Input((2,), name="real")
+    inputs["dense_features"] = keras.Input((2,), name="dense_features")
     if not weighted:
         inputs["word_weights"] = keras.Input((BAG,), name="word_weights")
-    joined = keras.layers.Concatenate()([inputs[name] for name in (*FEATURES, "real")])
+    joined = keras.layers.Concatenate()([inputs[name] for name in (*FEATURES, "dense_features")])
     hidden = keras.layers.Dense(5, activation="tanh")(joined)
     outputs = keras.layers.Dense(1, activation="sigmoid")(keras.layers.Dropout(dropout)(hidden))
     model = keras.Model(inputs, outputs)
@@ -189,7 +189,7 @@ def _gradient_of(
     for name, row, gain in lookups:
         activations[name] += gain * tables[FEATURES[name]][row]
     inputs = {name: tf.constant(a[np.newaxis], tf.float32) for name, a in activations.items()}
-    rest = ("real",) if weighted else ("real", "word_weights")
+    rest = ("dense_features",) if weighted else ("dense_features", "word_weights")
     others = {name: tf.constant(x[name][i : i + 1]) for name in rest}
     variables = [v.value for v in model.trainable_variables]
     with tf.GradientTape() as tape:

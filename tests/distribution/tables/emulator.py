@@ -18,7 +18,9 @@ class SparseCore:
         self.config = config
         made = {name: tf.constant(values, tf.float32) for name, values in tables.items()}
         self.tables = {name: tf.Variable(v, trainable=False) for name, v in made.items()}
-        self.slots = {name: tf.Variable(tf.fill(v.shape, 0.2), trainable=False) for name, v in made.items()}
+        self.slots = {
+            name: tf.Variable(tf.fill(v.shape, 0.2), trainable=False) for name, v in made.items()
+        }
         self.updates = tf.Variable(0, trainable=False)
 
     def __call__(self, features: Any, weights: Any = None) -> tuple[Any, Any]:
