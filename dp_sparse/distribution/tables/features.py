@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from dp_sparse.clipping import AutomaticClipping, FlatClipping
 from dp_sparse.distribution.tables import configs
-from dp_sparse.distribution.tables.lookups import RowUpdates
+from dp_sparse.distribution.tables.updates import RowUpdates
 from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers import DPAdaFESTOptimizer
 
@@ -82,6 +82,8 @@ class PrivateTables(tf.Module):
 
     Attributes:
         tables: The tables, in the order of their first feature.
+        optimizer: That of the tables, of `tf.tpu.experimental.embedding`, whose learning rate is
+            read from the private optimizer at each step.
         on_tpu: Whether there is a strategy.
         replicas: How many share a batch.
         updates: What updates the tables off TPU; `tf.train.Checkpoint(tables=...)` keeps its slots.
@@ -116,6 +118,7 @@ class PrivateTables(tf.Module):
         self._configs = configs.checked(features, bags or {}, weights or {})
         self.tables = self._tables(bags or {}, weights or {})
         self._refuse_taken_names()
+        self.optimizer = self._table_optimizer()
         self.updates = RowUpdates(self.optimizer)
 
     @property
@@ -123,12 +126,7 @@ class PrivateTables(tf.Module):
         """The user's features, table by table."""
         return [feature for table in self.tables for feature in table.features]
 
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer of the tables, of `tf.tpu.experimental.embedding`.
-
-        Its learning rate is read from the private optimizer at each step.
-        """
+    def _table_optimizer(self) -> Any:
         own = self.private_optimizer.table_optimizer or self.private_optimizer.optimizer
 
         def learning_rate() -> tf.Tensor:
@@ -154,6 +152,23 @@ class PrivateTables(tf.Module):
             user = self._configs[table.features[0].name]
             found[table.noise] = derived.feature(user, table.noise, True, table.capacity)
         return found
+
+    @property
+    def sparse_core_config(self) -> Any:
+        """For SparseCores: room for all ids that any batch can have, none of which is dropped."""
+        room = {table.path: self._ids_of_a_core(table) for table in self.tables}
+        return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(
+            disable_table_stacking=True,
+            max_ids_per_chip_per_sample=max(feature.lookups for feature in self.features),
+            max_ids_per_table=room,
+            max_unique_ids_per_table=room,
+            allow_id_dropping=False,
+        )
+
+    def _ids_of_a_core(self, table: Table) -> int:
+        """The most that one core sends to another: all that it has, of a bag also backward."""
+        lookups = sum(f.lookups * (2 if f.bag else 1) for f in table.features)
+        return (self.rows * lookups + table.capacity) // self.replicas
 
     def rounded(self, count: int) -> int:
         """`count`, up to a multiple of 8 for each replica, as SparseCores want it."""

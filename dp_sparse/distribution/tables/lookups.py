@@ -12,7 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from dp_sparse.rows import adagrad_rows, sgd_rows
+from dp_sparse.distribution.tables.features import PrivateTables
+from dp_sparse.distribution.tables.updates import RowUpdates
+from dp_sparse.errors import PrivacyError
 
 _E = tf.tpu.experimental.embedding
 
@@ -57,7 +59,7 @@ class RecordedLayer(TableLayer):
         self,
         call: Callable[[Tensors, Tensors | None], Tensors],
         sources: Callable[[], Sequence[tf.Variable]],
-        updates: "RowUpdates | None",
+        updates: RowUpdates | None,
     ) -> None:
         self._call, self._sources, self._updates = call, sources, updates
 
@@ -106,50 +108,32 @@ class TensorCoreLayer(TableLayer):
         return Lookup(detached, self._embedding.apply_gradients)
 
 
-class RowUpdates(tf.Module):
-    """Off TPU, the update that a TPU makes: once for each row, of the sum of its gradients.
-
-    Args:
-        optimizer: Of the tables, `tf.tpu.experimental.embedding.SGD` or `Adagrad`.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
-        super().__init__()
-        self._optimizer = optimizer
-        self._slots: list[tf.Variable] = []  # of Adagrad, one for each table
-
-    def apply(self, tables: Sequence[tf.Variable], gradients: Sequence[tf.IndexedSlices]) -> None:
-        """Updates tables by their gradients, whose rows may repeat. O(rows · width)."""
-        if isinstance(self._optimizer, _E.Adagrad) and not self._slots:
-            with tf.init_scope():
-                start = self._optimizer.initial_accumulator_value
-                made = [tf.Variable(tf.fill(t.shape, start), trainable=False) for t in tables]
-            self._slots.extend(made)
-        rate = tf.cast(self._optimizer.learning_rate(), tf.float32)
-        for index, (table, gradient) in enumerate(zip(tables, gradients, strict=True)):
-            rows = summed_rows(gradient)
-            if isinstance(self._optimizer, _E.SGD):
-                sgd_rows(table, rows, rate)
-            else:
-                adagrad_rows(table, self._slots[index], rows, rate, epsilon=0.0)
-
-
-def summed_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same gradient with each row once, summed in float64."""
-    rows, places = tf.unique(tf.reshape(tf.cast(gradient.indices, tf.int64), [-1]))
-    values = tf.reshape(gradient.values, [-1, tf.shape(gradient.values)[-1]])
-    sums = tf.math.unsorted_segment_sum(tf.cast(values, tf.float64), places, tf.size(rows))
-    return tf.IndexedSlices(tf.cast(sums, tf.float32), rows, gradient.dense_shape)
-
-
-def layer_of(layer: Any, updates: RowUpdates) -> TableLayer:
+def layer_of(layer: Any, tables: PrivateTables) -> TableLayer:
     """The layer as a `TableLayer`, by its class.
 
     Raises:
-        ValueError: Any other kind of layer, or one on a TPU that trains its tables by itself.
+        ValueError: Any other kind of layer.
+        PrivacyError: A layer that was not made with `tables.feature_config`, or with options under
+            which a step is not one update of the chosen rows.
     """
     if isinstance(layer, TableLayer):
         return layer
+    made = _made(layer, tables.updates)
+    for part in (layer, getattr(layer, "_tpu_embedding", None)):
+        _refuse_options(part)
+    configs = getattr(layer, "_feature_configs", None) or layer._feature_config
+    names = set(configs) if isinstance(configs, dict) else set()
+    others = [c for c in tf.nest.flatten(configs) if c.table.optimizer is not tables.optimizer]
+    if others or names != set(tables.feature_config):
+        raise PrivacyError(
+            f"Expected a {type(layer).__name__} made with tables.feature_config, got another "
+            "configuration: without its features there is no noise, and other optimizers move rows "
+            "that were looked up."
+        )
+    return made
+
+
+def _made(layer: Any, updates: RowUpdates) -> TableLayer:
     if isinstance(layer, _E.TPUEmbeddingForServing):
         tables = lambda: list(layer.embedding_tables.values())  # noqa: E731
         return RecordedLayer(layer, tables, updates)
@@ -166,6 +150,18 @@ def layer_of(layer: Any, updates: RowUpdates) -> TableLayer:
         "Expected a TPUEmbeddingForServing, TPUEmbedding or TPUEmbeddingV2, tensorflow_recommenders"
         f"' TPUEmbedding or keras_rs' DistributedEmbedding, got {type(layer).__name__}."
     )
+
+
+def _refuse_options(part: Any) -> None:
+    if getattr(part, "_pipeline_execution_with_tensor_core", False):
+        raise PrivacyError(
+            "Expected pipeline_execution_with_tensor_core=False, got True: leave it out."
+        )
+    if getattr(getattr(part, "_sparse_core_embedding_config", None), "allow_id_dropping", False):
+        raise PrivacyError(
+            "Expected allow_id_dropping=False, got True: dropped ids may be those of noise. Use "
+            "tables.sparse_core_config."
+        )
 
 
 def _of_recommenders(layer: Any, updates: RowUpdates) -> TableLayer:

@@ -70,7 +70,7 @@ def train_tables(
     variables as they were.
     """
     _check(model, tables)
-    steps = _Steps(model, tables, layer_of(layer, tables.updates))
+    steps = _Steps(model, tables, layer_of(layer, tables))
 
     def begin(spent: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
         sampling = tables.private_optimizer.plan.sampling
@@ -95,7 +95,7 @@ def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[s
     Returns:
         Float32 `[examples, width]` for each feature, and the rest of `x`.
     """
-    own, rows = layer_of(layer, tables.updates), tables.rows
+    own, rows = layer_of(layer, tables), tables.rows
     size = len(next(iter(x.values())))
     parts = []
     for begin in range(0, size, rows):

@@ -118,7 +118,7 @@ def take_step(
 ) -> None:
     batches = tables.private_optimizer.plan.sampling.batches(source)
     _build(model, tables, batches.element_spec)
-    _Steps(model, tables, layer_of(layer, tables.updates)).take(batch)
+    _Steps(model, tables, layer_of(layer, tables)).take(batch)
 
 
 @dataclasses.dataclass

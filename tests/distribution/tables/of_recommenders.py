@@ -64,7 +64,7 @@ def ranking_update() -> None:
         model.compile(optimizer, loss="binary_crossentropy")
         batch, layer = cases.prepared(tables, source), ranking._embedding_layer
         features = [batch["features"], batch["id_weights"]]
-        lookups.layer_of(layer, tables.updates).look_up(*features)  # creates the tables
+        lookups.layer_of(layer, tables).look_up(*features)  # creates the tables
         before = {t.name: v.numpy() for t, v in layer.embedding_tables.items()}
         dense = [v.numpy() for v in ranking.dense_trainable_variables]
         expected = cases.expected_update(model, before, source, batch, wrapped="adagrad")
