@@ -148,7 +148,9 @@ class HostStep:
         )
         with tf.control_dependencies([room]):
             index = tf.range(count)
-        place = index % shards * (table.capacity // shards) + index // shards
+        of_replica, replicas = shards // self._tables.replicas, self._tables.replicas
+        shard = index % replicas * of_replica + index // replicas % of_replica
+        place = shard * (table.capacity // shards) + index // shards
         filled = tf.scatter_nd(place[:, tf.newaxis], tf.ones_like(place), [table.capacity])
         ordered = tf.gather(tf.cast(rows.indices, tf.int32), tf.argsort(place))
         ids = tf.RaggedTensor.from_row_lengths(ordered, filled, validate=False)

@@ -41,9 +41,8 @@ class TableLayer(abc.ABC):
     def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
         """Looks ids up, to be updated by one push; `weights` are those of some features."""
 
-    def activations(self, features: Tensors, weights: Tensors) -> Tensors:
-        """The activations alone, off TPU; no update follows."""
-        return self.look_up(features, weights).activations
+    def build(self, features: Tensors, weights: Tensors) -> None:  # noqa: B027  (most have it)
+        """Creates the layer's variables, with features to look up, before anything is traced."""
 
 
 class RecordedLayer(TableLayer):
@@ -62,6 +61,11 @@ class RecordedLayer(TableLayer):
         updates: RowUpdates | None,
     ) -> None:
         self._call, self._sources, self._updates = call, sources, updates
+
+    def build(self, features: Tensors, weights: Tensors) -> None:
+        """Off TPU, by a lookup."""
+        if self._updates is not None:
+            self.look_up(features, weights)
 
     def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
         """Under a tape of its own."""

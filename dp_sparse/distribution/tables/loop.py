@@ -70,13 +70,14 @@ def train_tables(
     variables as they were.
     """
     _check(model, tables)
-    steps = _Steps(model, tables, layer_of(layer, tables))
+    own = layer_of(layer, tables)
+    steps = _Steps(model, tables, own)
 
     def begin(spent: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
         sampling = tables.private_optimizer.plan.sampling
         share = epochs_of.whole_share(sampling)
         batches = sampling.batches_of(source, share, first_step=spent, class_weight=class_weight)
-        _build(model, tables, batches.element_spec)
+        _build(model, tables, own, batches.element_spec)
         prepared = batches.map(HostStep(tables)).prefetch(2)
         iterator = iter(_shared_out(model, prepared))
         return lambda: steps.take(next(iterator)), steps.logs
@@ -137,8 +138,11 @@ def _check(model: keras.Model, tables: PrivateTables) -> None:
         raise ValueError("Expected jit_compile=False, got True: a TPU compiles by itself.")
 
 
-def _build(model: keras.Model, tables: PrivateTables, spec: Any) -> None:
+def _build(model: keras.Model, tables: PrivateTables, layer: TableLayer, spec: Any) -> None:
+    """Creates all variables, those of the layer too, before anything is traced."""
     x, y, weights = spec
+    nothing = {name: tf.zeros([tables.rows, *of.shape[1:]], of.dtype) for name, of in x.items()}
+    layer.build(*HostStep(tables).to_look_up(nothing))
     widths = {feature.name: table.width for table in tables.tables for feature in table.features}
     rows = tables.private_optimizer.plan.sampling.batch_capacity
     inputs = {name: tf.TensorSpec([rows, width]) for name, width in widths.items()}

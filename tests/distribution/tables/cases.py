@@ -59,7 +59,8 @@ def private_optimizer(
         "adagrad": keras.optimizers.Adagrad(0.5, initial_accumulator_value=0.2),
     }
     plan = plan_for(SIZE, noise_multiplier=noise_multiplier, steps=steps)
-    arguments = {"expected_false_rows": 6, **arguments}
+    if "threshold" not in arguments:
+        arguments = {"expected_false_rows": 6, **arguments}
     return dp_sparse.DPAdaFESTOptimizer(made[wrapped], plan, CLIP, **arguments)
 
 
@@ -117,8 +118,9 @@ def take_step(
     model: keras.Model, tables: distribution.PrivateTables, layer: Any, source: Any, batch: Any
 ) -> None:
     batches = tables.private_optimizer.plan.sampling.batches(source)
-    _build(model, tables, batches.element_spec)
-    _Steps(model, tables, layer_of(layer, tables)).take(batch)
+    own = layer_of(layer, tables)
+    _build(model, tables, own, batches.element_spec)
+    _Steps(model, tables, own).take(batch)
 
 
 @dataclasses.dataclass

@@ -1,0 +1,158 @@
+"""The host's part of a step: ids, gains, the layout of a choice, and the distribution of noise."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dp_sparse import distribution, noise
+from dp_sparse.distribution.tables import host
+from dp_sparse.distribution.tables.features import Feature, Table
+from dp_sparse.errors import BadExampleError, translated
+from tests.distribution.tables import cases
+from tests.distribution.tables.test_features import Strategy
+from tests.reference.distributions import SIGNIFICANCE
+
+
+@given(
+    st.sampled_from(["sum", "mean", "sqrtn"]),
+    st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=3, max_size=3),
+)
+@settings(max_examples=60, deadline=None)
+def test_gains_as_the_combiner_gives_them(combiner: str, ids: list[tuple[int, bool]]) -> None:
+    weights = np.array([weight for weight, _ in ids], np.float64)
+    kept = np.array([keep for _, keep in ids]) & (weights > 0)
+    power = {"sum": 0, "mean": 1, "sqrtn": 2}[combiner]
+    root = 2 if combiner == "sqrtn" else 1
+    divisor = 1.0 if combiner == "sum" else np.sum(weights**power) ** (1 / root)
+    expected = np.where(kept, weights, 0) / divisor if divisor else np.zeros(3)
+    gains, ratio = host._gains(
+        combiner, tf.constant(weights[None], tf.float32), tf.constant(kept[None], tf.float32)
+    )
+    np.testing.assert_allclose(gains[0], expected, rtol=1e-6)
+    own = np.where(kept, weights, 0)
+    divisor = 1.0 if combiner == "sum" else np.sum(own**power) ** (1 / root)
+    through = own / divisor * ratio.numpy()[0] if divisor else np.zeros(3)
+    np.testing.assert_allclose(through, expected, rtol=1e-6)  # what the layer makes of it
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_first_lookup_of_a_row(rows: int, lookups: int, seed: int) -> None:
+    ids = np.random.default_rng(seed).integers(0, 3, (rows, lookups))
+    expected = [[list(own).index(row) for row in own] for own in ids]
+    np.testing.assert_array_equal(host._first_of_example(tf.constant(ids)), expected)
+
+
+def choice_of(tables: distribution.PrivateTables, table: Table, rows: np.ndarray) -> Any:
+    slices = tf.IndexedSlices(tf.cast(rows[:, None] * np.ones(table.width), tf.float32), rows)
+    return host.HostStep(tables)._spread(table, slices)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 40])
+def test_rows_are_spread_over_replicas(count: int) -> None:
+    """Each replica has the same number of places, and as many rows as the others, but for one."""
+    tables = cases.private_tables(cases.private_optimizer(), strategy=Strategy())
+    table = tables.tables[0]
+    rows = np.sort(np.random.default_rng(count).permutation(40)[:count]).astype(np.int64)
+    sent = choice_of(tables, table, rows)
+    ids, values = sent["features"][table.noise], sent["noise"][table.path].numpy()
+    assert ids.shape[0] == table.capacity == len(values)
+    found = {}
+    for place, own in enumerate(ids.to_list()):
+        assert len(own) <= 1
+        assert (values[place] == (own[0] if own else 0)).all()  # noise goes with its row
+        found.update(dict.fromkeys(own, place))
+    assert sorted(found) == list(rows)
+    of_replica = np.bincount([place // 16 for place in found.values()], minlength=4)
+    assert of_replica.max() - of_replica.min() <= 2
+
+
+def one(**changed: Any) -> tuple[Feature, Table]:
+    feature = Feature(
+        **{"name": "f", "lookups": 3, "bag": True, "combiner": "sum", "weights": None, **changed}
+    )
+    return feature, Table("t", 10, 2, (feature,), 16)
+
+
+@pytest.mark.parametrize(
+    ("changed", "x", "message"),
+    [
+        ({}, {"f": [[10, 0, 0]]}, "Expected ids .* in feature 'f', got 10"),
+        ({}, {"f": [[-2, 0, 0]]}, "in feature 'f', got -2"),
+        ({"bag": False, "lookups": 1}, {"f": [-1]}, "in feature 'f', got -1"),
+        ({"weights": "w"}, {"f": [[1, 0, 0]], "w": [[1.0, -1.0, 0.0]]}, "weights .* got -1"),
+        ({"weights": "w"}, {"f": [[1, 0, 0]], "w": [[np.nan, 1.0, 0.0]]}, "weights .* got nan"),
+    ],
+)
+def test_bad_ids_and_weights(changed: Any, x: Any, message: str) -> None:
+    with pytest.raises(BadExampleError, match=message), translated():
+        host.read_ids(*(one(**changed)[0], tf.nest.map_structure(tf.constant, x), one()[1]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "x", "message"),
+    [
+        ({}, {}, "Expected 'f' among the inputs, in a dictionary, got"),
+        ({}, {"f": [1, 2]}, r"Expected ids of 'f' of shape \[batch, 3\], got \(2,\)"),
+        ({"bag": False, "lookups": 1}, {"f": [[1, 2]]}, r"shape \[batch\] or \[batch, 1\]"),
+    ],
+)
+def test_inputs_that_do_not_fit(changed: Any, x: Any, message: str) -> None:
+    x = {name: tf.constant(value) for name, value in x.items()}
+    with pytest.raises(ValueError, match=message):
+        host.read_ids(one(**changed)[0], x, one()[1])
+
+
+def noise_of_steps(sigma: float) -> tuple[np.ndarray, float]:
+    """All noise of fifty batches, and the deviation that the optimizer's numbers give it."""
+    optimizer = cases.private_optimizer(noise_multiplier=sigma, expected_false_rows=30)
+    tables = cases.private_tables(optimizer)
+    batches = optimizer.plan.sampling.batches(cases.data()).take(50)
+    values = []
+    for batch in batches.map(host.HostStep(tables)):
+        for table in tables.tables:
+            there = np.diff(batch["features"][table.noise].row_splits.numpy()) > 0
+            own = batch["noise"][table.path].numpy()
+            assert not own[~there].any()
+            values.append(own[there])
+    deviation = cases.CLIP * optimizer.gradient_noise_multiplier / cases.SIZE
+    return np.concatenate(values), deviation
+
+
+def test_noise_of_rows_has_its_distribution() -> None:
+    values, deviation = noise_of_steps(1.0)
+    assert len(values) > 1000 and len(np.unique(values, axis=0)) == len(values)
+    values = values.ravel()
+    assert stats.kstest(values, "norm", (0, deviation)).pvalue > SIGNIFICANCE
+    for wrong in (0.8, 1.2):  # a test that cannot fail would be none
+        assert stats.kstest(values, "norm", (0, wrong * deviation)).pvalue < SIGNIFICANCE
+
+
+def test_passes_differ() -> None:
+    """Each pass has a key of its own, and each batch its own draw."""
+    optimizer = cases.private_optimizer(noise_multiplier=1.0)
+    tables, seen = cases.private_tables(optimizer), []
+    for _ in range(2):
+        batches = optimizer.plan.sampling.batches(cases.data()).take(3)
+        seen += [b["noise"]["shared"].numpy() for b in batches.map(host.HostStep(tables))]
+    values = np.concatenate([own[own.any(1)] for own in seen])
+    assert len(np.unique(values, axis=0)) == len(values) > 10
+
+
+def test_padding_chooses_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples of weight 0 and rows of padding add nothing to a map without noise."""
+    monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float64))
+    optimizer = cases.private_optimizer(expected_false_rows=32, threshold=1e-3)
+    tables, (x, y) = cases.private_tables(optimizer), cases.data()
+    weights = np.r_[1.0, np.zeros(cases.SIZE - 1)].astype("float32")
+    batch = next(iter(optimizer.plan.sampling.batches((x, y, weights)).map(host.HostStep(tables))))
+    (first,) = np.flatnonzero(batch["sample_weight"].numpy())
+    for name, keep in batch["keep"].items():
+        assert not np.delete(keep.numpy(), first, 0).any()
+        assert keep.numpy()[first].any() or name == "words"
+    assert batch["features"]["left"].shape == (tables.rows,)

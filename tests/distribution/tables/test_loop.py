@@ -1,0 +1,245 @@
+"""Training with an embedding layer, against `fit` with Keras' own tables, and what it refuses."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import dp_sparse
+from dp_sparse import distribution
+from dp_sparse.errors import BadExampleError, PrivacyError
+from tests.distribution.tables import cases
+from tests.training_cases import no_noise  # noqa: F401
+
+
+def tables_and_layer(**arguments: Any) -> tuple[distribution.PrivateTables, Any]:
+    tables = cases.private_tables(cases.private_optimizer(**arguments))
+    return tables, cases.E.TPUEmbeddingForServing(tables.feature_config, None)
+
+
+def parts(**arguments: Any) -> tuple[Any, distribution.PrivateTables, Any]:
+    tables, layer = tables_and_layer(**arguments)
+    return cases.compiled_model(tables.private_optimizer), tables, layer
+
+
+def values_of(model: keras.Model, layer: Any) -> list[np.ndarray]:
+    tables = sorted(layer.embedding_tables.items(), key=lambda item: item[0].name)
+    return [v.numpy() for v in (*model.trainable_variables, *(v for _, v in tables))]
+
+
+class WithTables(keras.Model):
+    """The same model over Keras' tables."""
+
+    def __init__(self, top: keras.Model, initial: dict[str, np.ndarray]) -> None:
+        super().__init__()
+        self.top = top
+        self.embeddings = [
+            keras.layers.Embedding(len(v), cases.WIDTH, keras.initializers.Constant(v), name=name)
+            for name, v in initial.items()
+        ]
+
+    def call(self, x: Any) -> Any:
+        shared, bag = self.embeddings
+        there = keras.ops.cast(x["words"] >= 0, "float32") * x["word_weights"]
+        words = bag(keras.ops.maximum(x["words"], 0)) * there[..., None]
+        inputs = {
+            "left": shared(x["left"]),
+            "right": shared(x["right"]),
+            "words": keras.ops.sum(words, axis=1),
+            "dense_features": x["dense_features"],
+        }
+        return self.top(inputs)
+
+
+@pytest.mark.usefixtures("no_noise")
+@pytest.mark.parametrize("wrapped", ["sgd", "adagrad"])
+def test_as_fit_without_noise(wrapped: str) -> None:
+    """Five steps; words of weight 0 claim their rows with Keras' tables, so there are none."""
+    x, y = cases.data()
+    x["words"] = np.where(x["word_weights"] > 0, x["words"], -1)
+    x["words"][x["words"] < 0] = 5  # Keras' Embedding has no id that is none
+    x["word_weights"] = np.maximum(x["word_weights"], 1)
+    settings = {"steps": 5, "threshold": 0.9, "noise_multiplier": 1e-3}
+    model, tables, layer = parts(wrapped=wrapped, **settings)
+    ordered = {t.path: None for t in tables.tables}
+    initial = {t.name: v.numpy() for t, v in layer.embedding_tables.items()}
+    top = keras.models.clone_model(model)
+    top.set_weights(model.get_weights())
+    history = distribution.train_tables(model, tables, layer, (x, y), epochs=5)
+
+    optimizer = cases.private_optimizer(wrapped, **settings)
+    whole = WithTables(top, {name: initial[name] for name in ordered})
+    whole.compile(optimizer, loss="binary_crossentropy")
+    kept = whole.fit(
+        optimizer.plan.sampling.batches((x, y)), epochs=5, steps_per_epoch=1, verbose=0
+    )
+    np.testing.assert_allclose(history.history["loss"], kept.history["loss"], rtol=1e-4)
+    expected = {v.path: v.numpy() for v in whole.top.trainable_variables}
+    for got, wanted in zip(model.trainable_variables, expected.values(), strict=True):
+        np.testing.assert_allclose(got.numpy(), wanted, atol=1e-5)
+    for table, got in layer.embedding_tables.items():
+        embedding = next(e for e in whole.embeddings if e.name == table.name)
+        np.testing.assert_allclose(got.numpy(), embedding.embeddings.numpy(), atol=1e-5)
+        assert (got.numpy() != initial[table.name]).any()
+    counts = [d.examples.numpy() for d in (o.diagnostics for o in (model.optimizer, optimizer))]
+    assert counts[0] == counts[1] == 5 * cases.SIZE
+
+
+def test_the_budget_ends_and_a_run_goes_on_where_it_stopped() -> None:
+    model, tables, layer = parts(steps=4)
+    source = cases.data()
+    distribution.train_tables(model, tables, layer, source, steps_per_epoch=3)
+    assert int(model.optimizer.steps_spent.numpy()) == 3
+    with pytest.raises(ValueError, match="Expected at most 1 steps"):
+        distribution.train_tables(model, tables, layer, source, steps_per_epoch=2)
+    distribution.train_tables(model, tables, layer, source)
+    assert int(model.optimizer.steps_spent.numpy()) == 4
+    with pytest.raises(ValueError, match="Expected at most 0 steps"):
+        distribution.train_tables(model, tables, layer, source)
+
+
+def test_a_batch_is_taken_once() -> None:
+    model, tables, layer = parts()
+    source = cases.data()
+    batch = cases.prepared(tables, source)
+    cases.take_step(model, tables, layer, source, batch)
+    before = values_of(model, layer)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="again or out of turn|dp_sparse"):
+        cases.take_step(model, tables, layer, source, batch)
+    for old, new in zip(before, values_of(model, layer), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_a_stream_of_examples() -> None:
+    """Padding of the last batches, and order: batch t is for step t."""
+    sampling = dp_sparse.StreamSampling(num_examples=cases.SIZE, batch_size=6, passes=1)
+    budget = dp_sparse.PrivacyBudget(3.0, 1e-3)
+    plan = dp_sparse.PrivacyPlan(budget, sampling).calibrate()
+    optimizer = dp_sparse.DPAdaFESTOptimizer(keras.optimizers.SGD(0.1), plan, 1.0)
+    tables = cases.private_tables(optimizer)
+    layer = cases.E.TPUEmbeddingForServing(tables.feature_config, None)
+    model = cases.compiled_model(optimizer)
+    rows = tf.data.Dataset.from_tensor_slices(cases.data())
+    distribution.train_tables(model, tables, layer, rows, steps_per_epoch=2)
+    distribution.train_tables(model, tables, layer, rows)
+    assert int(optimizer.steps_spent.numpy()) == sampling.steps
+    assert int(optimizer.diagnostics.examples) == cases.SIZE
+
+
+def test_bad_labels_leave_everything_as_it_was() -> None:
+    model, tables, layer = parts()
+    (x, y), before = cases.data(), values_of(model, layer)
+    y[3] = 2.0
+    with pytest.raises(BadExampleError, match=r"Expected labels in \[0, 1\].* got 2"):
+        distribution.train_tables(model, tables, layer, (x, y))
+    for old, new in zip(before, values_of(model, layer), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_bad_ids_leave_everything_as_it_was() -> None:
+    model, tables, layer = parts()
+    (x, y), before = cases.data(), values_of(model, layer)
+    x["right"][4] = 40
+    with pytest.raises(BadExampleError, match="in feature 'right', got 40"):
+        distribution.train_tables(model, tables, layer, (x, y))
+    for old, new in zip(before, values_of(model, layer), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_an_example_that_is_not_finite_adds_nothing() -> None:
+    model, tables, layer = parts(noise_multiplier=1e-3)
+    x, y = cases.data()
+    x["dense_features"][2] = np.nan
+    distribution.train_tables(model, tables, layer, (x, y), steps_per_epoch=1)
+    assert all(np.isfinite(v).all() for v in values_of(model, layer))
+    assert int(model.optimizer.diagnostics.not_finite) == 1
+
+
+class MixesExamples(keras.layers.Layer):
+    def call(self, x: Any) -> Any:
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+def test_a_model_that_mixes_examples_is_refused() -> None:
+    tables, layer = tables_and_layer()
+    inputs = {name: keras.Input((cases.WIDTH,), name=name) for name in cases.FEATURES}
+    inputs["dense_features"] = keras.Input((2,), name="dense_features")
+    hidden = MixesExamples()(keras.layers.Concatenate()(list(inputs.values())))
+    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
+    model.compile(tables.private_optimizer, loss="binary_crossentropy")
+    before = values_of(model, layer)
+    with pytest.raises(PrivacyError, match="The loss of one example depends on another"):
+        distribution.train_tables(model, tables, layer, cases.data())
+    for old, new in zip(before, values_of(model, layer), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_a_model_with_tables_of_its_own_is_refused() -> None:
+    tables, layer = tables_and_layer()
+    ids = keras.Input((), dtype="int32", name="other")
+    inputs = {name: keras.Input((cases.WIDTH,), name=name) for name in cases.FEATURES}
+    rows = keras.layers.Embedding(7, 2, name="own")(ids)
+    joined = keras.layers.Concatenate()([*inputs.values(), rows])
+    outputs = keras.layers.Dense(1, activation="sigmoid")(joined)
+    model = keras.Model({**inputs, "other": ids}, outputs)
+    model.compile(tables.private_optimizer, loss="binary_crossentropy")
+    x, y = cases.data()
+    del x["dense_features"]
+    x["other"] = np.zeros(cases.SIZE, "int32")
+    with pytest.raises(PrivacyError, match=r"beside those of the layer, got \['own/embeddings'\]"):
+        distribution.train_tables(model, tables, layer, (x, y))
+
+
+def test_other_refusals() -> None:
+    model, tables, layer = parts()
+    other = cases.compiled_model(cases.private_optimizer())
+    with pytest.raises(PrivacyError, match="compiled with the optimizer of its tables"):
+        distribution.train_tables(other, tables, layer, cases.data())
+    stock = cases.compiled_model("sgd")
+    with pytest.raises(PrivacyError, match="compiled with a private optimizer"):
+        distribution.train_tables(stock, tables, layer, cases.data())
+    with pytest.raises(ValueError, match="Expected epochs"):
+        distribution.train_tables(model, tables, layer, cases.data(), epochs=0)
+    model.compile(tables.private_optimizer, "binary_crossentropy", jit_compile=True)
+    with pytest.raises(ValueError, match="Expected jit_compile=False, got True"):
+        distribution.train_tables(model, tables, layer, cases.data())
+
+
+def test_fit_under_a_tpu_strategy_is_refused() -> None:
+    model, _, _ = parts()
+    model._distribute_strategy = object.__new__(tf.distribute.TPUStrategy)
+    with pytest.raises(PrivacyError, match="call dp_sparse.distribution.train_tables"):
+        model.make_train_function()
+
+
+def test_dropout_masks_and_class_weights_and_callbacks() -> None:
+    optimizer = cases.private_optimizer(steps=6)
+    tables = cases.private_tables(optimizer)
+    layer = cases.E.TPUEmbeddingForServing(tables.feature_config, None)
+    model = cases.compiled_model(optimizer, dropout=0.5, metrics=["accuracy"])
+    seen: list[Any] = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs))
+    history = distribution.train_tables(
+        model,
+        tables,
+        layer,
+        cases.data(),
+        epochs=2,
+        class_weight={0: 1.0, 1: 2.0},
+        callbacks=[callback],
+    )
+    assert len(seen) == 2 and {"loss", "accuracy"} == set(history.history)
+
+
+def test_inputs_of_a_model_that_was_trained() -> None:
+    """More examples than a batch has; the same numbers as the layer's own."""
+    model, tables, layer = parts()
+    x, _ = cases.data()
+    twice = {name: np.concatenate([values, values]) for name, values in x.items()}
+    inputs = distribution.model_inputs(tables, layer, twice)
+    table = next(v for t, v in layer.embedding_tables.items() if t.name == "shared").numpy()
+    np.testing.assert_allclose(inputs["left"], table[twice["left"]])
+    np.testing.assert_array_equal(inputs["dense_features"], twice["dense_features"])
+    assert model.predict(inputs, verbose=0).shape == (2 * cases.SIZE, 1)
