@@ -13,6 +13,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     config.method = "dp_adafest"
     config.model = "pctr"  # or dlrm or dcn, of keras-rs' layers
+    config.tables = "keras"  # or layer: an embedding layer, as TPUs have them
     config.seed = 0  # of the initial weights
     config.data = ml_collections.ConfigDict(
         {

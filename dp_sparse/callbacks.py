@@ -109,7 +109,7 @@ class PrivacyReport(keras.callbacks.Callback):
 
     def reduction(self) -> float:
         """Embedding-gradient reduction: table parameters ÷ mean table entries noised a step."""
-        tables = self._optimizer.tables
+        tables = self._optimizer.noised_tables
         if not self._optimizer.selects_rows or not self.history.rows:
             return 1.0
         widths = [table.shape[1] for table in tables]
@@ -144,7 +144,7 @@ class PrivacyReport(keras.callbacks.Callback):
     def rows_chart(self) -> str:
         """Rows noised per step, by table."""
         rows = np.array(self.history.rows)
-        names = [table.path for table in self._optimizer.tables]
+        names = [table.path for table in self._optimizer.noised_tables]
         series = {name: (self.history.steps, rows[:, i].tolist()) for i, name in enumerate(names)}
         return reporting.chart("step", "rows per step", series, log_y=True)
 

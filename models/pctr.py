@@ -3,7 +3,8 @@
 Embedded categories and log-transformed integers, four layers of 598 ReLU, one logit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 
@@ -42,8 +43,35 @@ def pctr(
         )(categories[:, index])
         for index, size in enumerate(vocabularies)
     ]
-    values = keras.layers.Concatenate(name="features")([integers, *embedded])
+    logit = _logit([integers, *embedded], hidden)
+    return keras.Model({"integers": integers, "categories": categories}, logit, name="pctr")
+
+
+def pctr_over_rows(
+    widths: Mapping[str, int],
+    num_integers: int = 13,
+    hidden: Sequence[int] = (598, 598, 598, 598),
+) -> keras.Model:
+    """The click model without its tables, whose rows somebody else looks up.
+
+    Args:
+        widths: Of each categorical feature's rows.
+        num_integers: As `pctr`.
+        hidden: As `pctr`.
+
+    Returns:
+        A model from {"integers": float `[batch, num_integers]`} and each feature's rows, float
+        `[batch, width]`, to one logit, `[batch, 1]`.
+    """
+    integers = keras.Input((num_integers,), name="integers")
+    rows = {name: keras.Input((width,), name=name) for name, width in widths.items()}
+    return keras.Model(
+        {"integers": integers, **rows}, _logit([integers, *rows.values()], hidden), name="pctr"
+    )
+
+
+def _logit(features: list[Any], hidden: Sequence[int]) -> Any:
+    values = keras.layers.Concatenate(name="features")(features)
     for index, width in enumerate(hidden):
         values = keras.layers.Dense(width, activation="relu", name=f"hidden_{index + 1}")(values)
-    logit = keras.layers.Dense(1, name="logit")(values)
-    return keras.Model({"integers": integers, "categories": categories}, logit, name="pctr")
+    return keras.layers.Dense(1, name="logit")(values)

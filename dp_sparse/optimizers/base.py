@@ -115,6 +115,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         self.plan_digest.assign(plan.digest)
         self._moving_clip_norm = self._make_moving_clip_norm()
         self.diagnostics = StepDiagnostics()
+        self.outside_tables: Sequence[Any] = ()  # of an embedding layer; each a `path` and `shape`
         self.compiles = False  # by XLA, as compile says
         self._noise_key = noise.NoiseKey()
         self._ledger = StepLedger(plan)
@@ -199,6 +200,11 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
     def tables(self) -> list[keras.Variable]:
         """The embedding tables, in the order of the model's variables; known once built."""
         return self._split.tables
+
+    @property
+    def noised_tables(self) -> list[Any]:
+        """The tables with their `path` and `shape`, also those that are not the model's."""
+        return [*self.tables, *self.outside_tables]
 
     def begin_step(self, marker: tf.Tensor) -> tuple[noise.Draw, tf.Tensor]:
         """Spends a step on the batch with this marker; the update must wait for the count."""
@@ -337,7 +343,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
             )
         self._split = VariableSplit(self._find_tables())
         self.clipping.check(variables)
-        self.diagnostics.start(len(self._split.tables))
+        self.diagnostics.start(len(self.noised_tables))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,19 +1,22 @@
 """Runs the Criteo job.
 
-`python -m pipelines.criteo --config configs/criteo_sample.py --config.data.path=FILE`
+`python -m pipelines.criteo --config configs/criteo_sample.py --config.data.path=FILE`, and on a
+Cloud TPU with `--tpu=NAME`.
 """
 
 import sys
 from pathlib import Path
 
 import ml_collections
-from absl import app
+from absl import app, flags
 from ml_collections import config_flags
 
 from pipelines.criteo.prepare import PreparedData, PrepareError, load_or_prepare
 from pipelines.criteo.report import console_table, write_report
+from pipelines.criteo.tables import tpu_strategy
 from pipelines.criteo.train import train
 
+_TPU = flags.DEFINE_string("tpu", "", "Name of a Cloud TPU, or `local` on its own machine.")
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/criteo_sample.py", "The experiment.")
 
 
@@ -41,7 +44,10 @@ def main(arguments: list[str]) -> int:
         return 1
     try:
         data = prepared(config)
-        result = train(config, data)
+        strategy = None
+        if _TPU.value:
+            config.tables, strategy = "layer", tpu_strategy(_TPU.value)
+        result = train(config, data, strategy)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

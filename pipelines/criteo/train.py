@@ -8,10 +8,11 @@ AUC and step times compare.
 """
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -25,7 +26,10 @@ from models.pctr import pctr
 from pipelines.criteo.methods import METHODS, NON_PRIVATE, private_optimizer
 from pipelines.criteo.prepare import PreparedData
 from pipelines.criteo.schema import RECORD_DTYPE, examples_from_records
+from pipelines.criteo.tables import LayerJob, examples_by_feature
 from pipelines.optimizers import optimizer_of
+
+Scores = Callable[[Any], np.ndarray]  # from inputs to logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +65,12 @@ class RunResult:
     report: dp_sparse.PrivacyReport | None
 
 
-def train(config: ml_collections.ConfigDict, data: PreparedData) -> RunResult:
-    """Trains `config.method` on `data` and evaluates it.
+def train(
+    config: ml_collections.ConfigDict,
+    data: PreparedData,
+    strategy: tf.distribute.TPUStrategy | None = None,
+) -> RunResult:
+    """Trains `config.method` on `data` and evaluates it; with a strategy, on its TPU.
 
     Raises:
         ValueError: An unknown method or model, or too few rows for one batch.
@@ -74,8 +82,15 @@ def train(config: ml_collections.ConfigDict, data: PreparedData) -> RunResult:
     )  # initial weights; noise and sampling have keys of their own
     training, validation, held_out = _split(data, config.data)
     epochs, steps = _schedule(config, len(training))
+    if config.tables == "layer":
+        return _train_with_layer(config, data, strategy)
+    if config.tables != "keras" or strategy is not None:
+        raise ValueError(
+            f"Expected tables to be keras, or layer, as a TPU needs it, got {config.tables!r}."
+        )
     model = _model(config.model, data.vocabularies)
-    timer, curve = _StepTimer(), _HeldOutAUC(held_out)
+    scores_of = functools.partial(_predicted, model)
+    timer, curve = StepTimer(), _HeldOutAUC(held_out, scores_of)
     report = None
     if config.method == NON_PRIVATE:
         batches = _stock_batches(training, config.training.batch_size, steps)
@@ -83,9 +98,7 @@ def train(config: ml_collections.ConfigDict, data: PreparedData) -> RunResult:
     else:
         optimizer = private_optimizer(config, data, training, steps)
         batches = optimizer.plan.sampling.batches(training)
-        report = dp_sparse.PrivacyReport(
-            diagnostics=config.report.diagnostics, points=config.report.points
-        )
+        report = _report(config)
         _compile(model, optimizer)
     callbacks = [timer, *([report] if report is not None else []), curve]
     model.fit(
@@ -95,7 +108,38 @@ def train(config: ml_collections.ConfigDict, data: PreparedData) -> RunResult:
         callbacks=callbacks,
         verbose=config.report.verbose,
     )
-    return _result(config.method, model, timer, curve, validation, report)
+    return _result(config.method, model, timer, curve, validation, report, scores_of)
+
+
+def _train_with_layer(
+    config: ml_collections.ConfigDict,
+    data: PreparedData,
+    strategy: tf.distribute.TPUStrategy | None,
+) -> RunResult:
+    """The same model with an embedding layer for its tables, by `train_tables`."""
+    training, validation, held_out = _split(data, config.data, examples_by_feature)
+    epochs, steps = _schedule(config, len(training))
+    job = LayerJob(config, data, training, steps, strategy)
+    _compile(job.model, job.optimizer)
+    timer, curve = StepTimer(), _HeldOutAUC(held_out, job.scores)
+    report = _report(config)
+    dp_sparse.distribution.train_tables(
+        job.model,
+        job.tables,
+        job.layer,
+        training,
+        epochs=epochs,
+        steps_per_epoch=steps // epochs,
+        callbacks=[timer, report, curve],
+        verbose=config.report.verbose,
+    )
+    return _result(config.method, job.model, timer, curve, validation, report, job.scores)
+
+
+def _report(config: ml_collections.ConfigDict) -> dp_sparse.PrivacyReport:
+    return dp_sparse.PrivacyReport(
+        diagnostics=config.report.diagnostics, points=config.report.points
+    )
 
 
 def _model(name: str, vocabularies: Sequence[int]) -> keras.Model:
@@ -125,7 +169,7 @@ def exact_auc(labels: np.ndarray, scores: np.ndarray) -> float:
 
 
 def _split(
-    data: PreparedData, config: ml_collections.ConfigDict
+    data: PreparedData, config: ml_collections.ConfigDict, unpack: Any = examples_from_records
 ) -> tuple[dp_sparse.RecordFile, dp_sparse.RecordFile | None, dp_sparse.RecordFile]:
     """Rows to train on, to choose by (or None) and to judge by, in the order of time."""
     held_out, chosen_by = config.test_fraction, config.validation_fraction
@@ -140,7 +184,7 @@ def _split(
     if not 0 < ends[0] <= ends[1] < total:
         raise ValueError(f"Expected rows to train on and rows to hold out, got {total} in all.")
     training, validation, test = (
-        dp_sparse.RecordFile(data.path, RECORD_DTYPE, examples_from_records, *part)
+        dp_sparse.RecordFile(data.path, RECORD_DTYPE, unpack, *part)
         for part in zip([0, *ends], ends, strict=False)
     )
     return training, validation if len(validation) else None, test
@@ -176,7 +220,7 @@ def _stock_batches(training: dp_sparse.RecordFile, batch_size: int, steps: int) 
     )
 
 
-class _StepTimer(keras.callbacks.Callback):
+class StepTimer(keras.callbacks.Callback):
     """Times each step, batch in hand to weights updated."""
 
     reads_weights = False
@@ -195,13 +239,14 @@ class _StepTimer(keras.callbacks.Callback):
 class _HeldOutAUC(keras.callbacks.Callback):
     """The exact AUC on held-out rows after each epoch, in the logs as `val_auc`."""
 
-    def __init__(self, held_out: dp_sparse.RecordFile) -> None:
+    def __init__(self, held_out: dp_sparse.RecordFile, scores_of: Scores) -> None:
         super().__init__()
         self._x, self._labels = held_out.gather(np.arange(len(held_out)))
+        self._scores_of = scores_of
         self.points: list[tuple[int, float]] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.scores = _predicted(self.model, self._x)
+        self.scores = self._scores_of(self._x)
         auc = exact_auc(self._labels, self.scores)
         self.points.append((int(self.model.optimizer.iterations.numpy()), auc))
         if logs is not None:
@@ -215,16 +260,17 @@ def _predicted(model: keras.Model, x: Any) -> np.ndarray:
 def _result(
     method: str,
     model: keras.Model,
-    timer: _StepTimer,
+    timer: StepTimer,
     curve: _HeldOutAUC,
     validation: dp_sparse.RecordFile | None,
     report: dp_sparse.PrivacyReport | None,
+    scores_of: Scores,
 ) -> RunResult:
     milliseconds = 1000 * statistics.median(timer.seconds[1:] or timer.seconds)
     validation_auc = None
     if validation is not None:
         x, labels = validation.gather(np.arange(len(validation)))
-        validation_auc = exact_auc(labels, _predicted(model, x))
+        validation_auc = exact_auc(labels, scores_of(x))
     common = {
         "method": method,
         "auc": curve.points[-1][1],

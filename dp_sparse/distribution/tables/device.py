@@ -25,7 +25,8 @@ def sums_of(
 
     Returns:
         `dense`, the sums over all replicas, float32; `counts`, int32 `[3]` as `BatchSums.counts`,
-        over all replicas; this replica's `losses`, `output_losses` and `outputs`; and the checks.
+        over all replicas; `rows`, int32, chosen in each table; this replica's `losses`,
+        `output_losses` and `outputs`; and the checks.
     """
     with xla.postponing() as checks:
         lookup = layer.look_up(batch["features"], batch["id_weights"])
@@ -50,10 +51,11 @@ def sums_of(
     sums = {id(variable): total for variable, total in found.dense_sums()}
     examples = real > 0
     kinds = examples, examples & found.finite & found.clipped, examples & ~found.finite
-    everyone = {
+    everyone: dict[str, Any] = {
         "dense": [sums.get(id(v), tf.zeros(v.shape)) for v in model.trainable_variables],
         "counts": tf.stack([tf.math.count_nonzero(kind, dtype=tf.int32) for kind in kinds]),
     }
+    everyone["rows"] = tf.stack([tf.reduce_sum(batch["filled"][t.path]) for t in tables.tables])
     everyone = replicas.merged(replicas.summed, everyone)
     own = {"losses": losses, "output_losses": of_outputs, "outputs": recording.outputs}
     return {**everyone, **own}, checks

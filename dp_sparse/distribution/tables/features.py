@@ -61,6 +61,11 @@ class Table:
     capacity: int
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and width."""
+        return self.num_rows, self.width
+
+    @property
     def noise(self) -> str:
         """The feature whose ids are the chosen rows, and whose gradients are their noise."""
         return f"private_noise_{self.path}"
@@ -118,6 +123,7 @@ class PrivateTables(tf.Module):
         self._configs = configs.checked(features, bags or {}, weights or {})
         self.tables = self._tables(bags or {}, weights or {})
         self._refuse_taken_names()
+        optimizer.outside_tables = self.tables
         self.optimizer = self._table_optimizer()
         self.updates = RowUpdates(self.optimizer)
 

@@ -24,7 +24,7 @@ from dp_sparse.groups import grouped
 from dp_sparse.optimizers import RowChoice
 from dp_sparse.selection.contribution import TableLookups
 
-_SENT = ("features", "id_weights", "keep", "ratio", "first", "noise")
+_SENT = ("features", "id_weights", "keep", "ratio", "first", "noise", "filled")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,8 @@ class HostStep:
         All leaves are `[rows, ...]`, but those of noise `[capacity, ...]`. In the order of the
         tables' lookups: `keep`, of each feature, float32 `[rows, lookups]`, is what a lookup adds
         of the activation's gradient to its row's, 0 for rows that were not chosen; `first`, of each
-        table, which earlier lookup of the example has the same row.
+        table, which earlier lookup of the example has the same row. `filled`, of each table, int32
+        `[capacity]`, is 1 where there is a chosen row.
         """
         batch = self._padded((x, y, weights))
         x, y, weights = batch
@@ -156,7 +157,11 @@ class HostStep:
         ids = tf.RaggedTensor.from_row_lengths(ordered, filled, validate=False)
         shape = [table.capacity, table.width]
         values = tf.scatter_nd(place[:, tf.newaxis], rows.values, shape)
-        return {"features": {table.noise: ids}, "noise": {table.path: values}}
+        return {
+            "features": {table.noise: ids},
+            "noise": {table.path: values},
+            "filled": {table.path: filled},
+        }
 
 
 def _joined(parts: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:

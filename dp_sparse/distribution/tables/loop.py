@@ -226,7 +226,9 @@ class _Steps:
         noisy = [mean for _, mean in self._optimizer.release(sums, noise.Draw(*draw))]
         apply = lambda means: self._optimizer.optimizer.apply(replicas.shares(means), variables)  # noqa: E731
         self._strategy.run(apply, args=(noisy,))
-        self._optimizer.diagnostics.add(self._own(found["counts"]))
+        totals = self._optimizer.diagnostics
+        totals.add(self._own(found["counts"]))
+        totals.rows.assign_add(tf.cast(self._own(found["rows"]), tf.int64))
         if not self._on_tpu:
             data = batch["x"], batch["y"], {n: batch[n] for n in ("present", "sample_weight")}
             kept = found["outputs"], found["losses"], found["output_losses"]

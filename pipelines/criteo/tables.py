@@ -1,0 +1,117 @@
+"""The click model with its tables in an embedding layer, on a Cloud TPU or off one."""
+
+import contextlib
+import tempfile
+from typing import Any
+
+import keras
+import ml_collections
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+import dp_sparse
+from models.pctr import embedding_width, pctr_over_rows
+from pipelines.criteo.methods import private_optimizer, table_names
+from pipelines.criteo.prepare import PreparedData
+
+_E = tf.tpu.experimental.embedding
+
+
+def tpu_strategy(name: str) -> tf.distribute.TPUStrategy:
+    """Connects to a Cloud TPU and starts it.
+
+    Raises:
+        ValueError: There is no such TPU.
+    """
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+    tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
+    return tf.distribute.TPUStrategy(resolver)
+
+
+class LayerJob:
+    """Everything that is trained: the model over rows, the tables, the layer that holds them.
+
+    Args:
+        config: That of the run; `dp_adafest` and `pctr`.
+        data: The prepared rows.
+        training: Those of them to train on.
+        steps: Of the whole run.
+        strategy: Of a TPU, or None.
+
+    Raises:
+        ValueError: Another method or model.
+    """
+
+    def __init__(
+        self,
+        config: ml_collections.ConfigDict,
+        data: PreparedData,
+        training: dp_sparse.RecordFile,
+        steps: int,
+        strategy: tf.distribute.TPUStrategy | None,
+    ) -> None:
+        if (config.method, config.model) != ("dp_adafest", "pctr"):
+            raise ValueError(
+                "Expected method=dp_adafest and model=pctr with an embedding layer, got "
+                f"method={config.method!r} and model={config.model!r}."
+            )
+        sizes = dict(zip(table_names(len(data.vocabularies)), data.vocabularies, strict=True))
+        self._strategy = strategy
+        with strategy.scope() if strategy is not None else contextlib.nullcontext():
+            self.optimizer = private_optimizer(config, data, training, steps)
+            self.tables = dp_sparse.distribution.PrivateTables(
+                {name: _feature(name, size) for name, size in sizes.items()},
+                self.optimizer,
+                strategy=strategy,
+            )
+            self.layer = self._made_layer()
+            widths = {name: embedding_width(size) for name, size in sizes.items()}
+            self.model: keras.Model = pctr_over_rows(widths)
+
+    def scores(self, x: Any) -> np.ndarray:
+        """Logits of inputs, float32 `[rows]`, by tables as they are now."""
+        inputs = dp_sparse.distribution.model_inputs(self.tables, self._serving_layer(), x)
+        return self.model.predict(inputs, batch_size=8192, verbose=0)[:, 0]
+
+    def _made_layer(self) -> Any:
+        config = self.tables.feature_config
+        if self._strategy is None:
+            return _E.TPUEmbeddingForServing(config, None)
+        hardware = self._strategy.extended.tpu_hardware_feature.embedding_feature
+        if hardware == tf.tpu.experimental.HardwareFeature.EmbeddingFeature.V1:
+            return _E.TPUEmbedding(config, None)
+        return _E.TPUEmbeddingV2(
+            config, None, sparse_core_embedding_config=self.tables.sparse_core_config
+        )
+
+    def _serving_layer(self) -> Any:
+        """On a TPU a copy on the host, by way of a checkpoint: its tables are nowhere else."""
+        if self._strategy is None:
+            return self.layer
+        with tempfile.TemporaryDirectory() as folder:
+            saved = tf.train.Checkpoint(embedding=self.layer).save(f"{folder}/tables")
+            copy = _E.TPUEmbeddingForServing(self.tables.feature_config, None)
+            tf.train.Checkpoint(embedding=copy).restore(saved).expect_partial()
+        return copy
+
+
+def examples_by_feature(
+    records: npt.NDArray[np.void],
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """As `schema.examples_from_records`, but each category under the name of its table."""
+    ids = records["categories"]
+    named = {name: ids[:, i].copy() for i, name in enumerate(table_names(ids.shape[1]))}
+    return {"integers": records["integers"].copy(), **named}, records["label"].copy()
+
+
+def _feature(name: str, size: int) -> Any:
+    table = _E.TableConfig(
+        size,
+        embedding_width(size),
+        initializer=tf.random_uniform_initializer(-0.05, 0.05),
+        combiner="sum",
+        name=name,
+    )
+    return _E.FeatureConfig(table, name=name)
