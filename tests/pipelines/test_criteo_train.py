@@ -153,9 +153,10 @@ def test_other_models_on_real_rows(tmp_path: Path) -> None:
     sample = Path(os.environ["DP_SPARSE_DATA"]) / "criteo" / "kaggle_sample_120k.tsv.gz"
     data = prepare(sample, tmp_path / "rows.records", TABLE3_VOCABULARIES, progress=False)
     auc = {}
-    for model in ("pctr", "dlrm", "dcn"):
+    for model in ("pctr", "pctr with a layer", "dlrm", "dcn"):
         config = get_config()
-        config.model, config.privacy.epsilon = model, 8.0
+        config.model, config.privacy.epsilon = model.split()[0], 8.0
+        config.tables = "layer" if "layer" in model else "keras"
         config.training.epochs, config.training.evaluations = 1.0, 1
         config.report.verbose = 0
         auc[model] = train(config, data).auc
