@@ -21,15 +21,15 @@ PIPELINES = ["ml_collections>=1.1,<2", "absl-py>=2.3,<3", "matplotlib>=3.10,<4"]
 
 # Optional for users, who import them themselves; their layers' clipping rules are tested.
 KERAS_HUB = "keras-hub>=0.32,<0.33"
-KERAS_RS = "keras-rs>=0.4,<0.5"
+RECOMMENDERS = [
+    "keras-rs>=0.4,<0.5",
+    "tensorflow-recommenders>=0.7.7,<0.8",
+    "tf-keras>=2.20,<2.22",  # TF_USE_LEGACY_KERAS=1, which tensorflow-recommenders needs
+]
 
 EXTRAS = {
     "nlp": [KERAS_HUB],
-    "recommenders": [
-        KERAS_RS,
-        "tensorflow-recommenders>=0.7.7,<0.8",
-        "tf-keras>=2.20,<2.22",
-    ],
+    "recommenders": RECOMMENDERS,
     "data": [
         "tensorflow-datasets>=4.9.10,<5",
         "pyarrow>=23,<26",  # apache-beam's upper bound
@@ -46,7 +46,7 @@ EXTRAS = {
         "hypothesis>=6.150,<7",
         "mpmath>=1.3,<2",  # the reference of the normal quantile
         KERAS_HUB,
-        KERAS_RS,
+        *RECOMMENDERS,
         *PIPELINES,
     ],
     "lint": ["ruff>=0.17,<0.18", "mypy>=2.4,<2.5"],

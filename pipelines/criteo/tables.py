@@ -24,9 +24,14 @@ def tpu_strategy(name: str) -> tf.distribute.TPUStrategy:
     Raises:
         ValueError: There is no such TPU.
     """
-    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
-    tf.config.experimental_connect_to_cluster(resolver)
-    tf.tpu.experimental.initialize_tpu_system(resolver)
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, OSError, ImportError, tf.errors.OpError) as error:
+        raise ValueError(
+            f"Expected the name of a TPU, or local on its own machine, got tpu={name!r}: {error}"
+        ) from error
     return tf.distribute.TPUStrategy(resolver)
 
 

@@ -173,3 +173,22 @@ def test_sparsity_counts_the_rows_that_batches_look_up(generated) -> None:
     widths = np.array([int(2 * size**0.25) for size in VOCABULARIES])
     entries = (np.array(used) * widths).sum() / (np.array(VOCABULARIES) * widths).sum()
     assert whole["all"] == pytest.approx(1 - entries) and small["all"] > whole["all"]
+
+
+def test_a_tpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(tpu: str) -> None:
+        raise ValueError(f"Could not look up {tpu}.")
+
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", nothing)
+    with pytest.raises(ValueError, match="Expected the name of a TPU.* got tpu='here': Could not"):
+        tpu_strategy("here")
+
+
+def test_an_embedding_layer_serves_one_method_and_model(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    config.tables, config.method = "layer", "dp_sgd"
+    with pytest.raises(ValueError, match="Expected method=dp_adafest and model=pctr .* dp_sgd"):
+        train(config, generated(tmp_path))
+    config.tables = "none"
+    with pytest.raises(ValueError, match="Expected tables to be keras, or layer"):
+        train(config, generated(tmp_path))

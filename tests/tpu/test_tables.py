@@ -1,0 +1,141 @@
+"""On a TPU: the update of a step, repeated rows under Adagrad, capacities, noise, speed.
+
+What holds off TPU is shown by tests/distribution/tables with stand-ins for the engines; here the
+engines themselves are asked the same.
+"""
+
+import dataclasses
+import tempfile
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import dp_sparse
+from dp_sparse import distribution, noise
+from dp_sparse.distribution.tables.host import HostStep
+from dp_sparse.distribution.tables.lookups import layer_of
+from dp_sparse.distribution.tables.loop import _build, _shared_out, _Steps
+from tests.distribution.tables import cases
+
+pytestmark = pytest.mark.tpu
+
+
+@dataclasses.dataclass
+class Job:
+    """A model, its tables and the layer on the TPU, with one batch."""
+
+    model: keras.Model
+    tables: distribution.PrivateTables
+    layer: Any
+    batch: Any
+
+    def values(self) -> dict[str, np.ndarray]:
+        """The tables by way of a checkpoint, as `pipelines.criteo.tables` reads them."""
+        copy = cases.E.TPUEmbeddingForServing(self.tables.feature_config, None)
+        with tempfile.TemporaryDirectory() as folder:
+            saved = tf.train.Checkpoint(embedding=self.layer).save(f"{folder}/tables")
+            tf.train.Checkpoint(embedding=copy).restore(saved).expect_partial()
+        return {table.name: values.numpy() for table, values in copy.embedding_tables.items()}
+
+
+def job_of(strategy: tf.distribute.TPUStrategy, wrapped: str, **arguments: Any) -> Job:
+    with strategy.scope():
+        optimizer = cases.private_optimizer(wrapped, **arguments)
+        tables = cases.private_tables(optimizer, strategy=strategy)
+        layer = engine_of(strategy, tables)
+        model = cases.compiled_model(optimizer)
+    batches = optimizer.plan.sampling.batches(cases.data())
+    _build(model, tables, layer_of(layer, tables), batches.element_spec)
+    batch = next(iter(_shared_out(model, batches.map(HostStep(tables)))))
+    return Job(model, tables, layer, batch)
+
+
+def engine_of(strategy: tf.distribute.TPUStrategy, tables: distribution.PrivateTables) -> Any:
+    hardware = strategy.extended.tpu_hardware_feature.embedding_feature
+    if hardware == tf.tpu.experimental.HardwareFeature.EmbeddingFeature.V1:
+        return cases.E.TPUEmbedding(tables.feature_config, None)
+    config = tables.sparse_core_config
+    return cases.E.TPUEmbeddingV2(tables.feature_config, None, sparse_core_embedding_config=config)
+
+
+def whole(strategy: tf.distribute.TPUStrategy, batch: Any) -> Any:
+    """A shared-out batch as one, on the host."""
+
+    def joined(leaf: Any) -> Any:
+        return tf.concat(strategy.experimental_local_results(leaf), 0)
+
+    return {name: tf.nest.map_structure(joined, part) for name, part in batch.items()}
+
+
+@pytest.mark.parametrize("wrapped", ["sgd", "adagrad"])
+def test_the_update_is_a_direct_scatter(strategy: tf.distribute.TPUStrategy, wrapped: str) -> None:
+    """Of one step, to 1e-6, on the chosen rows alone; Adagrad squares a row's whole gradient."""
+    job = job_of(strategy, wrapped)
+    before = job.values()
+    expected = cases.expected_update(
+        job.model, before, cases.data(), whole(strategy, job.batch), wrapped=wrapped
+    )
+    _Steps(job.model, job.tables, layer_of(job.layer, job.tables)).take(job.batch)
+    after = job.values()
+    for name, table in expected.tables.items():
+        np.testing.assert_allclose(after[name], table, atol=1e-6)
+        changed = np.flatnonzero((after[name] != before[name]).any(1))
+        np.testing.assert_array_equal(changed, np.sort(expected.chosen[name]))
+
+
+def test_a_full_capacity_is_taken(strategy: tf.distribute.TPUStrategy) -> None:
+    """Every row chosen, in all tables: nothing overflows, no id is dropped."""
+    job = job_of(strategy, "sgd", threshold=-1e6)
+    before = job.values()
+    _Steps(job.model, job.tables, layer_of(job.layer, job.tables)).take(job.batch)
+    for name, table in job.values().items():
+        assert (table != before[name]).any(1).all()
+
+
+def test_noise_of_dense_variables_is_drawn_on_the_host(
+    strategy: tf.distribute.TPUStrategy,
+) -> None:
+    """TPUs have no float64 of their own; the self-checks must pass where noise is drawn."""
+    noise.self_check()
+    job = job_of(strategy, "sgd", noise_multiplier=1.0)
+    before = [v.numpy() for v in job.model.trainable_variables]
+    _Steps(job.model, job.tables, layer_of(job.layer, job.tables)).take(job.batch)
+    for old, new in zip(before, job.model.trainable_variables, strict=True):
+        assert (old != new.numpy()).all()
+
+
+def test_training_runs_to_its_end(strategy: tf.distribute.TPUStrategy) -> None:
+    job = job_of(strategy, "adagrad", steps=20)
+    history = distribution.train_tables(job.model, job.tables, job.layer, cases.data(), epochs=2)
+    assert np.isfinite(history.history["loss"]).all()
+    assert int(job.model.optimizer.steps_spent.numpy()) == 20
+    assert int(job.model.optimizer.diagnostics.examples) == 20 * cases.SIZE
+
+
+def test_throughput(strategy: tf.distribute.TPUStrategy) -> None:
+    """Printed, not judged: examples a second of one table of a million rows, batch 16,384."""
+    batch, rows, steps = 16_384, 1_000_000, 60
+    plan = dp_sparse.PrivacyPlan(
+        dp_sparse.PrivacyBudget(8.0, 1e-6), dp_sparse.StreamSampling(batch * steps, batch, 1)
+    ).calibrate()
+    with strategy.scope():
+        optimizer = dp_sparse.DPAdaFESTOptimizer(keras.optimizers.SGD(0.1), plan, 1.0)
+        table = cases.E.TableConfig(rows, 64, combiner="sum", name="table")
+        features = {"id": cases.E.FeatureConfig(table, name="id")}
+        tables = distribution.PrivateTables(features, optimizer, strategy=strategy)
+        layer = engine_of(strategy, tables)
+        inputs = keras.Input((64,), name="id")
+        outputs = keras.layers.Dense(1, activation="sigmoid")(inputs)
+        model = keras.Model({"id": inputs}, outputs)
+        model.compile(optimizer, loss="binary_crossentropy")
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, rows, batch * steps)
+    source = tf.data.Dataset.from_tensor_slices(({"id": ids}, rng.integers(0, 2, len(ids)) * 1.0))
+    distribution.train_tables(model, tables, layer, source, steps_per_epoch=10)
+    begun = time.perf_counter()
+    distribution.train_tables(model, tables, layer, source, steps_per_epoch=steps - 10)
+    print(f"{batch * (steps - 10) / (time.perf_counter() - begun):.0f} examples a second")
