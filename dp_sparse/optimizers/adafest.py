@@ -96,17 +96,40 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
             clipping=clipping,
             name=name,
         )
-        self.contribution_clip_norm = validate.clip_norm(
+        self._contribution_clip_norm = validate.clip_norm(
             "contribution_clip_norm", contribution_clip_norm
         )
-        self.noise_ratio = validate.positive("noise_ratio", noise_ratio)
-        self.threshold = None if threshold is None else validate.finite("threshold", threshold)
-        self.expected_false_rows = validate.positive("expected_false_rows", expected_false_rows)
+        self._noise_ratio = validate.positive("noise_ratio", noise_ratio)
+        fixed = None if threshold is None else validate.finite("threshold", threshold)
+        self._fixed_threshold = fixed
+        self._expected_false_rows = validate.positive("expected_false_rows", expected_false_rows)
         if threshold is not None and self.expected_false_rows != 32:
             raise ValueError(
                 f"Expected threshold or expected_false_rows, got threshold={threshold!r} and "
                 f"expected_false_rows={expected_false_rows!r}: leave one out."
             )
+
+    # Settings are for good: selection, clipping and noise may be traced at different times.
+
+    @property
+    def contribution_clip_norm(self) -> float:
+        """C1."""
+        return self._contribution_clip_norm
+
+    @property
+    def noise_ratio(self) -> float:
+        """r = σ1/σ2."""
+        return self._noise_ratio
+
+    @property
+    def threshold(self) -> float | None:
+        """τ, if it was given."""
+        return self._fixed_threshold
+
+    @property
+    def expected_false_rows(self) -> float:
+        """λ, of the default threshold."""
+        return self._expected_false_rows
 
     @property
     def contribution_noise_multiplier(self) -> float:

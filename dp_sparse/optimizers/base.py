@@ -105,7 +105,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         self.microbatch_size = microbatch_size
         self.optimizer = checked_optimizer(optimizer)
         self.plan = checked_plan(plan, self.mechanism)
-        self.clip_norm = validate.clip_norm("clip_norm", clip_norm)
+        self._clip_norm = validate.clip_norm("clip_norm", clip_norm)
         self.steps_spent = self.add_variable(
             (), "zeros", "int64", "only_first_replica", name="steps_spent"
         )
@@ -161,6 +161,11 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         """The most examples of one forward pass."""
         capacity = self.plan.sampling.batch_capacity
         return capacity if self.microbatch_size is None else min(self.microbatch_size, capacity)
+
+    @property
+    def clip_norm(self) -> float:
+        """C, for good; where it moves, where it begins."""
+        return self._clip_norm
 
     @property
     def clipping(self) -> ClippingStyle:

@@ -94,7 +94,7 @@ class ChosenRowsOptimizer(PrivateOptimizer):
         """Noise on the chosen rows and on every dense parameter, and on nothing else."""
         deviation = self.current_clip_norm * self.gradient_noise_multiplier
         noisy = self._noisy_dense(sums, deviation, draw)
-        slices = self.noisy_rows([rows for _, rows in sums.tables], deviation, draw)
+        slices = self._noisy_rows([rows for _, rows in sums.tables], deviation, draw)
         step = self.iterations + 1
         for (table, _), gradient in zip(sums.tables, slices, strict=True):
             self._row_wise.apply(table, gradient, step)
@@ -102,7 +102,7 @@ class ChosenRowsOptimizer(PrivateOptimizer):
             self.table_optimizer.iterations.assign_add(1)
         return noisy
 
-    def noisy_rows(
+    def _noisy_rows(
         self, tables: list[tf.IndexedSlices], deviation: noise.Number, draw: noise.Draw
     ) -> list[tf.IndexedSlices]:
         """Each table's noisy mean on its chosen rows, from one stream for all tables."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from configs.criteo_sample import get_config
 from pipelines.criteo.generate import generate
@@ -15,6 +16,7 @@ from pipelines.criteo.prepare import prepare
 from pipelines.criteo.report import console_table, write_report
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 from pipelines.criteo.sparsity import sparsity
+from pipelines.criteo.tables import tpu_strategy
 from pipelines.criteo.train import exact_auc, train
 
 ROOT = Path(__file__).parents[2]
@@ -184,11 +186,11 @@ def test_a_tpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         tpu_strategy("here")
 
 
-def test_an_embedding_layer_serves_one_method_and_model(tmp_path: Path) -> None:
-    config = small_config(tmp_path)
-    config.tables, config.method = "layer", "dp_sgd"
-    with pytest.raises(ValueError, match="Expected method=dp_adafest and model=pctr .* dp_sgd"):
-        train(config, generated(tmp_path))
+def test_an_embedding_layer_serves_one_method_and_model(generated) -> None:
+    config = small_config("dp_sgd")
+    config.tables = "layer"
+    with pytest.raises(ValueError, match="Expected method=dp_adafest and model=pctr .* 'dp_sgd'"):
+        train(config, generated)
     config.tables = "none"
     with pytest.raises(ValueError, match="Expected tables to be keras, or layer"):
-        train(config, generated(tmp_path))
+        train(config, generated)

@@ -15,6 +15,9 @@ from dp_sparse.isolation import Losses
 
 Batch = dict[str, Any]
 
+# Random layers take their seeds from 0 on; these are numbers beyond them.
+_ROUNDING, _MADE_UP = 2**14, 2**15
+
 
 def sums_of(
     model: keras.Model, tables: PrivateTables, layer: TableLayer, batch: Batch, draw: noise.Draw
@@ -44,10 +47,10 @@ def sums_of(
         uses = recording.uses(gradients[: len(targets)])
         uses += [(table, _rows(table, batch, cotangents)) for table in tables.tables]
         optimizer, real = tables.private_optimizer, real_examples((None, None, batch))
-        clip_norm, style = optimizer.current_clip_norm, optimizer.clipping
+        clip_norm, style = tables.lattice.clip_norm_before_rounding, optimizer.clipping
         found = clipping.scaled(uses, clip_norm, losses, real, style)
     good = tf.reduce_all([check.condition for check in checks]) if checks else tf.constant(True)
-    lookup.push(_output_gradients(tables, batch, cotangents, found, good))
+    lookup.push(_output_gradients(tables, batch, cotangents, found, good, draw))
     sums = {id(variable): total for variable, total in found.dense_sums()}
     examples = real > 0
     kinds = examples, examples & found.finite & found.clipped, examples & ~found.finite
@@ -69,10 +72,12 @@ def coupled_losses(
     The layer looks up each id on its own, so only the model can couple examples; made-up
     activations show that as well as true ones.
     """
+    numbered = enumerate((t, f) for t in tables.tables for f in t.features)
+    rows = tables.rows // tables.replicas
+    seeds = _seeds(draw)
     activations = {
-        feature.name: tf.random.stateless_normal([tables.rows // tables.replicas, table.width], s)
-        for table in tables.tables
-        for s, feature in (((index, 17), f) for index, f in enumerate(table.features))
+        feature.name: tf.random.stateless_normal([rows, t.width], seeds(_MADE_UP + i, "int32"))
+        for i, (t, feature) in numbered
     }
 
     def losses_of(x: Any, y: Any, tape: tf.GradientTape) -> Losses:
@@ -100,10 +105,8 @@ def _forward(
     tape: tf.GradientTape,
     draw: noise.Draw,
 ) -> tuple[clipping.Recording, tf.Tensor, list[tf.Tensor]]:
-    context = tf.distribute.get_replica_context()
-    seeds = functools.partial(noise.seed_state, draw, context.replica_id_in_sync_group)
     x = {**batch["x"], **activations}
-    recording = clipping.record(model, x, tape, tables.rows, seeds)
+    recording = clipping.record(model, x, tape, tables.rows, _seeds(draw))
     losses, of_outputs = losses_with_padding(model, batch["y"], recording.outputs, _weights(batch))
     return recording, losses, of_outputs
 
@@ -129,20 +132,31 @@ def _output_gradients(
     cotangents: dict[str, tf.Tensor],
     found: clipping.Scaled,
     good: tf.Tensor,
+    draw: noise.Draw,
 ) -> dict[str, tf.Tensor]:
-    """Of each of the layer's features: the clipped mean's share, or the noise; 0 unless `good`."""
+    """Of each of the layer's features: the clipped mean's share, or the noise; 0 unless `good`.
+
+    All of them are points of the lattice.
+    """
     factors = {id(variable): factor for variable, _, factor in found.uses}
     divisor = tables.private_optimizer.plan.sampling.expected_batch_size
+    seeds = iter(range(_ROUNDING, 2**16))
     sent = {}
     for table in tables.tables:
         for feature in table.features:
             own = cotangents[feature.name]
             finite = tf.where(expanded(found.finite, own), own, 0.0)
-            scale = factors[id(table)] / divisor
+            scaled = finite * (factors[id(table)] / divisor)[:, tf.newaxis]
+            of_ids = scaled[:, tf.newaxis] * batch["keep"][feature.name][..., tf.newaxis]
+            seed = _seeds(draw)(next(seeds), "int32")
+            shares = tables.lattice.rounded(tf.reshape(of_ids, [-1, table.width]), seed)
             if feature.bag:
                 sent[feature.name] = tf.zeros_like(own)
-                sent[feature.backward] = finite * (scale * batch["ratio"][feature.name])[:, None]
-            else:
-                sent[feature.name] = finite * scale[:, None] * batch["keep"][feature.name]
+            sent[feature.backward if feature.bag else feature.name] = shares
         sent[table.noise] = batch["noise"][table.path]
     return {name: tf.where(good, gradient, 0.0) for name, gradient in sent.items()}
+
+
+def _seeds(draw: noise.Draw) -> clipping.Seeds:
+    context = tf.distribute.get_replica_context()
+    return functools.partial(noise.seed_state, draw, context.replica_id_in_sync_group)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from dp_sparse.clipping import AutomaticClipping, FlatClipping
 from dp_sparse.distribution.tables import configs
+from dp_sparse.distribution.tables.lattice import Lattice
 from dp_sparse.distribution.tables.updates import RowUpdates
 from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers import DPAdaFESTOptimizer
@@ -37,7 +38,7 @@ class Feature:
 
     @property
     def backward(self) -> str:
-        """The feature through which a bag's table is updated."""
+        """The feature through which a bag's table is updated, one id a row."""
         return f"private_backward_{self.name}"
 
 
@@ -91,18 +92,21 @@ class PrivateTables(tf.Module):
             read from the private optimizer at each step.
         on_tpu: Whether there is a strategy.
         replicas: How many share a batch.
+        lattice: The points on which gradients and noise of rows meet.
         updates: What updates the tables off TPU; `tf.train.Checkpoint(tables=...)` keeps its slots.
         rows: Of a batch, padding included: the plan's capacity, up to a multiple of 8 a replica.
 
     Raises:
         ValueError: A feature or table that cannot be trained privately, naming it and the mend.
+            Batches so large, or with so many lookups, that float32 cannot sum them exactly.
         PrivacyError: Another optimizer or clipping style.
 
     ### Formal Guarantees
     `feature_config` adds a feature of noise for each table, with room for every row that any batch
-    can choose, so its size tells nothing; and for each bag one with its chosen ids alone. An update
-    by plain SGD or Adagrad leaves a row without a gradient as it is, and takes the sum of all
-    gradients of a row before it squares them; optimizers and options that do not are never used.
+    can choose, so its size tells nothing; and for each bag one with its chosen ids alone, each with
+    a gradient of its own. An update by plain SGD or Adagrad leaves a row without a gradient as it
+    is, and takes the sum of all gradients of a row before it squares them; optimizers and options
+    that do not are never used.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class PrivateTables(tf.Module):
         self.tables = self._tables(bags or {}, weights or {})
         self._refuse_taken_names()
         optimizer.outside_tables = self.tables
+        self.lattice = self._lattice()
         self.optimizer = self._table_optimizer()
         self.updates = RowUpdates(self.optimizer)
 
@@ -131,6 +136,17 @@ class PrivateTables(tf.Module):
     def features(self) -> list[Feature]:
         """The user's features, table by table."""
         return [feature for table in self.tables for feature in table.features]
+
+    def _lattice(self) -> Lattice:
+        optimizer = self.private_optimizer
+        lookups = [(sum(f.lookups for f in table.features), table.width) for table in self.tables]
+        return Lattice(
+            optimizer.clip_norm,
+            optimizer.clip_norm * optimizer.gradient_noise_multiplier,
+            optimizer.plan.sampling.expected_batch_size,
+            self.rows,
+            math.sqrt(sum(own**2 * width for own, width in lookups)),
+        )
 
     def _table_optimizer(self) -> Any:
         own = self.private_optimizer.table_optimizer or self.private_optimizer.optimizer
@@ -152,9 +168,8 @@ class PrivateTables(tf.Module):
                 user = self._configs[feature.name]
                 found[feature.name] = derived.feature(user, feature.name, feature.bag, self.rows)
                 if feature.bag:
-                    found[feature.backward] = derived.feature(
-                        user, feature.backward, True, self.rows
-                    )
+                    places = self.rows * feature.lookups
+                    found[feature.backward] = derived.feature(user, feature.backward, True, places)
             user = self._configs[table.features[0].name]
             found[table.noise] = derived.feature(user, table.noise, True, table.capacity)
         return found

@@ -5,9 +5,8 @@ A choice rests on ids alone, so it is made in the input pipeline, ahead of the s
 ### Formal Guarantees
 Selection and noise are those of DP-AdaFEST, from a secret key that is new for every pass; a choice
 belongs to one batch, whose marker goes with it, and is released by the step that takes that batch.
-Noise of rows, of deviation C·σ2, is drawn in float64 and rounded as everywhere; the layer's update
-adds it to the clipped gradients in float32, so the low bits of a row are not protected against
-floating-point attacks (Mironov 2012) as on other roads.
+Noise of rows, of deviation C·σ2, is drawn in float64 and rounded to the `lattice` of the gradients
+that the layer adds to it.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from dp_sparse.groups import grouped
 from dp_sparse.optimizers import RowChoice
 from dp_sparse.selection.contribution import TableLookups
 
-_SENT = ("features", "id_weights", "keep", "ratio", "first", "noise", "filled")
+_SENT = ("features", "id_weights", "keep", "first", "noise", "filled")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,12 +113,14 @@ class HostStep:
                 sent["features"][feature.name] = tf.cast(found.row_ids[:, 0], tf.int32)
                 sent["keep"][feature.name] = own
                 continue
-            gains, ratio = _gains(feature.combiner, found.weights, own)
-            sent["keep"][feature.name], sent["ratio"][feature.name] = gains, ratio
-            for name, used in ((feature.name, found.weights > 0), (feature.backward, own > 0)):
-                sent["features"][name] = _ragged(tf.cast(found.row_ids, tf.int32), used)
-                if feature.weights is not None:
-                    sent["id_weights"][name] = _ragged(found.weights, used)
+            sent["keep"][feature.name] = _gains(feature.combiner, found.weights) * own
+            row_ids = tf.cast(found.row_ids, tf.int32)
+            sent["features"][feature.name] = _ragged(row_ids, found.weights > 0)
+            places = tf.reshape(row_ids, [-1, 1]), tf.reshape(own, [-1, 1]) > 0
+            sent["features"][feature.backward] = _ragged(*places)
+            if feature.weights is not None:
+                used = found.weights > 0
+                sent["id_weights"][feature.name] = _ragged(found.weights, used)
         if sum(widths) > 1:
             sent["first"] = {table.path: _first_of_example(lookups.row_ids)}
         return sent
@@ -128,18 +129,20 @@ class HostStep:
         self, chosen: Sequence[RowChoice], draw: noise.Draw
     ) -> list[dict[str, dict[str, Any]]]:
         """The chosen rows as ids, and the noise of each; places without an id have none."""
-        optimizer, tables = self._optimizer, self._tables.tables
-        deviation = optimizer.current_clip_norm * optimizer.gradient_noise_multiplier
-        nothing = [
-            tf.IndexedSlices(tf.zeros([tf.size(choice.row_ids), table.width]), choice.row_ids)
-            for table, choice in zip(tables, chosen, strict=True)
+        lattice, pairs = self._tables.lattice, list(zip(self._tables.tables, chosen, strict=True))
+        sizes = [tf.size(choice.row_ids) * table.width for table, choice in pairs]
+        noisy = lattice.noise(noise.normal(draw, noise.Purpose.ROWS, tf.add_n(sizes)))
+        parts = tf.split(noisy, tf.stack(sizes), num=len(sizes))
+        return [
+            self._spread(table, choice.row_ids, tf.reshape(own, [-1, table.width]))
+            for (table, choice), own in zip(pairs, parts, strict=True)
         ]
-        noisy = optimizer.noisy_rows(nothing, deviation, draw)
-        return [self._spread(table, rows) for table, rows in zip(tables, noisy, strict=True)]
 
-    def _spread(self, table: Table, rows: tf.IndexedSlices) -> dict[str, dict[str, Any]]:
+    def _spread(
+        self, table: Table, row_ids: tf.Tensor, noise_of: tf.Tensor
+    ) -> dict[str, dict[str, Any]]:
         """Shares rows out over the replicas and their cores, each of which has its own places."""
-        count, shards = tf.size(rows.indices), self._tables.shards
+        count, shards = tf.size(row_ids), self._tables.shards
         room = require(
             count <= table.capacity,
             PrivacyError,
@@ -153,10 +156,10 @@ class HostStep:
         shard = index % replicas * of_replica + index // replicas % of_replica
         place = shard * (table.capacity // shards) + index // shards
         filled = tf.scatter_nd(place[:, tf.newaxis], tf.ones_like(place), [table.capacity])
-        ordered = tf.gather(tf.cast(rows.indices, tf.int32), tf.argsort(place))
+        ordered = tf.gather(tf.cast(row_ids, tf.int32), tf.argsort(place))
         ids = tf.RaggedTensor.from_row_lengths(ordered, filled, validate=False)
         shape = [table.capacity, table.width]
-        values = tf.scatter_nd(place[:, tf.newaxis], rows.values, shape)
+        values = tf.scatter_nd(place[:, tf.newaxis], noise_of, shape)
         return {
             "features": {table.noise: ids},
             "noise": {table.path: values},
@@ -197,6 +200,11 @@ def read_ids(feature: Feature, x: Any, table: Table) -> Ids:
     ]
     if feature.weights is not None:
         own = tf.cast(_input(feature.weights, x), tf.float32)
+        if own.shape[1:] != given.shape[1:]:
+            raise ValueError(
+                f"Expected weights of {feature.name!r} of the shape of its ids, {given.shape}, got "
+                f"{own.shape}."
+            )
         checks.append(_in_range("weights", feature, own, (own >= 0) & tf.math.is_finite(own)))
         weights *= own
     with tf.control_dependencies(checks):
@@ -225,21 +233,15 @@ def _ragged(values: tf.Tensor, used: tf.Tensor) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_row_lengths(flat, lengths, validate=False)
 
 
-def _gains(combiner: str, weights: tf.Tensor, kept: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """What each kept id's row gets of the gradient of its bag, and by what a bag of these differs.
-
-    The layer divides by the divisor of the ids that it sees, so the bag of kept ids needs a
-    gradient that is smaller by the ratio of both divisors: float32 `[rows]`.
-    """
-
-    def divisor(of: tf.Tensor) -> tf.Tensor:
-        if combiner == "sum":
-            return tf.ones_like(of[:, 0])
-        return tf.reduce_sum(of, 1) if combiner == "mean" else tf.sqrt(tf.reduce_sum(of * of, 1))
-
-    whole, part = divisor(weights), divisor(weights * kept)
-    gains = tf.math.divide_no_nan(weights * kept, whole[:, tf.newaxis])
-    return gains, tf.math.divide_no_nan(part, whole)
+def _gains(combiner: str, weights: tf.Tensor) -> tf.Tensor:
+    """What the row of each id gets of the gradient of its bag, float32 `[rows, lookups]`."""
+    exact = tf.cast(weights, tf.float64)
+    if combiner == "mean":
+        exact = tf.math.divide_no_nan(exact, tf.reduce_sum(exact, 1, keepdims=True))
+    elif combiner == "sqrtn":
+        norms = tf.sqrt(tf.reduce_sum(exact * exact, 1, keepdims=True))
+        exact = tf.math.divide_no_nan(exact, norms)
+    return tf.cast(exact, tf.float32)
 
 
 def _first_of_example(row_ids: tf.Tensor) -> tf.Tensor:

@@ -64,10 +64,10 @@ def train_tables(
     ### Formal Guarantees
     Those of DP-AdaFEST (`DPAdaFESTOptimizer`), with one Gaussian mechanism of the plan's σ a step.
     Dense variables get their noise as on every other road, in float64 and rounded. What the layer
-    applies is the clipped sum of the chosen rows plus their noise over the expected batch size, in
-    float32 (`tables.host`), once a step: the model sees activations that no backward pass leads
-    through, and the gradient of the lookup is taken once. A failed check leaves tables and
-    variables as they were.
+    applies is the clipped sum of the chosen rows plus their noise over the expected batch size, on
+    a lattice where float32 adds exactly (`tables.lattice`), once a step: the model sees activations
+    that no backward pass leads through, and the gradient of the lookup is taken once. A failed
+    check leaves tables and variables as they were.
     """
     _check(model, tables)
     own = layer_of(layer, tables)
@@ -180,7 +180,8 @@ class _Steps:
         """Trains on one batch."""
         draw = self._begin(batch["marker"])
         passed = self._optimizer.diagnostics.isolation_checks
-        if passed < isolation.BATCHES:
+        present = self._strategy.experimental_local_results(batch["present"])
+        if passed < isolation.BATCHES and sum(np.count_nonzero(part) for part in present) > 1:
             if bool(self._isolated(batch, draw)):
                 raise PrivacyError(isolation.COUPLED)
             passed.assign_add(1)

@@ -29,7 +29,7 @@ class RowUpdates(tf.Module):
             self._slots.extend(made)
         rate = tf.cast(self._optimizer.learning_rate(), tf.float32)
         for index, (table, gradient) in enumerate(zip(tables, gradients, strict=True)):
-            rows = summed_rows(gradient)
+            rows = _changed(summed_rows(gradient))
             if isinstance(self._optimizer, tf.tpu.experimental.embedding.SGD):
                 sgd_rows(table, rows, rate)
             else:
@@ -42,3 +42,10 @@ def summed_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     values = tf.reshape(gradient.values, [-1, tf.shape(gradient.values)[-1]])
     sums = tf.math.unsorted_segment_sum(tf.cast(values, tf.float64), places, tf.size(rows))
     return tf.IndexedSlices(tf.cast(sums, tf.float32), rows, gradient.dense_shape)
+
+
+def _changed(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Without rows of gradient 0: writing a row at all would flush its denormal numbers."""
+    there = tf.reduce_any(tf.not_equal(gradient.values, 0), axis=1)
+    rows, values = (tf.boolean_mask(part, there) for part in (gradient.indices, gradient.values))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)

@@ -1,0 +1,99 @@
+"""Gradients and noise meet on points that float32 adds exactly, so no low bit tells them apart."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dp_sparse.distribution.tables import lookups
+from dp_sparse.distribution.tables.lattice import Lattice
+from tests.distribution.tables import cases
+from tests.distribution.tables.emulator import SparseCore
+from tests.distribution.tables.test_update import INITIAL
+from tests.reference.distributions import SIGNIFICANCE
+
+
+def lattice(**changed: Any) -> Lattice:
+    given = {"clip_norm": 1.0, "deviation": 0.8, "batch": 100.0, "rows": 160, "slack": 4.0}
+    return Lattice(**{**given, **changed})
+
+
+@given(st.integers(1, 10**6), st.floats(1e-3, 1e3), st.floats(1e-2, 10.0))
+@settings(max_examples=200, deadline=None)
+def test_every_sum_is_exact(rows: int, clip_norm: float, sigma: float) -> None:
+    points = lattice(
+        rows=rows, clip_norm=clip_norm, deviation=sigma * clip_norm, batch=rows / 2, slack=0.0
+    )
+    assert math.frexp(points.step)[0] == 0.5  # a power of two
+    largest = (rows * clip_norm + 9.1 * sigma * clip_norm) / points.batch
+    assert largest / points.step <= 2**24
+    assert points.step <= 2**-6 * max(sigma, rows * 2**-16) * clip_norm / points.batch
+
+
+@given(st.integers(0, 2**31 - 1), st.sampled_from([1e-6, 1e-3, 1e-2]))
+@settings(max_examples=30, deadline=None)
+def test_rounding_is_unbiased_and_within_a_step(seed: int, size: float) -> None:
+    points, rng = lattice(), np.random.default_rng(seed)
+    values = (size * rng.normal(size=(50, 4))).astype("float32")
+    rounded = points.rounded(tf.constant(values), tf.constant([seed, 1])).numpy()
+    assert (rounded / points.step == np.round(rounded / points.step)).all()
+    assert np.abs(rounded - values).max() <= 1.005 * points.step
+    again = points.rounded(tf.fill([40_000], size), tf.constant([seed, 2])).numpy()
+    error = points.step / 2 / math.sqrt(40_000)
+    assert abs(again.mean() - size) < 6 * error
+    assert (points.rounded(tf.zeros([100]), tf.constant([seed, 3])).numpy() == 0).all()
+
+
+def test_a_rounded_example_stays_within_the_clip_norm() -> None:
+    """Two entries a row, four lookups of it: the worst that `slack` allows."""
+    points = lattice(slack=4 * math.sqrt(2), rows=10**5, batch=5e4)
+    share = points.clip_norm_before_rounding / points.batch / 4 / math.sqrt(2)
+    for seed in range(20):
+        lookups_of_row = points.rounded(tf.fill([4, 2], share), tf.constant([seed, 0])).numpy()
+        assert points.batch * np.linalg.norm(lookups_of_row.sum(0)) <= points.clip_norm
+    assert points.loss > 1e-3
+
+
+def test_noise_has_its_distribution() -> None:
+    points = lattice()
+    noise = points.noise(tf.constant(np.random.default_rng(0).normal(size=5000))).numpy()
+    assert (noise / points.step == np.round(noise / points.step)).all()
+    assert stats.kstest(noise, "norm", (0, 0.8 / 100)).pvalue > SIGNIFICANCE
+    assert stats.kstest(noise, "norm", (0, 1.0 / 100)).pvalue < SIGNIFICANCE
+
+
+def test_batches_too_large_to_be_exact_are_refused() -> None:
+    with pytest.raises(ValueError, match="would cost 48% of clip_norm"):
+        lattice(rows=10**6, batch=1e6, slack=4.0)
+
+
+def test_all_that_a_step_pushes_is_on_the_lattice() -> None:
+    """Else a row that noise alone chose would be told from one that an example looked up."""
+    optimizer, source = cases.private_optimizer(), cases.data()
+    tables = cases.private_tables(optimizer, cases.tf_features("mean"))
+    engine, pushed = SparseCore(tables.feature_config, INITIAL), []
+    layer = lookups.SparseCoreLayer(engine)
+    look_up = layer.look_up
+
+    def recorded(features: Any, weights: Any) -> lookups.Lookup:
+        found = look_up(features, weights)
+
+        def push(gradients: Any) -> None:
+            tf.py_function(lambda *leaves: pushed.extend(leaves), tf.nest.flatten(gradients), [])
+            found.push(gradients)
+
+        return lookups.Lookup(found.activations, push)
+
+    layer.look_up = recorded  # type: ignore[method-assign]
+    model = cases.compiled_model(optimizer)
+    cases.take_step(model, tables, layer, source, cases.prepared(tables, source))
+    assert len(pushed) == len(tables.feature_config)
+    for gradient in pushed:
+        steps = gradient.numpy() / tables.lattice.step
+        assert (steps == np.round(steps)).all() and np.abs(steps).max() < 2**24
+    assert sum(bool(gradient.numpy().any()) for gradient in pushed) == 5  # of a bag one is 0
