@@ -14,6 +14,7 @@ USERS = [
 TIMERS = sorted((ROOT / "benchmarks").glob("*.py"))
 
 STEP = {"contribution", "exponential", "forecast", "restriction", "scores", "skips", "threshold"}
+CORE_OF_TABLES = {"configs", "host", "lattice", "lookups", "updates"}  # TensorFlow alone
 ROOMS_OF_BENCHMARKS = {"noise", "selection", "tied_embedding", "clipping_ways"}
 
 
@@ -55,6 +56,8 @@ def test_arrows_of_the_library(path: Path) -> None:
         assert not uses(path, "optimizers", "training", "plan", "selection", "batch_sums")
     if own == "optimizers":
         assert not uses(path, "training", "batch_sums", "microbatches", "callbacks", "flushing")
+    if name in {f"dp_sparse.distribution.tables.{part}" for part in CORE_OF_TABLES}:
+        assert not [other for other in imports(path) if other.split(".")[0] == "keras"]
     if name != "dp_sparse.__init__":
         assert not uses(path, "training") or own in ("training", "distribution")
 

@@ -298,3 +298,15 @@ def test_additional_losses_are_a_replicas_share() -> None:
         )
     )()
     assert [float(share) for share in found] == [1.5, 1.5]
+
+
+def test_a_variable_reads_and_writes_the_value_it_was_given() -> None:
+    """`RankingModel` puts variables of legacy Keras into layers of Keras 3."""
+    dense, other = keras.layers.Dense(3), tf.Variable(tf.ones([2, 3]))
+    dense.build((None, 2))
+    dense._kernel._value = other
+    np.testing.assert_array_equal(dense(tf.ones([1, 2])), [[2.0, 2.0, 2.0]])
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.apply([tf.ones([2, 3]), tf.ones([3])], [dense.kernel, dense.bias])
+    np.testing.assert_array_equal(other, tf.zeros([2, 3]))
+    assert dense.trainable_variables[0] is dense._kernel

@@ -1,4 +1,4 @@
-"""The README's examples run as printed, one after the other."""
+"""The examples of the README and of docs/tpu.md run as printed, one after the other."""
 
 import re
 from pathlib import Path
@@ -12,9 +12,13 @@ import dp_sparse
 README = Path(__file__).parents[1] / "README.md"
 
 
+def python_of(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
 def blocks() -> list[str]:
     """The README's Python, for fewer steps."""
-    found = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    found = python_of(README)
     assert "steps=20_000" in found[0]
     return [block.replace("steps=20_000", "steps=20") for block in found]
 
@@ -55,3 +59,18 @@ def test_the_examples_run_as_printed(capsys: Any) -> None:
     names["model"].fit(plan.sampling.batches(examples), steps_per_epoch=2, verbose=0)
     exec(exponential, names)
     assert isinstance(names["optimizer"], dp_sparse.ExponentialSelectionOptimizer)
+
+
+def test_the_example_of_embedding_layers_runs_as_printed() -> None:
+    rng, num_examples = np.random.default_rng(0), 400
+    sampling = dp_sparse.PoissonSampling(num_examples, 50, 6)
+    names = {
+        "plan": dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(3.0, 1e-4), sampling).calibrate(),
+        "user_ids": rng.integers(0, 100_000, num_examples),
+        "title_ids": rng.integers(-1, 50_000, (num_examples, 20)),
+        "y": rng.integers(0, 2, num_examples).astype("float32"),
+    }
+    (example,) = python_of(README.parent / "docs" / "tpu.md")
+    exec(example, names)
+    assert names["scores"].shape == (num_examples, 1)
+    assert int(names["optimizer"].steps_spent.numpy()) == 6
