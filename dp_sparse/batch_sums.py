@@ -67,7 +67,14 @@ def at_once(
 def in_one_kernel(
     model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
 ) -> tuple[BatchSums, dict[str, Any]]:
-    """The same with all but the metrics in one kernel of XLA; the batch has its full capacity."""
+    """The same with all but the metrics in one kernel of XLA; the batch has its full capacity.
+
+    What must be written before rows are read is written before the kernel, in a pass of which
+    TensorFlow keeps no more than the ids.
+    """
+    if optimizer.delays_noise:
+        with tf.GradientTape(watch_accessed_variables=False) as unused:
+            _record(model, optimizer, batch[0], unused, draw, optimizer.before_lookup(draw))
     variables: tuple[list[keras.Variable], ...] = ([], [])
 
     def body() -> dict[str, Any]:
@@ -113,15 +120,27 @@ def run_pass(
     """One forward and one backward pass over a part of the batch, 0 being all of it."""
     x, y, weights = batch
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        seeds = secret_seeds(draw, part)
-        capacity, before_lookup = optimizer.examples_in_memory, optimizer.before_lookup(draw)
-        recording = clipping.record(model, x, tape, capacity, seeds, before_lookup)
+        settle = None if xla.inside() else optimizer.before_lookup(draw)
+        recording = _record(model, optimizer, x, tape, draw, settle, part)
         with _without_tables(optimizer):
             losses, of_outputs = losses_with_padding(model, y, recording.outputs, weights)
         total = tf.reduce_sum(losses)
     used = recording.uses(tape.gradient(total, recording.targets))
     used += _unused_tables(optimizer, used, tf.shape(losses)[0])
     return Pass(recording.outputs, losses, of_outputs, used)
+
+
+def _record(
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    x: Any,
+    tape: tf.GradientTape,
+    draw: noise.Draw,
+    before_lookup: clipping.BeforeLookup | None,
+    part: tf.Tensor | int = 0,
+) -> clipping.Recording:
+    seeds = secret_seeds(draw, part)
+    return clipping.record(model, x, tape, optimizer.examples_in_memory, seeds, before_lookup)
 
 
 def _without_tables(optimizer: PrivateOptimizer) -> contextlib.AbstractContextManager[Any]:

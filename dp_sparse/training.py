@@ -88,11 +88,6 @@ def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
         raise ValueError(f"Expected jit_compile to be True or False, got {wanted!r}.")
     if wanted in ("auto", None, False):
         return False
-    if not optimizer.compilable:
-        raise ValueError(
-            f"Expected jit_compile=False with {type(optimizer).__name__}, got jit_compile=True: "
-            "its rows have no static shapes yet."
-        )
     if optimizer.microbatch_size is not None or arguments.get("run_eagerly"):
         wrong = "run_eagerly=True" if arguments.get("run_eagerly") else "microbatch_size"
         raise ValueError(f"Expected jit_compile=False with {wrong}, got jit_compile=True.")

@@ -22,7 +22,7 @@ from dp_sparse import noise, xla
 from dp_sparse.clipping.uses import squares
 from dp_sparse.groups import grouped, lower_bound
 from dp_sparse.selection import skips
-from models import classifiers
+from models import classifiers, vision
 from tests.reference.distributions import SIGNIFICANCE, chi_square
 from tests.training_cases import (  # noqa: F401
     CHOOSING,
@@ -39,6 +39,7 @@ VOCABULARIES = (40, 25)
 
 METHODS: dict[str, Callable[..., Any]] = {
     **CHOOSING,
+    "lazy": lambda model, plan: dp_sparse.LazyDPSGDOptimizer("sgd", plan, 0.5),
     "exponential": lambda model, plan: dp_sparse.ExponentialSelectionOptimizer(
         "adagrad",
         with_selection(plan, sum(w.shape[0] for w in model.weights if "emb" in w.path)),
@@ -114,6 +115,50 @@ def test_classifiers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     assert_same(*(trained(make_model, METHODS["dpsgd"], data, loss, j) for j in (False, True)))
     assert kernels and not [found for graph in kernels for found in varying(graph)]
+
+
+def with_lora() -> keras.Model:
+    model = click_model(VOCABULARIES)
+    for layer in model.layers:
+        if hasattr(layer, "enable_lora"):
+            layer.enable_lora(2)
+    return model
+
+
+@pytest.mark.usefixtures("no_noise")
+@pytest.mark.parametrize(
+    ("make_model", "clipping"),
+    [
+        (lambda: click_model(VOCABULARIES), dp_sparse.QuantileClipping(target_quantile=0.5)),
+        (lambda: click_model(VOCABULARIES), dp_sparse.PerLayerClipping()),
+        (lambda: click_model(VOCABULARIES), dp_sparse.AutomaticClipping()),
+        (with_lora, dp_sparse.FlatClipping()),
+    ],
+)
+def test_clipping_styles_and_lora(make_model: Any, clipping: Any) -> None:
+    def method(model: keras.Model, plan: Any) -> Any:
+        return dp_sparse.DPSGDOptimizer("sgd", plan, 0.5, clipping=clipping)
+
+    data = clicks(12, VOCABULARIES)
+    assert_same(*(trained(make_model, method, data, "mse", jit) for jit in (False, True)))
+
+
+def test_several_steps_an_execution() -> None:
+    model, plan = click_model(VOCABULARIES), plan_for(8, steps=6)
+    model.compile(METHODS["adafest"](model, plan), "mse", jit_compile=True, steps_per_execution=3)
+    model.fit(plan.sampling.batches(clicks(8, VOCABULARIES)), verbose=0)
+    assert int(model.optimizer.steps_spent) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_noise")
+@pytest.mark.parametrize("name", ["resnet18", "vgg16"])
+def test_vision(name: str) -> None:
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(3, 32, 32, 3)).astype(np.float32), rng.integers(0, 10, 3)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    make = lambda: getattr(vision, name)((32, 32, 3))  # noqa: E731
+    assert_same(*(trained(make, METHODS["dpsgd"], data, loss, jit) for jit in (False, True)))
 
 
 def test_batches_of_any_size_take_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +400,6 @@ def refused(optimizer: Any, match: str, **settings: Any) -> None:
 
 def test_what_has_no_static_shapes_is_refused() -> None:
     plan = plan_for(8)
-    refused(dp_sparse.LazyDPSGDOptimizer("sgd", plan, 1.0), "jit_compile=False with LazyDPSGD")
     parts = dp_sparse.DPSGDOptimizer("sgd", plan, 1.0, microbatch_size=4)
     refused(parts, "jit_compile=False with microbatch_size")
     eager = dp_sparse.DPSGDOptimizer("sgd", plan, 1.0)

@@ -68,8 +68,6 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
     of them the batch looked up is not released.
     """
 
-    compilable = True
-
     def __init__(
         self,
         optimizer: keras.optimizers.Optimizer,

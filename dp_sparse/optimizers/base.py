@@ -83,7 +83,6 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
 
     mechanism: type[Mechanism] = GaussianMechanism  # what the plan must pay for
     delays_noise = False  # whether tables in memory lack noise between steps
-    compilable = False  # by XLA: `choose_rows` has static shapes, nothing writes before its checks
     replicable = True  # nothing of a step but what `release` writes is a replica's own
     reads_cotangents = False  # whether `choose_rows` needs them
     selects_rows = True  # whether a step noises chosen rows only; which ones is then released

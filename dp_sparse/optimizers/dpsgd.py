@@ -29,7 +29,6 @@ class DPSGDOptimizer(PrivateOptimizer):
     count of unclipped examples is part of that mechanism.
     """
 
-    compilable = True
     selects_rows = False
 
     def build(self, variables: list[keras.Variable]) -> None:

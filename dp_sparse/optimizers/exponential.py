@@ -52,7 +52,6 @@ class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
 
     mechanism = ExponentialSelection
     reads_cotangents = True
-    compilable = True
 
     def __init__(
         self,

@@ -45,8 +45,6 @@ class DPFESTOptimizer(ChosenRowsOptimizer):
     released, at the price that the plan composes with training.
     """
 
-    compilable = True
-
     def __init__(
         self,
         optimizer: keras.optimizers.Optimizer,

@@ -35,7 +35,7 @@ SIGMA, CLIP_NORM = 0.6, 0.8
 DEVIATION = SIGMA * CLIP_NORM / 2  # σ·C/B
 
 
-def runs(make: Callable[..., Any], count: int) -> np.ndarray:
+def runs(make: Callable[..., Any], count: int, jit_compile: bool = False) -> np.ndarray:
     """Final weights of independent runs of five steps, `[count, weights]`."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -48,7 +48,7 @@ def runs(make: Callable[..., Any], count: int) -> np.ndarray:
     )
     plan = plan_for(2, steps=STEPS * count, noise_multiplier=SIGMA)
     optimizer = make(keras.optimizers.SGD(RATE), plan, clip_norm=CLIP_NORM)
-    model.compile(optimizer=optimizer, loss="mse")
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=jit_compile)
     model.make_train_function()
     start, found = model.get_weights(), []
     y = np.array([[3.0], [3.0]], np.float32)
@@ -76,15 +76,21 @@ def dpsgd_runs() -> np.ndarray:
     return runs(dp_sparse.DPSGDOptimizer, 2000)
 
 
-def test_the_weights_have_the_distribution_of_dpsgds(dpsgd_runs: np.ndarray) -> None:
-    assert p_values(runs(dp_sparse.LazyDPSGDOptimizer, 2000), dpsgd_runs).min() > 1e-6
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_the_weights_have_the_distribution_of_dpsgds(
+    jit_compile: bool, dpsgd_runs: np.ndarray
+) -> None:
+    found = runs(dp_sparse.LazyDPSGDOptimizer, 2000, jit_compile)
+    assert p_values(found, dpsgd_runs).min() > 1e-6
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
 def test_noise_that_comes_after_the_read_is_another_distribution(
-    monkeypatch: pytest.MonkeyPatch, dpsgd_runs: np.ndarray
+    jit_compile: bool, monkeypatch: pytest.MonkeyPatch, dpsgd_runs: np.ndarray
 ) -> None:
     monkeypatch.setattr(dp_sparse.LazyDPSGDOptimizer, "before_lookup", lambda self, draw: None)
-    assert p_values(runs(dp_sparse.LazyDPSGDOptimizer, 2000), dpsgd_runs).min() < 1e-9
+    found = runs(dp_sparse.LazyDPSGDOptimizer, 2000, jit_compile)
+    assert p_values(found, dpsgd_runs).min() < 1e-9
 
 
 def test_noise_of_another_deviation_is_another_distribution(
