@@ -103,7 +103,7 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
             microbatch_size = validate.positive_integer("microbatch_size", microbatch_size)
         self.microbatch_size = microbatch_size
         self.optimizer = checked_optimizer(optimizer)
-        self.plan = checked_plan(plan, self.mechanism)
+        self._plan = checked_plan(plan, self.mechanism)
         self._clip_norm = validate.clip_norm("clip_norm", clip_norm)
         self.steps_spent = self.add_variable(
             (), "zeros", "int64", "only_first_replica", name="steps_spent"
@@ -160,6 +160,11 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         """The most examples of one forward pass."""
         capacity = self.plan.sampling.batch_capacity
         return capacity if self.microbatch_size is None else min(self.microbatch_size, capacity)
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The plan, for good: the ledger counts its steps."""
+        return self._plan
 
     @property
     def clip_norm(self) -> float:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from dp_sparse import clipping, noise, replicas, xla
 from dp_sparse.batch_sums import losses_with_padding, real_examples
-from dp_sparse.clipping.uses import Rows, expanded
+from dp_sparse.clipping.uses import Rows, exact
 from dp_sparse.distribution.tables.features import PrivateTables, Table
 from dp_sparse.distribution.tables.lookups import TableLayer
 from dp_sparse.isolation import Losses
@@ -49,9 +49,9 @@ def sums_of(
         optimizer, real = tables.private_optimizer, real_examples((None, None, batch))
         clip_norm, style = tables.lattice.clip_norm_before_rounding, optimizer.clipping
         found = clipping.scaled(uses, clip_norm, losses, real, style)
+        sums = {id(variable): total for variable, total in found.dense_sums()}
     good = tf.reduce_all([check.condition for check in checks]) if checks else tf.constant(True)
     lookup.push(_output_gradients(tables, batch, cotangents, found, good, draw))
-    sums = {id(variable): total for variable, total in found.dense_sums()}
     examples = real > 0
     kinds = examples, examples & found.finite & found.clipped, examples & ~found.finite
     everyone: dict[str, Any] = {
@@ -138,23 +138,38 @@ def _output_gradients(
 
     All of them are points of the lattice.
     """
-    factors = {id(variable): factor for variable, _, factor in found.uses}
     divisor = tables.private_optimizer.plan.sampling.expected_batch_size
-    seeds = iter(range(_ROUNDING, 2**16))
+    of_table = {id(variable): (use, factor) for variable, use, factor in found.uses}
     sent = {}
-    for table in tables.tables:
-        for feature in table.features:
-            own = cotangents[feature.name]
-            finite = tf.where(expanded(found.finite, own), own, 0.0)
-            scaled = finite * (factors[id(table)] / divisor)[:, tf.newaxis]
-            of_ids = scaled[:, tf.newaxis] * batch["keep"][feature.name][..., tf.newaxis]
-            seed = _seeds(draw)(next(seeds), "int32")
-            shares = tables.lattice.rounded(tf.reshape(of_ids, [-1, table.width]), seed)
+    for number, table in enumerate(tables.tables):
+        use, factor = of_table[id(table)]
+        assert isinstance(use, Rows)
+        shares = use.cotangents * (factor / divisor)[:, tf.newaxis, tf.newaxis]
+        if table.path in batch["first"]:
+            shares = _once_a_row(shares, batch["first"][table.path])
+        shares = tables.lattice.rounded(shares, _seeds(draw)(_ROUNDING + number, "int32"))
+        widths = [feature.lookups for feature in table.features]
+        for feature, own in zip(table.features, tf.split(shares, widths, 1), strict=True):
             if feature.bag:
-                sent[feature.name] = tf.zeros_like(own)
-            sent[feature.backward if feature.bag else feature.name] = shares
+                sent[feature.name] = tf.zeros_like(cotangents[feature.name])
+                sent[feature.backward] = tf.reshape(own, [-1, table.width])
+            else:
+                sent[feature.name] = own[:, 0]
         sent[table.noise] = batch["noise"][table.path]
     return {name: tf.where(good, gradient, 0.0) for name, gradient in sent.items()}
+
+
+def _once_a_row(shares: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+    """`[rows, lookups, width]` with an example's whole gradient of a row at its first lookup.
+
+    Else terms that cancel in the example's gradient would enter a layer's sums one by one, and
+    could be larger than C.
+    """
+    rows, lookups = first.shape
+    places = first + tf.range(rows)[:, tf.newaxis] * lookups
+    flat = tf.reshape(exact(shares), [rows * lookups, -1])
+    sums = tf.math.unsorted_segment_sum(flat, tf.reshape(places, [-1]), rows * lookups)
+    return tf.reshape(tf.cast(sums, tf.float32), shares.shape)
 
 
 def _seeds(draw: noise.Draw) -> clipping.Seeds:

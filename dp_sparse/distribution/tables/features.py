@@ -119,7 +119,7 @@ class PrivateTables(tf.Module):
         strategy: tf.distribute.TPUStrategy | None = None,
     ) -> None:
         super().__init__()
-        _check_optimizer(optimizer)
+        check_optimizer(optimizer)
         self.private_optimizer = optimizer
         self.on_tpu = strategy is not None
         self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
@@ -131,6 +131,13 @@ class PrivateTables(tf.Module):
         self.lattice = self._lattice()
         self.optimizer = self._table_optimizer()
         self.updates = RowUpdates(self.optimizer)
+        self._frozen = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Noise, clipping and layout are traced at different times, so nothing may change."""
+        if getattr(self, "_frozen", False) and not name.startswith("_"):
+            raise AttributeError(f"PrivateTables.{name} cannot change: make another PrivateTables.")
+        super().__setattr__(name, value)
 
     @property
     def features(self) -> list[Feature]:
@@ -145,7 +152,7 @@ class PrivateTables(tf.Module):
             optimizer.clip_norm * optimizer.gradient_noise_multiplier,
             optimizer.plan.sampling.expected_batch_size,
             self.rows,
-            math.sqrt(sum(own**2 * width for own, width in lookups)),
+            math.sqrt(sum(own * width for own, width in lookups)),
         )
 
     def _table_optimizer(self) -> Any:
@@ -232,7 +239,8 @@ class PrivateTables(tf.Module):
             raise ValueError(f"Expected features of other names, got {taken[0]!r}: rename it.")
 
 
-def _check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: Any) -> None:
+    """Raises PrivacyError unless the tables of a layer can be trained by `optimizer`."""
     if type(optimizer) is not DPAdaFESTOptimizer or optimizer.rows is not None:
         raise PrivacyError(
             f"Expected a DPAdaFESTOptimizer without rows=, got {type(optimizer).__name__}: rows "

@@ -53,8 +53,8 @@ class HostStep:
         All leaves are `[rows, ...]`, but those of noise `[capacity, ...]`. In the order of the
         tables' lookups: `keep`, of each feature, float32 `[rows, lookups]`, is what a lookup adds
         of the activation's gradient to its row's, 0 for rows that were not chosen; `first`, of each
-        table, which earlier lookup of the example has the same row. `filled`, of each table, int32
-        `[capacity]`, is 1 where there is a chosen row.
+        table, which lookup of the example was the first of the same row. `filled`, of each table,
+        int32 `[capacity]`, is 1 where there is a chosen row.
         """
         batch = self._padded((x, y, weights))
         x, y, weights = batch
@@ -122,7 +122,7 @@ class HostStep:
                 used = found.weights > 0
                 sent["id_weights"][feature.name] = _ragged(found.weights, used)
         if sum(widths) > 1:
-            sent["first"] = {table.path: _first_of_example(lookups.row_ids)}
+            sent["first"] = {table.path: _first_of_example(lookups.row_ids, lookups.valid)}
         return sent
 
     def _of_noise(
@@ -205,7 +205,7 @@ def read_ids(feature: Feature, x: Any, table: Table) -> Ids:
                 f"Expected weights of {feature.name!r} of the shape of its ids, {given.shape}, got "
                 f"{own.shape}."
             )
-        checks.append(_in_range("weights", feature, own, (own >= 0) & tf.math.is_finite(own)))
+        checks.append(_in_range("weights", feature, own, _is_weight(own)))
         weights *= own
     with tf.control_dependencies(checks):
         return Ids(tf.maximum(given, 0), tf.identity(weights))
@@ -219,12 +219,19 @@ def _input(name: str, x: Any) -> tf.Tensor:
 
 
 def _in_range(what: str, feature: Feature, values: tf.Tensor, good: tf.Tensor) -> tf.Operation:
-    accepted = "finite and >= 0" if what == "weights" else "of the table, and -1 for none in bags,"
+    accepted = (
+        "0 or in [1e-15, 1e15]" if what == "weights" else "of the table, and -1 for none in bags,"
+    )
     flat = tf.concat([tf.reshape(values, [-1]), tf.zeros([1], values.dtype)], 0)
     bad = tf.concat([tf.reshape(~good, [-1]), [True]], 0)
     worst = flat[tf.argmax(tf.cast(bad, tf.int32))]
     message = f"Expected {what} {accepted} in feature {feature.name!r}, got {{}}."
     return require(tf.reduce_all(good), BadExampleError, message, worst)
+
+
+def _is_weight(values: tf.Tensor) -> tf.Tensor:
+    """Whether a layer's float32 can square them and divide by sums of them."""
+    return tf.equal(values, 0) | ((values >= 1e-15) & (values <= 1e15))
 
 
 def _ragged(values: tf.Tensor, used: tf.Tensor) -> tf.RaggedTensor:
@@ -244,9 +251,14 @@ def _gains(combiner: str, weights: tf.Tensor) -> tf.Tensor:
     return tf.cast(exact, tf.float32)
 
 
-def _first_of_example(row_ids: tf.Tensor) -> tf.Tensor:
-    """Of each lookup, the place of the example's first one of the same row: int32, same shape."""
+def _first_of_example(row_ids: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    """Of each valid lookup, the place of the example's first one of the same row; int32.
+
+    Of others, their own place.
+    """
     rows, lookups = row_ids.shape
+    nowhere = tf.reduce_max(row_ids) + 1 + tf.range(lookups, dtype=tf.int64)
+    row_ids = tf.where(valid, row_ids, nowhere)
     example = tf.repeat(tf.range(rows, dtype=tf.int64), lookups)
     num_rows = tf.reduce_max(row_ids) + 1
     groups = grouped(example * num_rows + tf.reshape(row_ids, [-1]), -1)

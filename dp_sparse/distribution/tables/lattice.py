@@ -70,5 +70,7 @@ class Lattice:
 
     def rounded(self, gradients: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Means' shares, float32, as points with these expectations; `seed` is int32 `[2]`."""
-        uniform = tf.random.stateless_uniform(tf.shape(gradients), seed)
-        return tf.floor(gradients / self.step + uniform) * self.step
+        steps = gradients / self.step
+        below = tf.floor(steps)
+        up = tf.random.stateless_uniform(tf.shape(gradients), seed) < steps - below
+        return (below + tf.cast(up, tf.float32)) * self.step

@@ -10,7 +10,7 @@ import tensorflow as tf
 from dp_sparse import isolation, metrics, noise, replicas, xla
 from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.tables import device
-from dp_sparse.distribution.tables.features import PrivateTables
+from dp_sparse.distribution.tables.features import PrivateTables, check_optimizer
 from dp_sparse.distribution.tables.host import HostStep, other_inputs
 from dp_sparse.distribution.tables.lookups import TableLayer, layer_of
 from dp_sparse.errors import PrivacyError, translated
@@ -123,6 +123,7 @@ def _check(model: keras.Model, tables: PrivateTables) -> None:
             f"Expected {model.name} compiled with the optimizer of its tables, got another: pass "
             "the same to PrivateTables and to compile."
         )
+    check_optimizer(tables.private_optimizer)
     strategy = model._distribute_strategy
     if strategy is not None and not isinstance(strategy, tf.distribute.TPUStrategy):
         raise PrivacyError(

@@ -44,10 +44,9 @@ class SparseCore:
                 part[2][:, None] * tf.gather(gradients[f], part[0])
                 for f, part in zip(own, parts, strict=True)
             ]
-            whole = tf.zeros(table.shape, tf.float64)
-            values = tf.cast(tf.concat(sent, 0), tf.float64)
-            whole = tf.tensor_scatter_nd_add(whole, ids[:, None], values)
-            self._update(name, tf.cast(whole, tf.float32), tf.unique(ids)[0])
+            whole, backwards = (_summed(table.shape, *order) for order in _orders(ids, sent))
+            with tf.control_dependencies([tf.debugging.assert_equal(whole, backwards)]):
+                self._update(name, tf.identity(whole), tf.unique(ids)[0])
 
     def _update(self, name: str, gradient: tf.Tensor, rows: tf.Tensor) -> None:
         optimizer = next(c.table.optimizer for c in self.config.values() if c.table.name == name)
@@ -69,6 +68,16 @@ class SparseCore:
         divisor = {0: tf.ones_like(divisor), 1: divisor, 2: tf.sqrt(divisor)}[power]
         gains = tf.math.divide_no_nan(given, tf.gather(divisor, rows))
         return rows, x.values, gains, count
+
+
+def _orders(ids: tf.Tensor, sent: list[tf.Tensor]) -> Any:
+    """What cores may add up in one order, or in another: the sums must not tell which."""
+    values = tf.concat(sent, 0)
+    return (ids, values), (tf.reverse(ids, [0]), tf.reverse(values, [0]))
+
+
+def _summed(shape: Any, ids: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    return tf.tensor_scatter_nd_add(tf.zeros(shape), ids[:, None], values)  # one after another
 
 
 class TensorCore(SparseCore):

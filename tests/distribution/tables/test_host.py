@@ -38,9 +38,19 @@ def test_gains_of_huge_weights_are_finite(combiner: str) -> None:
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 2**31))
 @settings(max_examples=30, deadline=None)
 def test_first_lookup_of_a_row(rows: int, lookups: int, seed: int) -> None:
-    ids = np.random.default_rng(seed).integers(0, 3, (rows, lookups))
-    expected = [[list(own).index(row) for row in own] for own in ids]
-    np.testing.assert_array_equal(host._first_of_example(tf.constant(ids)), expected)
+    rng = np.random.default_rng(seed)
+    ids, valid = rng.integers(0, 3, (rows, lookups)), rng.random((rows, lookups)) < 0.7
+    expected = [
+        [
+            next(j for j in range(lookups) if valid[i, j] and ids[i, j] == ids[i, k])
+            if valid[i, k]
+            else k
+            for k in range(lookups)
+        ]
+        for i in range(rows)
+    ]
+    found = host._first_of_example(tf.constant(ids), tf.constant(valid))
+    np.testing.assert_array_equal(found, expected)
 
 
 def choice_of(tables: distribution.PrivateTables, table: Table, rows: np.ndarray) -> Any:
@@ -82,6 +92,7 @@ def one(**changed: Any) -> tuple[Feature, Table]:
         ({"bag": False, "lookups": 1}, {"f": [-1]}, "in feature 'f', got -1"),
         ({"weights": "w"}, {"f": [[1, 0, 0]], "w": [[1.0, -1.0, 0.0]]}, "weights .* got -1"),
         ({"weights": "w"}, {"f": [[1, 0, 0]], "w": [[np.nan, 1.0, 0.0]]}, "weights .* got nan"),
+        ({"weights": "w"}, {"f": [[1, 0, 0]], "w": [[1e20, 1.0, 0.0]]}, "weights .* got 1e"),
     ],
 )
 def test_bad_ids_and_weights(changed: Any, x: Any, message: str) -> None:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dp_sparse.distribution.tables import lookups
+from dp_sparse.distribution.tables import device, lookups
+from dp_sparse.distribution.tables.host import HostStep
 from dp_sparse.distribution.tables.lattice import Lattice
 from tests.distribution.tables import cases
 from tests.distribution.tables.emulator import SparseCore
@@ -50,13 +52,21 @@ def test_rounding_is_unbiased_and_within_a_step(seed: int, size: float) -> None:
 
 
 def test_a_rounded_example_stays_within_the_clip_norm() -> None:
-    """Two entries a row, four lookups of it: the worst that `slack` allows."""
-    points = lattice(slack=4 * math.sqrt(2), rows=10**5, batch=5e4)
-    share = points.clip_norm_before_rounding / points.batch / 4 / math.sqrt(2)
+    """Four rows of two entries: the worst that `slack` allows."""
+    points = lattice(slack=math.sqrt(8), rows=10**5, batch=5e4)
+    share = points.clip_norm_before_rounding / points.batch / math.sqrt(8)
     for seed in range(20):
-        lookups_of_row = points.rounded(tf.fill([4, 2], share), tf.constant([seed, 0])).numpy()
-        assert points.batch * np.linalg.norm(lookups_of_row.sum(0)) <= points.clip_norm
+        rows = points.rounded(tf.fill([4, 2], share), tf.constant([seed, 0])).numpy()
+        assert points.batch * np.linalg.norm(rows) <= points.clip_norm
     assert points.loss > 1e-3
+
+
+def test_terms_that_cancel_enter_no_sum() -> None:
+    """Two lookups of one row with opposite gradients: the row gets what is left, once."""
+    shares = tf.constant([[[1000.0], [-999.0], [5.0]], [[1.0], [2.0], [3.0]]])
+    first = tf.constant([[0, 0, 2], [0, 1, 2]])
+    found = device._once_a_row(shares, first).numpy()[..., 0]
+    np.testing.assert_array_equal(found, [[1.0, 0.0, 5.0], [1.0, 2.0, 3.0]])
 
 
 def test_noise_has_its_distribution() -> None:
@@ -97,3 +107,24 @@ def test_all_that_a_step_pushes_is_on_the_lattice() -> None:
         steps = gradient.numpy() / tables.lattice.step
         assert (steps == np.round(steps)).all() and np.abs(steps).max() < 2**24
     assert sum(bool(gradient.numpy().any()) for gradient in pushed) == 5  # of a bag one is 0
+
+
+def test_an_example_whose_lookups_cancel_leaves_sums_exact() -> None:
+    """Two features of one table and one id with huge opposite gradients: 1000 C a lookup."""
+    optimizer = cases.private_optimizer(threshold=-1e6)  # every row is chosen
+    tables = cases.private_tables(optimizer)
+    engine = SparseCore(tables.feature_config, INITIAL)  # which adds in float32, in two orders
+    inputs = {name: keras.Input((cases.WIDTH,), name=name) for name in cases.FEATURES}
+    inputs["dense_features"] = keras.Input((2,), name="dense_features")
+    difference = (inputs["left"] - inputs["right"]) * inputs["dense_features"][:, :1]
+    outputs = keras.layers.Dense(1, activation="sigmoid")(difference)
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer, loss="binary_crossentropy")
+    x, y = cases.data()
+    x["right"][0], x["dense_features"][0] = x["left"][0], 1e9
+    batches = optimizer.plan.sampling.batches((x, y))
+    layer = lookups.SparseCoreLayer(engine)
+    batch = next(iter(batches.map(HostStep(tables))))
+    cases.take_step(model, tables, layer, (x, y), batch)
+    assert int(engine.updates) == 1
+    assert np.isfinite(engine.tables["shared"].numpy()).all()

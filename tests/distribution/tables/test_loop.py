@@ -272,6 +272,10 @@ def test_inputs_of_a_model_that_was_trained() -> None:
 def test_settings_of_an_optimizer_stay() -> None:
     """Clipping, selection and noise are traced at different times, so they must not change."""
     optimizer = cases.private_optimizer()
-    for name in ("clip_norm", "contribution_clip_norm", "noise_ratio", "threshold"):
+    for name in ("clip_norm", "contribution_clip_norm", "noise_ratio", "threshold", "plan"):
         with pytest.raises(AttributeError):
             setattr(optimizer, name, 3.0)
+    tables = cases.private_tables(optimizer)
+    for name in ("lattice", "rows", "tables", "private_optimizer", "optimizer"):
+        with pytest.raises(AttributeError, match="cannot change"):
+            setattr(tables, name, getattr(tables, name))
