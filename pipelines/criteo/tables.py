@@ -35,6 +35,24 @@ def tpu_strategy(name: str) -> tf.distribute.TPUStrategy:
     return tf.distribute.TPUStrategy(resolver)
 
 
+def engine_of(
+    strategy: tf.distribute.TPUStrategy, tables: dp_sparse.distribution.PrivateTables
+) -> Any:
+    """The embedding layer that the TPU has.
+
+    Raises:
+        ValueError: It has none.
+    """
+    kinds = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
+    hardware, config = strategy.extended.tpu_hardware_feature, tables.feature_config
+    if hardware.embedding_feature == kinds.V1:
+        return _E.TPUEmbedding(config, None)
+    if hardware.embedding_feature != kinds.V2:
+        raise ValueError("Expected a TPU with support for embeddings, got one without.")
+    room = tables.sparse_core_config
+    return _E.TPUEmbeddingV2(config, None, sparse_core_embedding_config=room)
+
+
 class LayerJob:
     """Everything that is trained: the model over rows, the tables, the layer that holds them.
 
@@ -84,12 +102,7 @@ class LayerJob:
         config = self.tables.feature_config
         if self._strategy is None:
             return _E.TPUEmbeddingForServing(config, None)
-        hardware = self._strategy.extended.tpu_hardware_feature.embedding_feature
-        if hardware == tf.tpu.experimental.HardwareFeature.EmbeddingFeature.V1:
-            return _E.TPUEmbedding(config, None)
-        return _E.TPUEmbeddingV2(
-            config, None, sparse_core_embedding_config=self.tables.sparse_core_config
-        )
+        return engine_of(self._strategy, self.tables)
 
     def _serving_layer(self) -> Any:
         """On a TPU a copy on the host, by way of a checkpoint: its tables are nowhere else."""
@@ -97,8 +110,8 @@ class LayerJob:
             return self.layer
         with tempfile.TemporaryDirectory() as folder:
             saved = tf.train.Checkpoint(embedding=self.layer).save(f"{folder}/tables")
-            copy = _E.TPUEmbeddingForServing(self.tables.feature_config, None)
-            tf.train.Checkpoint(embedding=copy).restore(saved).expect_partial()
+            copy = _E.TPUEmbeddingForServing(self.tables.serving_config, None)
+            tf.train.Checkpoint(embedding=copy).restore(saved).assert_existing_objects_matched()
         return copy
 
 

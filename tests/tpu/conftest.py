@@ -8,9 +8,9 @@ import tensorflow as tf
 from pipelines.criteo.tables import tpu_strategy
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def strategy() -> tf.distribute.TPUStrategy:
-    """The TPU's; without one the test is left out, and says so."""
+    """The TPU's, started anew, as each layer needs it; without one the test is left out."""
     name = os.environ.get("DP_SPARSE_TPU")
     if name is None:
         pytest.skip("DP_SPARSE_TPU is not set: there is no TPU")

@@ -13,12 +13,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import stats
 
 import dp_sparse
 from dp_sparse import distribution, noise
 from dp_sparse.distribution.tables.host import HostStep
 from dp_sparse.distribution.tables.lookups import layer_of
 from dp_sparse.distribution.tables.loop import _build, _shared_out, _Steps
+from pipelines.criteo.tables import engine_of
 from tests.distribution.tables import cases
 
 pytestmark = pytest.mark.tpu
@@ -35,10 +37,10 @@ class Job:
 
     def values(self) -> dict[str, np.ndarray]:
         """The tables by way of a checkpoint, as `pipelines.criteo.tables` reads them."""
-        copy = cases.E.TPUEmbeddingForServing(self.tables.feature_config, None)
+        copy = cases.E.TPUEmbeddingForServing(self.tables.serving_config, None)
         with tempfile.TemporaryDirectory() as folder:
             saved = tf.train.Checkpoint(embedding=self.layer).save(f"{folder}/tables")
-            tf.train.Checkpoint(embedding=copy).restore(saved).expect_partial()
+            tf.train.Checkpoint(embedding=copy).restore(saved).assert_existing_objects_matched()
         return {table.name: values.numpy() for table, values in copy.embedding_tables.items()}
 
 
@@ -52,14 +54,6 @@ def job_of(strategy: tf.distribute.TPUStrategy, wrapped: str, **arguments: Any) 
     _build(model, tables, layer_of(layer, tables), batches.element_spec)
     batch = next(iter(_shared_out(model, batches.map(HostStep(tables)))))
     return Job(model, tables, layer, batch)
-
-
-def engine_of(strategy: tf.distribute.TPUStrategy, tables: distribution.PrivateTables) -> Any:
-    hardware = strategy.extended.tpu_hardware_feature.embedding_feature
-    if hardware == tf.tpu.experimental.HardwareFeature.EmbeddingFeature.V1:
-        return cases.E.TPUEmbedding(tables.feature_config, None)
-    config = tables.sparse_core_config
-    return cases.E.TPUEmbeddingV2(tables.feature_config, None, sparse_core_embedding_config=config)
 
 
 def whole(strategy: tf.distribute.TPUStrategy, batch: Any) -> Any:
@@ -96,16 +90,20 @@ def test_a_full_capacity_is_taken(strategy: tf.distribute.TPUStrategy) -> None:
         assert (table != before[name]).any(1).all()
 
 
-def test_noise_of_dense_variables_is_drawn_on_the_host(
-    strategy: tf.distribute.TPUStrategy,
-) -> None:
-    """TPUs have no float64 of their own; the self-checks must pass where noise is drawn."""
+def test_noise_of_dense_variables(strategy: tf.distribute.TPUStrategy) -> None:
+    """Of one step less what the gradients alone would do; drawn on the host, where float64 is."""
     noise.self_check()
     job = job_of(strategy, "sgd", noise_multiplier=1.0)
-    before = [v.numpy() for v in job.model.trainable_variables]
+    tables, before = job.values(), [v.numpy() for v in job.model.trainable_variables]
+    batch = whole(strategy, job.batch)
+    expected = cases.expected_update(job.model, tables, cases.data(), batch, wrapped="sgd")
     _Steps(job.model, job.tables, layer_of(job.layer, job.tables)).take(job.batch)
-    for old, new in zip(before, job.model.trainable_variables, strict=True):
-        assert (old != new.numpy()).all()
+    after = [v.numpy() for v in job.model.trainable_variables]
+    steps = zip(before, after, expected.dense, strict=True)
+    left = np.concatenate([(2 * (b - a) - g / cases.SIZE).ravel() for b, a, g in steps])
+    optimizer = job.tables.private_optimizer
+    deviation = cases.CLIP * optimizer.gradient_noise_multiplier / cases.SIZE
+    assert stats.kstest(left, "norm", (0, deviation)).pvalue > 1e-6
 
 
 def test_training_runs_to_its_end(strategy: tf.distribute.TPUStrategy) -> None:

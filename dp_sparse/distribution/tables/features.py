@@ -88,6 +88,7 @@ class PrivateTables(tf.Module):
 
     Attributes:
         tables: The tables, in the order of their first feature.
+        private_optimizer: The `optimizer` that was given.
         optimizer: That of the tables, of `tf.tpu.experimental.embedding`, whose learning rate is
             read from the private optimizer at each step.
         on_tpu: Whether there is a strategy.
@@ -103,10 +104,10 @@ class PrivateTables(tf.Module):
 
     ### Formal Guarantees
     `feature_config` adds a feature of noise for each table, with room for every row that any batch
-    can choose, so its size tells nothing; and for each bag one with its chosen ids alone, each with
-    a gradient of its own. An update by plain SGD or Adagrad leaves a row without a gradient as it
-    is, and takes the sum of all gradients of a row before it squares them; optimizers and options
-    that do not are never used.
+    can choose, so its size tells nothing; and for each bag one with its chosen ids alone, one id a
+    row; an example's second id of the same row gets no gradient. An update by plain SGD or Adagrad
+    leaves a row without a gradient as it is, and takes the sum of all gradients of a row before it
+    squares them; optimizers and options that do not are never used.
     """
 
     def __init__(
@@ -168,7 +169,15 @@ class PrivateTables(tf.Module):
     @property
     def feature_config(self) -> dict[str, Any]:
         """What the embedding layer must be made with: `features` and those of noise and bags."""
-        derived = configs.Derived(self.optimizer, self.replicas if self.on_tpu else None)
+        return self._features_for(self.replicas if self.on_tpu else None)
+
+    @property
+    def serving_config(self) -> dict[str, Any]:
+        """The same for a `TPUEmbeddingForServing` that takes over the tables of a TPU."""
+        return self._features_for(None)
+
+    def _features_for(self, replicas: int | None) -> dict[str, Any]:
+        derived = configs.Derived(self.optimizer, replicas)
         found = {}
         for table in self.tables:
             for feature in table.features:
@@ -200,8 +209,7 @@ class PrivateTables(tf.Module):
 
     def rounded(self, count: int) -> int:
         """`count`, up to a multiple of 8 for each replica, as SparseCores want it."""
-        shards = _CORES * self.replicas
-        return math.ceil(count / shards) * shards
+        return math.ceil(count / self.shards) * self.shards
 
     @property
     def shards(self) -> int:

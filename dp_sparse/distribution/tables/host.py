@@ -50,11 +50,17 @@ class HostStep:
     def __call__(self, x: Any, y: Any, weights: dict[str, Any]) -> dict[str, Any]:
         """A dictionary of what `device.sums_of` reads, and the `marker`.
 
-        All leaves are `[rows, ...]`, but those of noise `[capacity, ...]`. In the order of the
-        tables' lookups: `keep`, of each feature, float32 `[rows, lookups]`, is what a lookup adds
-        of the activation's gradient to its row's, 0 for rows that were not chosen; `first`, of each
-        table, which lookup of the example was the first of the same row. `filled`, of each table,
-        int32 `[capacity]`, is 1 where there is a chosen row.
+        Leaves are `[rows, ...]`, but noise, its ids and `filled` `[capacity, ...]`, and a bag's
+        backward ids `[rows · lookups, None]`. `keep`, of each feature, float32 `[rows, lookups]`,
+        is what a lookup adds of the activation's gradient to its row's, 0 for rows that were not
+        chosen. `first`, int32 `[rows, lookups]`, of each table in which an example looks up more
+        than once, in the order of its features: which lookup was the first of the same row.
+        `filled`, int32, is 1 where there is a chosen row.
+
+        Raises:
+            ValueError: Inputs that do not fit the features.
+            BadExampleError: When it runs, an id or a weight out of its range.
+            PrivacyError: When it runs, more rows than there is room for, once in 10^13 steps.
         """
         batch = self._padded((x, y, weights))
         x, y, weights = batch
@@ -105,7 +111,6 @@ class HostStep:
             "features": {},
             "id_weights": {},
             "keep": {},
-            "ratio": {},
         }
         for feature, own in zip(table.features, tf.split(kept, widths, 1), strict=True):
             found = ids[feature.name]
@@ -119,8 +124,7 @@ class HostStep:
             places = tf.reshape(row_ids, [-1, 1]), tf.reshape(own, [-1, 1]) > 0
             sent["features"][feature.backward] = _ragged(*places)
             if feature.weights is not None:
-                used = found.weights > 0
-                sent["id_weights"][feature.name] = _ragged(found.weights, used)
+                sent["id_weights"][feature.name] = _ragged(found.weights, found.weights > 0)
         if sum(widths) > 1:
             sent["first"] = {table.path: _first_of_example(lookups.row_ids, lookups.valid)}
         return sent

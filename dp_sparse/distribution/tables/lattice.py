@@ -24,6 +24,9 @@ _FINEST = 2.0**-16  # of the deviation: 64 random bits reach every point up to 7
 class Lattice:
     """For sums over a batch, divided by its expected size.
 
+    Raises:
+        ValueError: Rounding would cost a quarter of `clip_norm` or more.
+
     Attributes:
         clip_norm: C.
         deviation: Of the noise of a sum, C·σ2.

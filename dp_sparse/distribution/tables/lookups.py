@@ -1,4 +1,4 @@
-"""Three kinds of embedding layers, each as a lookup whose gradients are handed over once.
+"""Three ways to the tables of an embedding layer, each a lookup with one gradient handed over.
 
 On a TPU the layers of TensorFlow Recommenders and keras-rs update their tables whenever a backward
 pass reaches the lookup, with whatever gradient arrives. So a model sees only activations that no
@@ -16,6 +16,7 @@ from dp_sparse.distribution.tables.features import PrivateTables
 from dp_sparse.distribution.tables.updates import RowUpdates
 from dp_sparse.errors import PrivacyError
 
+PIPELINING = ("_pipeline_execution_with_tensor_core", "_pipelining")  # V1 and keras-rs; V2
 _E = tf.tpu.experimental.embedding
 
 Tensors = dict[str, Any]
@@ -41,7 +42,8 @@ class TableLayer(abc.ABC):
     def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
         """Looks ids up, to be updated by one push; `weights` are those of some features."""
 
-    def build(self, features: Tensors, weights: Tensors) -> None:  # noqa: B027  (most have it)
+    @abc.abstractmethod
+    def build(self, features: Tensors, weights: Tensors) -> None:
         """Creates the layer's variables, with features to look up, before anything is traced."""
 
 
@@ -63,7 +65,7 @@ class RecordedLayer(TableLayer):
         self._call, self._sources, self._updates = call, sources, updates
 
     def build(self, features: Tensors, weights: Tensors) -> None:
-        """Off TPU, by a lookup."""
+        """Off TPU, by a lookup; on one its library does."""
         if self._updates is not None:
             self.look_up(features, weights)
 
@@ -88,6 +90,10 @@ class SparseCoreLayer(TableLayer):
     def __init__(self, embedding: Any) -> None:
         self._embedding = embedding
 
+    def build(self, features: Tensors, weights: Tensors) -> None:
+        """All shapes are in its configuration."""
+        self._embedding.build()
+
     def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
         """By its call, which keeps what `apply_gradients` needs."""
         live, kept = self._embedding(features, _of_all(features, weights))
@@ -103,6 +109,10 @@ class TensorCoreLayer(TableLayer):
 
     def __init__(self, embedding: Any) -> None:
         self._embedding = embedding
+
+    def build(self, features: Tensors, weights: Tensors) -> None:
+        """All shapes are in its configuration."""
+        self._embedding.build()
 
     def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
         """Through the queue of the engine."""
@@ -157,7 +167,7 @@ def _made(layer: Any, updates: RowUpdates) -> TableLayer:
 
 
 def _refuse_options(part: Any) -> None:
-    if getattr(part, "_pipeline_execution_with_tensor_core", False):
+    if any(getattr(part, name, False) for name in PIPELINING):
         raise PrivacyError(
             "Expected pipeline_execution_with_tensor_core=False, got True: leave it out."
         )

@@ -90,13 +90,19 @@ def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[s
 
     Args:
         tables: What the layer was made with.
-        layer: The embedding layer, or on a TPU a `TPUEmbeddingForServing` with its tables.
+        layer: The embedding layer, or, for tables of a TPU, a `TPUEmbeddingForServing` made with
+            `tables.serving_config` that has them from a checkpoint.
         x: Ids of each feature, and whatever else, arrays `[examples, ...]`.
 
     Returns:
         Float32 `[examples, width]` for each feature, and the rest of `x`.
+
+    Raises:
+        ValueError: Inputs that do not fit the features, or a layer of another kind.
+        PrivacyError: A layer of another configuration.
+        BadExampleError: An id or a weight out of its range.
     """
-    own, rows = layer_of(layer, tables), tables.rows
+    own, host, rows = layer_of(layer, tables), HostStep(tables), tables.rows
     size = len(next(iter(x.values())))
     parts = []
     for begin in range(0, size, rows):
@@ -105,7 +111,7 @@ def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[s
             for name, value in x.items()
         }
         with translated():
-            features, weights = HostStep(tables).to_look_up(part)
+            features, weights = host.to_look_up(part)
         activations = own.look_up(features, weights).activations
         parts.append({f.name: activations[f.name].numpy() for f in tables.features})
     joined = {name: np.concatenate([part[name] for part in parts])[:size] for name in parts[0]}
@@ -124,6 +130,8 @@ def _check(model: keras.Model, tables: PrivateTables) -> None:
             "the same to PrivateTables and to compile."
         )
     check_optimizer(tables.private_optimizer)
+    if tf.distribute.has_strategy():
+        raise PrivacyError("Expected train_tables outside strategy.scope(), got it inside.")
     strategy = model._distribute_strategy
     if strategy is not None and not isinstance(strategy, tf.distribute.TPUStrategy):
         raise PrivacyError(

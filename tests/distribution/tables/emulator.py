@@ -23,6 +23,9 @@ class SparseCore:
         }
         self.updates = tf.Variable(0, trainable=False)
 
+    def build(self) -> None:
+        """It was."""
+
     def __call__(self, features: Any, weights: Any = None) -> tuple[Any, Any]:
         tf.nest.assert_same_structure(features, self.config)
         kept = {name: self._gains(name, x, weights) for name, x in features.items()}

@@ -1,8 +1,10 @@
 """Of all gradients that a model makes, only the one that is pushed may reach a table, and once."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import keras_rs
 import pytest
 import tensorflow as tf
 
@@ -109,10 +111,11 @@ def test_layers_of_another_configuration_are_refused(tables: distribution.Privat
 
 def test_options_of_an_engine_are_refused(tables: distribution.PrivateTables) -> None:
     layer = cases.E.TPUEmbeddingForServing(tables.feature_config, None)
-    layer._pipeline_execution_with_tensor_core = True
-    with pytest.raises(PrivacyError, match="pipeline_execution_with_tensor_core=False"):
-        lookups.layer_of(layer, tables)
-    layer._pipeline_execution_with_tensor_core = False
+    for name in lookups.PIPELINING:
+        setattr(layer, name, True)
+        with pytest.raises(PrivacyError, match="pipeline_execution_with_tensor_core=False"):
+            lookups.layer_of(layer, tables)
+        setattr(layer, name, False)
     layer._sparse_core_embedding_config = cases.E.SparseCoreEmbeddingConfig(allow_id_dropping=True)
     with pytest.raises(PrivacyError, match="allow_id_dropping=False"):
         lookups.layer_of(layer, tables)
@@ -123,3 +126,18 @@ def test_options_of_an_engine_are_refused(tables: distribution.PrivateTables) ->
 def test_other_layers_are_refused(tables: distribution.PrivateTables) -> None:
     with pytest.raises(ValueError, match="DistributedEmbedding, got object"):
         lookups.layer_of(object(), tables)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [
+        (cases.E.TPUEmbedding, "_pipeline_execution_with_tensor_core"),
+        (cases.E.TPUEmbeddingV2, "_pipelining"),
+        (cases.E.TPUEmbeddingV2, "_sparse_core_embedding_config"),
+        (keras_rs.layers.DistributedEmbedding, "_pipeline_execution_with_tensor_core"),
+    ],
+)
+def test_engines_keep_their_options_where_we_look(cls: type, name: str) -> None:
+    """A contract with TensorFlow and keras-rs, whose engines cannot be made off TPU."""
+    owners = [c for c in cls.__mro__[:-1] if c.__module__.startswith(("tensorflow", "keras_rs"))]
+    assert any(f"self.{name} = " in inspect.getsource(owner) for owner in owners)

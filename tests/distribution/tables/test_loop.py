@@ -9,8 +9,9 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import distribution
-from dp_sparse.errors import BadExampleError, PrivacyError
+from dp_sparse.errors import BadExampleError, PrivacyError, translated
 from tests.distribution.tables import cases
+from tests.distribution.tables.test_features import Strategy
 from tests.training_cases import no_noise  # noqa: F401
 
 
@@ -106,7 +107,7 @@ def test_a_batch_is_taken_once() -> None:
     batch = cases.prepared(tables, source)
     cases.take_step(model, tables, layer, source, batch)
     before = values_of(model, layer)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="again or out of turn|dp_sparse"):
+    with pytest.raises(PrivacyError, match="again or out of turn"), translated():
         cases.take_step(model, tables, layer, source, batch)
     for old, new in zip(before, values_of(model, layer), strict=True):
         np.testing.assert_array_equal(old, new)
@@ -182,10 +183,12 @@ def model_of(tables: distribution.PrivateTables, values_of_inputs: Any) -> keras
 def test_a_model_that_mixes_examples_is_refused(mixed: Any) -> None:
     """Differences of features, too, which equal activations would hide."""
     tables, layer = tables_and_layer()
-    model, before = model_of(tables, mixed), None
+    model = model_of(tables, mixed)
+    before = values_of(model, layer)
     with pytest.raises(PrivacyError, match="The loss of one example depends on another"):
         distribution.train_tables(model, tables, layer, cases.data())
-    assert before is None and int(tables.private_optimizer.diagnostics.examples) == 0
+    for old, new in zip(before, values_of(model, layer), strict=True):
+        np.testing.assert_array_equal(old, new)
 
 
 def test_a_batch_without_two_examples_checks_nothing() -> None:
@@ -279,3 +282,28 @@ def test_settings_of_an_optimizer_stay() -> None:
     for name in ("lattice", "rows", "tables", "private_optimizer", "optimizer"):
         with pytest.raises(AttributeError, match="cannot change"):
             setattr(tables, name, getattr(tables, name))
+
+
+def test_tables_of_a_tpu_are_served_off_it() -> None:
+    """Their configuration has no shapes of replicas, which inputs of any size would not fit."""
+    optimizer = cases.private_optimizer()
+    tables = cases.private_tables(optimizer, strategy=Strategy())
+    layer = cases.E.TPUEmbeddingForServing(tables.serving_config, None)
+    x, _ = cases.data()
+    inputs = distribution.model_inputs(tables, layer, x)
+    table = next(v for t, v in layer.embedding_tables.items() if t.name == "shared").numpy()
+    np.testing.assert_allclose(inputs["right"], table[x["right"]])
+
+
+def test_strategies_that_do_not_fit() -> None:
+    model, tables, layer = parts()
+    on_tpu = cases.private_tables(tables.private_optimizer, strategy=Strategy())
+    serving = cases.E.TPUEmbeddingForServing(on_tpu.serving_config, None)
+    with pytest.raises(ValueError, match="with the strategy of"):
+        distribution.train_tables(model, on_tpu, serving, cases.data())
+    one = tf.distribute.OneDeviceStrategy("CPU:0")
+    with pytest.raises(PrivacyError, match="outside strategy.scope"), one.scope():
+        distribution.train_tables(model, tables, layer, cases.data())
+    model._distribute_strategy = one
+    with pytest.raises(PrivacyError, match="Expected TPUStrategy or none, got OneDevice"):
+        distribution.train_tables(model, tables, layer, cases.data())
