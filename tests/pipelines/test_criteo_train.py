@@ -189,7 +189,9 @@ def test_a_tpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_embedding_layer_serves_one_method_and_model(generated) -> None:
     config = small_config("dp_sgd")
     config.tables = "layer"
-    with pytest.raises(ValueError, match="Expected method=dp_adafest and model=pctr .*method='dp_sgd'"):
+    with pytest.raises(
+        ValueError, match="Expected method=dp_adafest and model=pctr .*method='dp_sgd'"
+    ):
         train(config, generated)
     config.tables = "none"
     with pytest.raises(ValueError, match="Expected tables to be keras, or layer"):
