@@ -136,4 +136,5 @@ def test_throughput(strategy: tf.distribute.TPUStrategy) -> None:
     distribution.train_tables(model, tables, layer, source, steps_per_epoch=10)
     begun = time.perf_counter()
     distribution.train_tables(model, tables, layer, source, steps_per_epoch=steps - 10)
+    assert int(optimizer.steps_spent.numpy()) == steps
     print(f"{batch * (steps - 10) / (time.perf_counter() - begun):.0f} examples a second")

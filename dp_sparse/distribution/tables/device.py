@@ -46,7 +46,7 @@ def sums_of(
         }
         uses = recording.uses(gradients[: len(targets)])
         uses += [(table, _rows(table, batch, cotangents)) for table in tables.tables]
-        optimizer, real = tables.private_optimizer, real_examples((None, None, batch))
+        optimizer, real = tables.private_optimizer, real_examples((None, None, batch["weights"]))
         clip_norm, style = tables.lattice.clip_norm_before_rounding, optimizer.clipping
         found = clipping.scaled(uses, clip_norm, losses, real, style)
         sums = {id(variable): total for variable, total in found.dense_sums()}
@@ -83,18 +83,14 @@ def coupled_losses(
     def losses_of(x: Any, y: Any, tape: tf.GradientTape) -> Losses:
         rest, activations = x
         size = tf.shape(tf.nest.flatten(activations)[0])[0]
-        weights = tf.nest.map_structure(lambda w: tf.ones_like(w[:size]), _weights(batch))
-        own = {"x": rest, "y": y, **weights}
+        weights = tf.nest.map_structure(lambda w: tf.ones_like(w[:size]), batch["weights"])
+        own = {"x": rest, "y": y, "weights": weights}
         tape.watch(activations)
         recording, losses, _ = _forward(model, tables, own, activations, tape, draw)
         targets = [*recording.targets, *activations.values()]
         return Losses(losses, targets, recording.seeds_drawn > 0)
 
     return losses_of, ((batch["x"], activations), batch["y"])
-
-
-def _weights(batch: Batch) -> dict[str, Any]:
-    return {name: batch[name] for name in ("present", "sample_weight")}
 
 
 def _forward(
@@ -107,7 +103,7 @@ def _forward(
 ) -> tuple[clipping.Recording, tf.Tensor, list[tf.Tensor]]:
     x = {**batch["x"], **activations}
     recording = clipping.record(model, x, tape, tables.rows, _seeds(draw))
-    losses, of_outputs = losses_with_padding(model, batch["y"], recording.outputs, _weights(batch))
+    losses, of_outputs = losses_with_padding(model, batch["y"], recording.outputs, batch["weights"])
     return recording, losses, of_outputs
 
 

@@ -124,7 +124,7 @@ class PrivateTables(tf.Module):
         self.private_optimizer = optimizer
         self.on_tpu = strategy is not None
         self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-        self.rows = self.rounded(optimizer.plan.sampling.batch_capacity)
+        self.rows = self.in_whole_shards(optimizer.plan.sampling.batch_capacity)
         self._configs = configs.checked(features, bags or {}, weights or {})
         self.tables = self._tables(bags or {}, weights or {})
         self._refuse_taken_names()
@@ -207,7 +207,7 @@ class PrivateTables(tf.Module):
         lookups = sum(f.lookups * (2 if f.bag else 1) for f in table.features)
         return (self.rows * lookups + table.capacity) // self.replicas
 
-    def rounded(self, count: int) -> int:
+    def in_whole_shards(self, count: int) -> int:
         """`count`, up to a multiple of 8 for each replica, as SparseCores want it."""
         return math.ceil(count / self.shards) * self.shards
 
@@ -235,7 +235,7 @@ class PrivateTables(tf.Module):
                 for name in names
             )
             lookups = self.rows * sum(feature.lookups for feature in features)
-            capacity = self.rounded(min(sizes[path], lookups + false_rows))
+            capacity = self.in_whole_shards(min(sizes[path], lookups + false_rows))
             width = configs.width(self._configs[names[0]])
             tables.append(Table(path, sizes[path], width, features, capacity))
         return tables

@@ -73,7 +73,9 @@ class HostStep:
             for each in zip(self._tables.tables, lookups, chosen, strict=True)
         ]
         sent = _joined([*parts, *self._of_noise(chosen, draw)])
-        return {**sent, "x": other_inputs(x, self._tables), "y": y, **weights}
+        marker = weights.pop("marker")
+        whole = {"x": other_inputs(x, self._tables), "y": y, "weights": weights, "marker": marker}
+        return {**sent, **whole}
 
     def to_look_up(self, x: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """The layer's features and weights for ids `[rows, ...]`, with no row chosen."""
@@ -107,11 +109,7 @@ class HostStep:
     ) -> dict[str, dict[str, Any]]:
         kept = tf.cast(lookups.valid & (choice.slots >= 0), tf.float32)
         widths = [feature.lookups for feature in table.features]
-        sent: dict[str, dict[str, Any]] = {
-            "features": {},
-            "id_weights": {},
-            "keep": {},
-        }
+        sent: dict[str, dict[str, Any]] = {key: {} for key in ("features", "id_weights", "keep")}
         for feature, own in zip(table.features, tf.split(kept, widths, 1), strict=True):
             found = ids[feature.name]
             if not feature.bag:

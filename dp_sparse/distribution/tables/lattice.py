@@ -42,10 +42,10 @@ class Lattice:
     slack: float
 
     def __post_init__(self) -> None:
-        if self.loss >= 0.25:
+        if self.rounding_share >= 0.25:
             raise ValueError(
-                f"Expected fewer lookups or smaller batches, got {self.rows} examples a batch: sums"
-                f" that are exact in float32 would cost {self.loss:.0%} of clip_norm. Use "
+                f"Expected fewer lookups or smaller batches, got {self.rows} examples a batch: "
+                f"sums exact in float32 would cost {self.rounding_share:.0%} of clip_norm. Use "
                 "keras.layers.Embedding, whose sums are float64."
             )
 
@@ -57,14 +57,14 @@ class Lattice:
         return float(2.0 ** math.ceil(math.log2(max(largest / _EXACT, finest))))
 
     @property
-    def loss(self) -> float:
+    def rounding_share(self) -> float:
         """The part of C that is left to rounding."""
         return 1.01 * self.slack * self.step * self.batch / self.clip_norm
 
     @property
     def clip_norm_before_rounding(self) -> float:
         """To which examples are clipped, so that they are within C when rounded."""
-        return self.clip_norm * (1 - self.loss)
+        return self.clip_norm * (1 - self.rounding_share)
 
     def noise(self, normals: tf.Tensor) -> tf.Tensor:
         """Noise of a mean from standard normals, float64; float32 points."""

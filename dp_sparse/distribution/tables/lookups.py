@@ -84,8 +84,8 @@ class RecordedLayer(TableLayer):
         return Lookup({name: tf.stop_gradient(value) for name, value in live.items()}, push)
 
 
-class SparseCoreLayer(TableLayer):
-    """`TPUEmbeddingV2`, whose tables are in SparseCores."""
+class _Engine(TableLayer):
+    """What the classes of `tf.tpu.experimental.embedding` for TPUs share."""
 
     def __init__(self, embedding: Any) -> None:
         self._embedding = embedding
@@ -93,6 +93,10 @@ class SparseCoreLayer(TableLayer):
     def build(self, features: Tensors, weights: Tensors) -> None:
         """All shapes are in its configuration."""
         self._embedding.build()
+
+
+class SparseCoreLayer(_Engine):
+    """`TPUEmbeddingV2`, whose tables are in SparseCores."""
 
     def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
         """By its call, which keeps what `apply_gradients` needs."""
@@ -104,15 +108,8 @@ class SparseCoreLayer(TableLayer):
         return Lookup({name: tf.stop_gradient(value) for name, value in live.items()}, push)
 
 
-class TensorCoreLayer(TableLayer):
+class TensorCoreLayer(_Engine):
     """`TPUEmbedding`, of TPUs without SparseCores: one enqueue and one dequeue a step."""
-
-    def __init__(self, embedding: Any) -> None:
-        self._embedding = embedding
-
-    def build(self, features: Tensors, weights: Tensors) -> None:
-        """All shapes are in its configuration."""
-        self._embedding.build()
 
     def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
         """Through the queue of the engine."""
@@ -130,8 +127,6 @@ def layer_of(layer: Any, tables: PrivateTables) -> TableLayer:
         PrivacyError: A layer that was not made with `tables.feature_config`, or with options under
             which a step is not one update of the chosen rows.
     """
-    if isinstance(layer, TableLayer):
-        return layer
     made = _made(layer, tables.updates)
     for part in (layer, getattr(layer, "_tpu_embedding", None)):
         _refuse_options(part)

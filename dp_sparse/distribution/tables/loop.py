@@ -179,7 +179,6 @@ class _Steps:
         self._model, self._tables, self._layer = model, tables, layer
         self._optimizer = tables.private_optimizer
         self._strategy = model._distribute_strategy or tf.distribute.get_strategy()
-        self._on_tpu = model._distribute_strategy is not None
         self._losses: list[tf.Tensor] = []
         self._begin = tf.function(self._spend, autograph=False)
         self._isolated = tf.function(self._coupled, autograph=False)
@@ -189,7 +188,7 @@ class _Steps:
         """Trains on one batch."""
         draw = self._begin(batch["marker"])
         passed = self._optimizer.diagnostics.isolation_checks
-        present = self._strategy.experimental_local_results(batch["present"])
+        present = self._strategy.experimental_local_results(batch["weights"]["present"])
         if passed < isolation.BATCHES and sum(np.count_nonzero(part) for part in present) > 1:
             if bool(self._isolated(batch, draw)):
                 raise PrivacyError(isolation.COUPLED)
@@ -199,7 +198,7 @@ class _Steps:
     def logs(self) -> dict[str, float]:
         """Loss and metrics since the last call."""
         totals, self._losses = np.sum([loss.numpy() for loss in self._losses], axis=0), []
-        if self._on_tpu:
+        if self._tables.on_tpu:
             return {"loss": float(totals[0] / max(totals[1], 1))}
         return {name: float(value) for name, value in self._model.get_metrics_result().items()}
 
@@ -239,8 +238,8 @@ class _Steps:
         totals = self._optimizer.diagnostics
         totals.add(self._own(found["counts"]))
         totals.rows.assign_add(tf.cast(self._own(found["rows"]), tf.int64))
-        if not self._on_tpu:
-            data = batch["x"], batch["y"], {n: batch[n] for n in ("present", "sample_weight")}
+        if not self._tables.on_tpu:
+            data = batch["x"], batch["y"], batch["weights"]
             kept = found["outputs"], found["losses"], found["output_losses"]
             metrics.update(self._model, data, *kept)
         losses = self._strategy.experimental_local_results(found["losses"])

@@ -46,9 +46,8 @@ class RankingModel(keras.Model):
         self._names = sorted(feature.name for feature in tables.features)  # as Ranking flattens
         self._concatenates = bool(ranking._concat_dense)
         parts: Parts = ranking._bottom_stack, ranking._feature_interaction, ranking._top_stack
-        self._parts: Callable[[], Parts] = lambda: (
-            parts
-        )  # not to be tracked: they are no layers of Keras 3
+        # Not to be tracked: they are no layers of Keras 3.
+        self._parts: Callable[[], Parts] = lambda: parts
         widths = {f.name: table.width for table in tables.tables for f in table.features}
         examples = {name: tf.zeros([2, widths[name]]) for name in self._names}
         self._run({"dense_features": tf.zeros([2, num_dense]), **examples})  # creates variables

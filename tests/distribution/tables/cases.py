@@ -11,7 +11,7 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse import distribution
 from dp_sparse.distribution.tables.host import HostStep
-from dp_sparse.distribution.tables.lookups import layer_of
+from dp_sparse.distribution.tables.lookups import TableLayer, layer_of
 from dp_sparse.distribution.tables.loop import _build, _Steps
 from tests.training_cases import plan_for
 
@@ -118,7 +118,7 @@ def take_step(
     model: keras.Model, tables: distribution.PrivateTables, layer: Any, source: Any, batch: Any
 ) -> None:
     batches = tables.private_optimizer.plan.sampling.batches(source)
-    own = layer_of(layer, tables)
+    own = layer if isinstance(layer, TableLayer) else layer_of(layer, tables)
     _build(model, tables, own, batches.element_spec)
     _Steps(model, tables, own).take(batch)
 

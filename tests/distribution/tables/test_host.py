@@ -158,7 +158,7 @@ def test_padding_chooses_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     tables, (x, y) = cases.private_tables(optimizer), cases.data()
     weights = np.r_[1.0, np.zeros(cases.SIZE - 1)].astype("float32")
     batch = next(iter(optimizer.plan.sampling.batches((x, y, weights)).map(host.HostStep(tables))))
-    (first,) = np.flatnonzero(batch["sample_weight"].numpy())
+    (first,) = np.flatnonzero(batch["weights"]["sample_weight"].numpy())
     for name, keep in batch["keep"].items():
         assert not np.delete(keep.numpy(), first, 0).any()
         assert keep.numpy()[first].any() or name == "words"

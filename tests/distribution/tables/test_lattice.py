@@ -58,7 +58,7 @@ def test_a_rounded_example_stays_within_the_clip_norm() -> None:
     for seed in range(20):
         rows = points.rounded(tf.fill([4, 2], share), tf.constant([seed, 0])).numpy()
         assert points.batch * np.linalg.norm(rows) <= points.clip_norm
-    assert points.loss > 1e-3
+    assert points.rounding_share > 1e-3
 
 
 def test_terms_that_cancel_enter_no_sum() -> None:
