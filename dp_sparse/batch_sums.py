@@ -1,23 +1,19 @@
-"""The clipped sums of one batch: a recorded forward pass, a backward pass, selection, clipping."""
+"""The clipped sums of one batch: a pass over it, the choice of rows, clipping."""
 
-import contextlib
 import dataclasses
-import functools
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from dp_sparse import clipping, isolation, metrics, noise, replicas, xla
+from dp_sparse import clipping, metrics, noise, passes, replicas, xla
 from dp_sparse.clipping import uses
-from dp_sparse.clipping.uses import Rows, Use
-from dp_sparse.errors import PrivacyError
-from dp_sparse.losses import per_example_losses
+from dp_sparse.clipping.uses import Rows
 from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
 from dp_sparse.optimizers.joint_choice import choose_together
+from dp_sparse.passes import Pass, Used, real_examples
 from dp_sparse.selection.contribution import TableLookups
 
-Used = list[tuple[keras.Variable, Use]]
 Choices = dict[int, RowChoice]  # by the id of the table
 
 
@@ -37,28 +33,11 @@ class BatchSums:
     statistic: tf.Tensor
 
 
-@dataclasses.dataclass(frozen=True)
-class Pass:
-    """A forward pass, and the backward pass to what was recorded.
-
-    Attributes:
-        outputs: The model's predictions.
-        losses: Per-example losses, float32 `[batch]`, 0 for padding.
-        output_losses: The same for each output whose loss Keras tracks by itself.
-        uses: The joined use of each variable; of the tables also those not looked up.
-    """
-
-    outputs: Any
-    losses: tf.Tensor
-    output_losses: list[tf.Tensor]
-    uses: Used
-
-
 def at_once(
     model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
 ) -> tuple[BatchSums, dict[str, Any]]:
     """Sums over the batch `(x, y, weights)`, and Keras' logs over its real examples."""
-    run = run_pass(model, optimizer, batch, draw)
+    run = passes.run(model, optimizer, batch, draw)
     choices = choose_rows(optimizer, run.uses, real_examples(batch), draw)
     sums = clipped_sums(model, optimizer, run, choices, real_examples(batch))
     return sums, metrics.update(model, batch, run.outputs, run.losses, run.output_losses)
@@ -74,11 +53,11 @@ def in_one_kernel(
     """
     if optimizer.delays_noise:
         with tf.GradientTape(watch_accessed_variables=False) as unused:
-            _record(model, optimizer, batch[0], unused, draw, optimizer.before_lookup(draw))
+            passes.record(model, optimizer, batch[0], unused, draw, optimizer.before_lookup(draw))
     variables: tuple[list[keras.Variable], ...] = ([], [])
 
     def body() -> dict[str, Any]:
-        run = run_pass(model, optimizer, batch, draw)
+        run = passes.run(model, optimizer, batch, draw)
         choices = choose_rows(optimizer, run.uses, real_examples(batch), draw)
         found = clipped_sums(model, optimizer, run, choices, real_examples(batch))
         dense, tables = found.sums.dense, found.sums.tables
@@ -108,76 +87,6 @@ def _without_filler(
     there = row_ids < table.shape[0]
     shape = tf.constant(list(table.shape), tf.int64)
     return tf.IndexedSlices(tf.boolean_mask(values, there), tf.boolean_mask(row_ids, there), shape)
-
-
-def run_pass(
-    model: keras.Model,
-    optimizer: PrivateOptimizer,
-    batch: Any,
-    draw: noise.Draw,
-    part: tf.Tensor | int = 0,
-) -> Pass:
-    """One forward and one backward pass over a part of the batch, 0 being all of it."""
-    x, y, weights = batch
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        settle = None if xla.inside() else optimizer.before_lookup(draw)
-        recording = _record(model, optimizer, x, tape, draw, settle, part)
-        with _without_tables(optimizer):
-            losses, of_outputs = losses_with_padding(model, y, recording.outputs, weights)
-        total = tf.reduce_sum(losses)
-    used = recording.uses(tape.gradient(total, recording.targets))
-    used += _unused_tables(optimizer, used, tf.shape(losses)[0])
-    return Pass(recording.outputs, losses, of_outputs, used)
-
-
-def _record(
-    model: keras.Model,
-    optimizer: PrivateOptimizer,
-    x: Any,
-    tape: tf.GradientTape,
-    draw: noise.Draw,
-    before_lookup: clipping.BeforeLookup | None,
-    part: tf.Tensor | int = 0,
-) -> clipping.Recording:
-    seeds = secret_seeds(draw, part)
-    return clipping.record(model, x, tape, optimizer.examples_in_memory, seeds, before_lookup)
-
-
-def _without_tables(optimizer: PrivateOptimizer) -> contextlib.AbstractContextManager[Any]:
-    """Where noise is delayed, a loss that reads a table is refused: rows it reads may lack some."""
-    return _NoTables(optimizer.tables) if optimizer.delays_noise else contextlib.nullcontext()
-
-
-class _NoTables(keras.StatelessScope):
-    def __init__(self, tables: list[keras.Variable]) -> None:
-        super().__init__()
-        self._tables = {id(table) for table in tables}
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """Keras asks here for every variable it reads."""
-        if id(variable) in self._tables:
-            raise PrivacyError(
-                f"The loss reads {variable.path}, whose rows lack noise that this optimizer "
-                "delays. Leave it out of the loss, or use DPSGDOptimizer."
-            )
-        return super().get_current_value(variable)
-
-
-def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:
-    """Seeds of the pass's random layers.
-
-    Masks must come from secret randomness: one example more gives every later example the mask of
-    another position, which is another draw of the same distribution only to who does not know it.
-    """
-    return functools.partial(
-        noise.seed_state, draw, part * replicas.count() + replicas.own_number()
-    )
-
-
-def real_examples(batch: Any) -> tf.Tensor:
-    """1 for examples that count, 0 for padding and weight 0; float32 `[batch]`."""
-    weights = batch[2]
-    return weights["present"] * _any_weight(weights["sample_weight"])
 
 
 def choose_rows(
@@ -233,63 +142,17 @@ def clipped_sums(
     num_slots = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
     clip_norm, style = optimizer.current_clip_norm, optimizer.clipping
     found = clipping.clip(restricted, num_slots, clip_norm, run.losses, real, style)
+    statistic = style.statistic(found.squared_norms, clip_norm, real)
+    return BatchSums(_private_sums(model, found, choices), count_examples(found, real), statistic)
+
+
+def count_examples(
+    found: clipping.ClippedSums | clipping.Scaled, real: tf.Tensor, dtype: tf.DType = tf.int64
+) -> tf.Tensor:
+    """`BatchSums.counts`, `[3]` of `dtype`, of the examples for which `real` is not 0."""
     examples = real > 0
     kinds = examples, examples & found.finite & found.clipped, examples & ~found.finite
-    counts = tf.stack([tf.math.count_nonzero(kind) for kind in kinds])
-    statistic = style.statistic(found.squared_norms, clip_norm, real)
-    return BatchSums(_private_sums(model, found, choices), counts, statistic)
-
-
-def losses_of(
-    model: keras.Model, weights: dict[str, Any], capacity: int, draw: noise.Draw
-) -> isolation.LossesOf:
-    """The recorded forward pass with all weights 1, as the isolation checks call it."""
-
-    def of(x: Any, y: Any, tape: tf.GradientTape) -> isolation.Losses:
-        recording = clipping.record(model, x, tape, capacity, secret_seeds(draw))
-        size = tf.shape(tf.nest.flatten(x)[0])[0]
-        everyone = tf.nest.map_structure(
-            lambda leaf: tf.ones_like(leaf[:size]), {**weights, "marker": weights["present"]}
-        )
-        losses, _ = losses_with_padding(model, y, recording.outputs, everyone)
-        return isolation.Losses(losses, recording.targets, recording.seeds_drawn > 0)
-
-    return of
-
-
-def losses_with_padding(
-    model: keras.Model, y: Any, y_pred: Any, weights: dict[str, Any]
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Per-example losses, 0 for padding, and those of each output."""
-    present = weights["present"]
-    sample_weight = tf.nest.map_structure(
-        lambda w: w * _column(present, w), weights["sample_weight"]
-    )
-    return per_example_losses(model, y, y_pred, sample_weight)
-
-
-def _column(present: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
-
-
-def _any_weight(sample_weight: Any) -> tf.Tensor:
-    """1 for examples with some weight above 0, float32 `[batch]`: weight 0 means padding."""
-    used = [
-        tf.reduce_any(tf.reshape(weight > 0, [tf.shape(weight)[0], -1]), axis=1)
-        for weight in tf.nest.flatten(sample_weight)
-    ]
-    return tf.cast(functools.reduce(tf.logical_or, used), tf.float32)
-
-
-def _unused_tables(optimizer: PrivateOptimizer, uses: Used, batch: tf.Tensor) -> Used:
-    """Tables that this batch never looked up: they get false rows, or dense noise, all the same."""
-    used = {id(variable) for variable, _ in uses}
-    ids = tf.zeros([batch, 0], tf.int64)
-    return [
-        (table, Rows(ids, tf.cast(ids, tf.bool), tf.zeros([batch, 0, table.shape[1]])))
-        for table in optimizer.tables
-        if id(table) not in used
-    ]
+    return tf.stack([tf.math.count_nonzero(kind, dtype=dtype) for kind in kinds])
 
 
 def _private_sums(model: keras.Model, sums: clipping.ClippedSums, choices: Choices) -> PrivateSums:

@@ -10,20 +10,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import metrics, noise
-from dp_sparse.batch_sums import (
-    BatchSums,
-    Choices,
-    Pass,
-    choose_rows,
-    clipped_sums,
-    real_examples,
-    run_pass,
-)
+from dp_sparse import metrics, noise, passes
+from dp_sparse.batch_sums import BatchSums, Choices, choose_rows, clipped_sums
 from dp_sparse.clipping import uses
 from dp_sparse.clipping.uses import Rows
 from dp_sparse.errors import PrivacyError, require
 from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
+from dp_sparse.passes import Pass, real_examples
 
 _State = dict[str, Any]  # what the loop carries from part to part
 
@@ -35,7 +28,7 @@ def by_parts(
 
     The first pass is there for its ids: of the rest of it, nothing is used and so nothing computed.
     """
-    whole = run_pass(model, optimizer, batch, draw)
+    whole = passes.run(model, optimizer, batch, draw)
     _build_metrics(model, batch, whole)
     choices = choose_rows(optimizer, whole.uses, real_examples(batch), draw)
     tables = [variable for variable, use in whole.uses if isinstance(use, Rows)]
@@ -45,7 +38,7 @@ def by_parts(
 
     def add_part(begin: tf.Tensor, state: _State) -> tuple[tf.Tensor, _State]:
         own, own_lookups = _part((batch, lookups), begin, size)
-        run = run_pass(model, optimizer, own, draw, 1 + begin // size)
+        run = passes.run(model, optimizer, own, draw, 1 + begin // size)
         with tf.control_dependencies(_same_rows(run, tables, own_lookups)):
             own_slots = [tf.identity(slots) for _, slots in own_lookups]
         found = clipped_sums(

@@ -20,6 +20,7 @@ from dp_sparse import (
     isolation,
     microbatches,
     noise,
+    passes,
     replicas,
     strategies,
 )
@@ -194,7 +195,7 @@ def private_train_step(
         build_for(model, optimizer, (x, y, weights))
     draw, spent = optimizer.begin_step(weights["marker"])
     checks = isolation.checks(
-        batch_sums.losses_of(model, weights, capacity, draw),
+        passes.losses_of(model, weights, capacity, draw),
         _checked_part(optimizer, (x, y)),
         weights["present"],
         optimizer.diagnostics.isolation_checks,
@@ -209,8 +210,9 @@ def private_train_step(
     else:
         found, logs = microbatches.by_parts(model, optimizer, (x, y, weights), draw, size)
     found = batch_sums.over_replicas(found)
-    optimizer.apply_private(found.sums, draw)
-    replicas.merged(functools.partial(_finish, optimizer, found, draw))
+    with tf.control_dependencies([found.counts]):  # counts of steps, too, wait for every check
+        optimizer.apply_private(found.sums, draw)
+        replicas.merged(functools.partial(_finish, optimizer, found, draw))
     return logs
 
 

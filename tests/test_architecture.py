@@ -14,6 +14,7 @@ USERS = [
 TIMERS = sorted((ROOT / "benchmarks").glob("*.py"))
 
 STEP = {"contribution", "exponential", "forecast", "restriction", "scores", "skips", "threshold"}
+JOINING = ("training", "passes", "batch_sums", "microbatches", "flushing", "callbacks")
 CORE_OF_TABLES = {"configs", "host", "lattice", "lookups", "updates"}  # TensorFlow alone
 ROOMS_OF_BENCHMARKS = {"noise", "selection", "tied_embedding", "clipping_ways"}
 
@@ -47,15 +48,15 @@ def test_arrows_of_the_library(path: Path) -> None:
     own = room(name)
     if own in ("selection", "noise", "rows", "philox", "normal_quantile", "sampling", "plan"):
         assert not [other for other in imports(path) if other.split(".")[0] == "keras"]
-        assert not uses(path, "optimizers", "clipping", "training", "batch_sums", "callbacks")
+        assert not uses(path, "optimizers", "clipping", *JOINING)
     if own == "selection" and name.rsplit(".", 1)[-1] in STEP:
         assert not uses(path, "plan", "sampling", "accountant", "release")
     if own == "plan":
         assert {n.split(".")[2] for n in uses(path, "selection")} <= {"forecast"}
     if own == "clipping":
-        assert not uses(path, "optimizers", "training", "plan", "selection", "batch_sums")
+        assert not uses(path, "optimizers", "plan", "selection", *JOINING)
     if own == "optimizers":
-        assert not uses(path, "training", "batch_sums", "microbatches", "callbacks", "flushing")
+        assert not uses(path, *JOINING)
     if name in {f"dp_sparse.distribution.tables.{part}" for part in CORE_OF_TABLES}:
         assert not [other for other in imports(path) if other.split(".")[0] == "keras"]
     if name != "dp_sparse.__init__":

@@ -11,12 +11,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from scipy import stats
 
 import dp_sparse
 from tests.reference import clipping as brute
 from tests.reference import step as numpy_step
 from tests.training_cases import (
+    assert_deviation,
     click_model,
     clicks,
     marked,
@@ -254,14 +254,6 @@ def changes(model: keras.Model, plan: Any, *, present: int = 4) -> list[np.ndarr
     x, y = np.arange(4, dtype=np.int32), np.zeros(4, np.float32)
     fitted(model, marked_dataset(plan, x, y, present=[1] * present + [0] * (4 - present)))
     return [new - old for new, old in zip(weights_of(model), before, strict=True)]
-
-
-def assert_deviation(samples: np.ndarray, deviation: float) -> None:
-    """KS accepts N(0, deviation²) and rejects it at 2/3 and 3/2 of the deviation."""
-    samples = np.ravel(samples)
-    assert stats.kstest(samples, stats.norm(0, deviation).cdf).pvalue > 1e-5
-    for wrong in (2 / 3, 3 / 2):
-        assert stats.kstest(samples, stats.norm(0, wrong * deviation).cdf).pvalue < 1e-9
 
 
 @pytest.mark.parametrize("present", [4, 0])
@@ -548,6 +540,7 @@ def test_an_id_out_of_range_is_named_with_its_layer(bad: int, shown: str, eager:
     assert "Expected ids in [0, 11) at layer embedding" in str(caught.value)
     assert "Hash or clip them" in str(caught.value)
     close(weights_of(model), before, 0)
+    assert int(model.optimizer.iterations) == int(model.optimizer.diagnostics.steps) == 0
 
 
 @pytest.mark.parametrize(

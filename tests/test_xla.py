@@ -143,6 +143,22 @@ def test_clipping_styles_and_lora(make_model: Any, clipping: Any) -> None:
     assert_same(*(trained(make_model, method, data, "mse", jit) for jit in (False, True)))
 
 
+def test_streams() -> None:
+    """Batches in order, the last ones padded; the same as in graph mode and as often compiled."""
+    data, found = clicks(10, VOCABULARIES), []
+    for jit in (False, True):
+        keras.utils.set_random_seed(0)
+        model = click_model(VOCABULARIES)
+        stream = dp_sparse.StreamSampling(num_examples=10, batch_size=4, passes=2)
+        plan = dataclasses.replace(plan_for(10, noise_multiplier=1e-6), sampling=stream)
+        model.compile(METHODS["dpsgd"](model, plan), "mse", metrics=["mae"], jit_compile=jit)
+        rows = tf.data.Dataset.from_tensor_slices(data)
+        history = model.fit(stream.batches(rows), verbose=0)
+        assert int(model.optimizer.steps_spent) == stream.steps
+        found.append((weights_of(model), history.history))
+    assert_same(*found)
+
+
 def test_several_steps_an_execution() -> None:
     model, plan = click_model(VOCABULARIES), plan_for(8, steps=6)
     model.compile(METHODS["adafest"](model, plan), "mse", jit_compile=True, steps_per_execution=3)
@@ -190,6 +206,7 @@ def test_bad_values_are_refused_and_nothing_is_updated(
         model.fit(plan.sampling.batches((x, y)), steps_per_epoch=1, verbose=0)
     for old, new in zip(before, weights_of(model), strict=True):
         np.testing.assert_array_equal(old, new)
+    assert int(model.optimizer.iterations) == int(model.optimizer.diagnostics.steps) == 0
 
 
 def test_more_false_rows_than_there_is_room_for_stop_the_run(

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import stats
 
 import dp_sparse
 from dp_sparse import DPSGDOptimizer, PoissonSampling, PrivacyBudget, PrivacyPlan, noise
@@ -89,6 +90,14 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         noise, "noisy_means", lambda totals, *given: [mean(total, *given) for total in totals]
     )
+
+
+def assert_deviation(samples: np.ndarray, deviation: float) -> None:
+    """KS accepts N(0, deviation²) and rejects it at 2/3 and 3/2 of the deviation."""
+    samples = np.ravel(samples)
+    assert stats.kstest(samples, stats.norm(0, deviation).cdf).pvalue > 1e-5
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(samples, stats.norm(0, wrong * deviation).cdf).pvalue < 1e-9
 
 
 def weights_of(model: keras.Model) -> list[np.ndarray]:

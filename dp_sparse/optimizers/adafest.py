@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from dp_sparse import noise, validate, xla
 from dp_sparse.clipping import ClippingStyle
-from dp_sparse.optimizers.base import RowChoice
 from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
+from dp_sparse.optimizers.sums import RowChoice
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
 from dp_sparse.selection.restriction import Restricted, restricted

@@ -24,41 +24,14 @@ from dp_sparse.optimizers import agreement
 from dp_sparse.optimizers.arguments import checked_optimizer, checked_plan, checked_style
 from dp_sparse.optimizers.clip_norm import MovingClipNorm
 from dp_sparse.optimizers.diagnostics import StepDiagnostics
-from dp_sparse.optimizers.foreign_gradients import NoForeignGradients
 from dp_sparse.optimizers.ledger import StepLedger
+from dp_sparse.optimizers.sums import PrivateSums, RowChoice
+from dp_sparse.optimizers.wrapping import WrappingOptimizer
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import TableLookups
 
 
-@dataclasses.dataclass(frozen=True)
-class RowChoice:
-    """The rows of one table that a step may touch.
-
-    Attributes:
-        row_ids: int64 `[rows]`, unique and sorted; under XLA filled up with the table's number of
-            rows.
-        slots: int32 `[batch, lookups]`: where in `row_ids` each lookup's row stands, -1 for a row
-            not chosen.
-    """
-
-    row_ids: tf.Tensor
-    slots: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class PrivateSums:
-    """Clipped sums of one batch, made by the private step and by nothing else.
-
-    Attributes:
-        dense: Each dense variable with its sum.
-        tables: Each table with its sum on the rows of the step's choice.
-    """
-
-    dense: list[tuple[keras.Variable, tf.Tensor]]
-    tables: list[tuple[keras.Variable, tf.IndexedSlices]]
-
-
-class PrivateOptimizer(NoForeignGradients, abc.ABC):
+class PrivateOptimizer(WrappingOptimizer, abc.ABC):
     """A Keras optimizer that trains privately under `model.compile`.
 
     Args:
@@ -220,7 +193,6 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
         return replicas.merged(self._begin_step, marker, self._what_decides())
 
     def _begin_step(self, marker: Any, what_decides: Any) -> tuple[noise.Draw, tf.Tensor]:
-        self.diagnostics.steps.assign_add(1)
         with tf.control_dependencies(agreement.checks(replicas.gathered(what_decides))):
             whole = tf.identity(replicas.gathered(marker))
         return self._noise_key.next_draw(), self._ledger.spend(whole, self.steps_spent)
@@ -268,32 +240,6 @@ class PrivateOptimizer(NoForeignGradients, abc.ABC):
             (variable, _regularised(mean, variable))
             for (variable, _), mean in zip(sums.dense, means, strict=True)
         ]
-
-    # What Keras expects of an optimizer.
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """Its own slots and count, then the wrapped optimizer's."""
-        return [*self._variables, *self.optimizer.variables]
-
-    @property
-    def learning_rate(self) -> Any:
-        """The wrapped optimizer's."""
-        return self.optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self.optimizer.learning_rate = value
-
-    @property
-    def iterations(self) -> keras.Variable:
-        """The wrapped optimizer's."""
-        return self.optimizer.iterations
-
-    def finalize_variable_values(self, var_list: Any) -> None:
-        """Overwrites dense variables by their moving average if the wrapped optimizer keeps one."""
-        known = self.optimizer._trainable_variables
-        self.optimizer.finalize_variable_values([v for v in var_list if any(v is k for k in known)])
 
     def load_own_variables(self, store: Any) -> None:
         """Restores slots and spent steps, and draws a new noise key.

@@ -9,9 +9,10 @@ import tensorflow as tf
 from dp_sparse import noise
 from dp_sparse.clipping import ClippingStyle
 from dp_sparse.optimizers.arguments import checked_optimizer
-from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums
+from dp_sparse.optimizers.base import PrivateOptimizer
 from dp_sparse.optimizers.row_wise import RowWise
 from dp_sparse.optimizers.selected_rows import checked_rows, rows_of_tables
+from dp_sparse.optimizers.sums import PrivateSums
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.row_set import SelectedRows
 

@@ -15,7 +15,7 @@ class StepDiagnostics:
         replicas.undistributed(self._create)
 
     def _create(self) -> None:
-        self.steps = _total()  # begun since the optimizer was made
+        self.steps = _total()  # taken since the optimizer was made
         self.examples = _total()
         self.clipped = _total()
         self.not_finite = _total()
@@ -28,7 +28,8 @@ class StepDiagnostics:
             self.rows.assign(tf.zeros([num_tables], tf.int64))
 
     def add(self, counts: tf.Tensor) -> None:
-        """Adds a batch's counts `[3]`: real examples, clipped ones, ones that were not finite."""
+        """Adds a step's counts `[3]`: real examples, clipped ones, ones that were not finite."""
+        self.steps.assign_add(1)
         totals = self.examples, self.clipped, self.not_finite
         for total, count in zip(totals, tf.unstack(tf.cast(counts, tf.int64)), strict=True):
             total.assign_add(count)

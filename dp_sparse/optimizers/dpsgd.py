@@ -12,8 +12,9 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import noise
-from dp_sparse.optimizers.base import PrivateOptimizer, PrivateSums, RowChoice
+from dp_sparse.optimizers.base import PrivateOptimizer
 from dp_sparse.optimizers.looked_up import looked_up_rows
+from dp_sparse.optimizers.sums import PrivateSums, RowChoice
 from dp_sparse.selection.contribution import TableLookups
 
 

@@ -12,8 +12,8 @@ import keras
 from dp_sparse import noise, validate
 from dp_sparse.clipping import ClippingStyle
 from dp_sparse.mechanisms import ExponentialSelection
-from dp_sparse.optimizers.base import RowChoice
 from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
+from dp_sparse.optimizers.sums import RowChoice
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import TableLookups
 from dp_sparse.selection.exponential import by_table, select_top_rows

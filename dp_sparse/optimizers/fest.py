@@ -11,9 +11,9 @@ import keras
 
 from dp_sparse import noise
 from dp_sparse.clipping import ClippingStyle
-from dp_sparse.optimizers.base import RowChoice
 from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
 from dp_sparse.optimizers.selected_rows import checked_rows
+from dp_sparse.optimizers.sums import RowChoice
 from dp_sparse.plan import PrivacyPlan
 from dp_sparse.selection.contribution import TableLookups
 from dp_sparse.selection.restriction import restricted

@@ -5,7 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from dp_sparse import noise, replicas
-from dp_sparse.optimizers.base import PrivateOptimizer, RowChoice
+from dp_sparse.optimizers.base import PrivateOptimizer
+from dp_sparse.optimizers.sums import RowChoice
 from dp_sparse.selection.contribution import TableLookups
 from dp_sparse.selection.restriction import restricted
 

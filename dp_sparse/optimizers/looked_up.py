@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from dp_sparse.groups import grouped
-from dp_sparse.optimizers.base import RowChoice
+from dp_sparse.optimizers.sums import RowChoice
 from dp_sparse.selection.contribution import TableLookups
 
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import UnsupportedLayerError, clipping, noise
-from dp_sparse.batch_sums import secret_seeds
+from dp_sparse.passes import secret_seeds
 from tests.clipping_cases import assert_as_brute_force, clipped
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import distribution, noise, replicas, strategies
-from dp_sparse.batch_sums import secret_seeds
 from dp_sparse.errors import PrivacyError
+from dp_sparse.passes import secret_seeds
 from tests.subprocesses import run_python
 from tests.training_cases import (  # noqa: F401
     CHOOSING,
@@ -25,6 +25,10 @@ from tests.training_cases import (  # noqa: F401
 )
 
 VOCABULARIES = (40, 25)
+
+
+def none_or_mirrored(count: int) -> tf.distribute.Strategy:
+    return strategy_of(count) if count > 1 else tf.distribute.get_strategy()
 
 
 def strategy_of(count: int) -> tf.distribute.Strategy:
@@ -62,14 +66,14 @@ def trained(
     present: int | None = None,
     steps: int = 3,
     noise_multiplier: float = 1e-6,
+    strategy: tf.distribute.Strategy | None = None,
     **fit: Any,
 ) -> tuple[keras.Model, dict[str, list[float]]]:
     """A click model after `steps` on one batch, under so many replicas; always the same noise."""
     x, y = clicks(size, VOCABULARIES)
     there = [1.0] * size if present is None else [1.0] * present + [0.0] * (size - present)
     plan = plan_for(size, steps=steps, noise_multiplier=noise_multiplier, capacity=size)
-    strategy = strategy_of(count) if count > 1 else tf.distribute.get_strategy()
-    with strategy.scope():
+    with (strategy or none_or_mirrored(count)).scope():
         keras.utils.set_random_seed(3)
         model = click_model(VOCABULARIES)
         optimizer = make(model, plan)
@@ -186,7 +190,7 @@ def test_our_own_loop(size: int) -> None:
     """As `fit`, with the shares of several replicas of one process."""
     found = []
     for count in (1, 3):
-        strategy = strategy_of(count) if count > 1 else tf.distribute.get_strategy()
+        strategy = none_or_mirrored(count)
         plan = plan_for(size, steps=3, noise_multiplier=1e-6, capacity=size)
         with strategy.scope():
             keras.utils.set_random_seed(3)
@@ -236,19 +240,20 @@ def test_what_replicas_exchange_does_not_grow_with_a_table(
     assert totals[0] == totals[1] > 1000
 
 
-def test_masks_differ_between_replicas() -> None:
-    """Dropout's masks come from the key and from the replica: no two examples share one."""
+def test_masks_differ_between_replicas_and_parts() -> None:
+    """Dropout's masks come from the key, the replica and the part: no two examples share one."""
     strategy, key = strategy_of(4), noise.NoiseKey()
 
     @tf.function
     def states() -> Any:
         def own() -> tf.Tensor:
             draw = replicas.merged(key.next_draw)
-            return secret_seeds(draw, 1)(0, "int64")
+            return tf.stack([secret_seeds(draw, part)(0, "int64") for part in range(3)])
 
         return strategy.experimental_local_results(strategy.run(own))
 
-    assert len({tuple(state.numpy()) for state in states()}) == 4
+    found = [tuple(state) for of_replica in states() for state in of_replica.numpy()]
+    assert len(set(found)) == len(found) == 12
 
 
 def poisson_plan(steps: int) -> Any:
@@ -261,6 +266,18 @@ def under_two(plan: Any) -> keras.Model:
         model = click_model(VOCABULARIES)
         model.compile(METHODS["adafest"](model, plan), loss="binary_crossentropy", metrics=["auc"])
     return model
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "adafest"])
+def test_one_device_by_name_is_no_strategy(method: str) -> None:
+    """The same key: the same weights to the last bit, noise included."""
+    runs = [
+        trained(1, METHODS[method], noise_multiplier=1.0, strategy=strategy)
+        for strategy in (None, tf.distribute.OneDeviceStrategy("CPU:1"))
+    ]
+    for left, right in zip(*(model.get_weights() for model, _ in runs), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert "CPU:1" in runs[1][0].trainable_variables[0].value.device
 
 
 def test_the_samplers_own_batches_with_validation_and_a_report(tmp_path: Any) -> None:
@@ -306,6 +323,8 @@ def test_one_batch_for_every_replica_is_refused() -> None:
         step(batch)
     for left, right in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(left, right)
+    assert int(model.optimizer.iterations.numpy()) == 0
+    assert int(model.optimizer.diagnostics.steps) == 0
 
 
 def refused(match: str, make: Callable[[Any], Any], strategy: Any = None, **compile: Any) -> None:

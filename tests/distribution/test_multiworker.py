@@ -16,10 +16,10 @@ from dp_sparse import distribution
 from dp_sparse.errors import PrivacyError
 from dp_sparse.sampling import Share
 from tests.subprocesses import start_python
-from tests.training_cases import click_model, clicks, plan_for
+from tests.training_cases import assert_deviation, click_model, clicks, plan_for
 
 VOCABULARIES = (40, 25)
-SIZE, STEPS = 13, 4
+SIZE, STEPS, LOUD = 13, 4, 100.0
 
 WORKER = """
     import json, os, sys
@@ -35,7 +35,9 @@ WORKER = """
     import keras, numpy as np
     import dp_sparse
     from dp_sparse import distribution
-    from tests.distribution.test_multiworker import SIZE, STEPS, VOCABULARIES, compiled, report
+    from tests.distribution.test_multiworker import (
+        SIZE, STEPS, VOCABULARIES, change_by_noise, compiled, report
+    )
     from tests.training_cases import clicks, plan_for
 
     data = clicks(SIZE, VOCABULARIES)
@@ -53,6 +55,7 @@ WORKER = """
     rows = tf.data.Dataset.from_tensor_slices(data)
     train("stream", sampling=stream, source=rows, noise_multiplier=1e-6)
 
+    found["change by noise"] = change_by_noise(strategy).tolist()
     model = compiled(strategy)
     batches = model.optimizer.plan.sampling.batches(data)
     try:
@@ -81,7 +84,11 @@ BY_HAND = """
     from tests.training_cases import clicks
 
     other = sys.argv[4] if index else ""  # what the second worker does otherwise
-    model = compiled(strategy, noise_multiplier=0.5 if other == "plan" else 1.0)
+    model = compiled(
+        strategy,
+        noise_multiplier=0.5 if other == "plan" else 1.0,
+        threshold=1.3 if other == "settings" else 1.2,
+    )
     if other == "steps":
         model.optimizer.steps_spent.assign(1)
     if sys.argv[4] != "key":
@@ -101,7 +108,9 @@ BY_HAND = """
 """
 
 
-def compiled(strategy: Any, sampling: Any = None, **plan: Any) -> keras.Model:
+def compiled(
+    strategy: Any, sampling: Any = None, threshold: float = 1.2, **plan: Any
+) -> keras.Model:
     """A click model, always the same one."""
     made = plan_for(SIZE, steps=STEPS, capacity=SIZE, **plan)
     if sampling is not None:
@@ -110,10 +119,25 @@ def compiled(strategy: Any, sampling: Any = None, **plan: Any) -> keras.Model:
         keras.utils.set_random_seed(3)
         model = click_model(VOCABULARIES)
         optimizer = dp_sparse.DPAdaFESTOptimizer(
-            keras.optimizers.Adagrad(0.1), made, 0.5, threshold=1.2
+            keras.optimizers.Adagrad(0.1), made, 0.5, threshold=threshold
         )
         model.compile(optimizer, loss="binary_crossentropy", metrics=["accuracy", "auc"])
     return model
+
+
+def change_by_noise(strategy: Any) -> np.ndarray:
+    """Of 4,000 weights in one step of DP-SGD under noise that drowns the gradients."""
+    plan = plan_for(SIZE, steps=1, capacity=SIZE, noise_multiplier=LOUD)
+    with strategy.scope():
+        inputs = keras.Input((1,))
+        model = keras.Model(inputs, keras.layers.Dense(2000, "tanh")(inputs))
+        optimizer = dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1.0), plan, clip_norm=0.5)
+        model.compile(optimizer, "mse")
+    before = np.concatenate([weight.ravel() for weight in model.get_weights()])
+    rng = np.random.default_rng(0)
+    data = tuple(rng.normal(size=(SIZE, n)).astype("float32") for n in (1, 2000))
+    distribution.train(model, data)
+    return np.concatenate([weight.ravel() for weight in model.get_weights()]) - before
 
 
 def report(model: keras.Model, history: keras.callbacks.History) -> dict[str, Any]:
@@ -186,10 +210,11 @@ def test_workers_agree_to_the_last_bit(workers: list[dict[str, Any]], name: str)
     assert one == other
 
 
-def test_noise_is_there(workers: list[dict[str, Any]]) -> None:
-    quiet, noisy = (workers[0][name]["weights"] for name in ("quiet", "noisy"))
-    for left, right in zip(quiet, noisy, strict=True):
-        assert np.abs(np.array(left) - np.array(right)).max() > 1e-3
+def test_noise_is_drawn_once(workers: list[dict[str, Any]]) -> None:
+    """Drawn by each worker, it would have 0.7 of its deviation as a mean, 1.4 of it as a sum."""
+    changes = [np.array(worker["change by noise"]) for worker in workers]
+    np.testing.assert_array_equal(*changes)
+    assert_deviation(changes[0], 0.5 * LOUD / SIZE)
 
 
 def test_shares_of_one_key_are_one_sample() -> None:
@@ -222,6 +247,7 @@ def test_fit_is_refused_and_says_what_to_call(workers: list[dict[str, Any]]) -> 
         ("key", "Expected all workers with one noise key"),
         ("plan", "Expected all workers with one plan"),
         ("steps", "Expected all workers with one number of steps spent"),
+        ("settings", "Expected all workers with one set of optimizer settings"),
     ],
 )
 def test_workers_that_differ_are_refused(other: str, message: str) -> None:

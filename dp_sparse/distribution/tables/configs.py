@@ -80,6 +80,9 @@ def _check_feature(name: str, feature: Any) -> None:
     for option in ("quantization_config", "layout"):
         if getattr(table, option, None) is not None:
             raise ValueError(f"Expected no {option} for {table.name!r}, got one: leave it out.")
+    dtype = tf.as_dtype(getattr(table, "dtype", None) or tf.float32)
+    if dtype != tf.float32:
+        raise ValueError(f"Expected float32 for {table.name!r}, got {dtype.name}.")
     if table.optimizer not in (None, "adam"):  # keras-rs' default
         raise ValueError(
             f"Expected no optimizer for {table.name!r}, got {table.optimizer!r}: tables are "

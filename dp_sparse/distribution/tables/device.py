@@ -7,11 +7,12 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import clipping, noise, replicas, xla
-from dp_sparse.batch_sums import losses_with_padding, real_examples
+from dp_sparse.batch_sums import count_examples
 from dp_sparse.clipping.uses import Rows, exact
 from dp_sparse.distribution.tables.features import PrivateTables, Table
 from dp_sparse.distribution.tables.lookups import TableLayer
 from dp_sparse.isolation import Losses
+from dp_sparse.passes import losses_with_padding, real_examples
 
 Batch = dict[str, Any]
 
@@ -52,11 +53,9 @@ def sums_of(
         sums = {id(variable): total for variable, total in found.dense_sums()}
     good = tf.reduce_all([check.condition for check in checks]) if checks else tf.constant(True)
     lookup.push(_output_gradients(tables, batch, cotangents, found, good, draw))
-    examples = real > 0
-    kinds = examples, examples & found.finite & found.clipped, examples & ~found.finite
     everyone: dict[str, Any] = {
         "dense": [sums.get(id(v), tf.zeros(v.shape)) for v in model.trainable_variables],
-        "counts": tf.stack([tf.math.count_nonzero(kind, dtype=tf.int32) for kind in kinds]),
+        "counts": count_examples(found, real, tf.int32),
     }
     everyone["rows"] = tf.stack([tf.reduce_sum(batch["filled"][t.path]) for t in tables.tables])
     everyone = replicas.merged(replicas.summed, everyone)

@@ -16,11 +16,11 @@ from typing import Any
 import tensorflow as tf
 
 from dp_sparse import noise
-from dp_sparse.batch_sums import real_examples
 from dp_sparse.distribution.tables.features import Feature, PrivateTables, Table
 from dp_sparse.errors import BadExampleError, PrivacyError, require
 from dp_sparse.groups import grouped
 from dp_sparse.optimizers import RowChoice
+from dp_sparse.passes import real_examples
 from dp_sparse.selection.contribution import TableLookups
 
 _SENT = ("features", "id_weights", "keep", "first", "noise", "filled")
@@ -183,10 +183,16 @@ def read_ids(feature: Feature, x: Any, table: Table) -> Ids:
     """A feature's ids and weights among the inputs.
 
     Raises:
-        ValueError: It is not there, or of another shape.
+        ValueError: It is not there, or of another shape or type.
         BadExampleError: When the step runs, an id or a weight out of its range.
     """
-    given = tf.cast(_input(feature.name, x), tf.int64)
+    given = tf.convert_to_tensor(_input(feature.name, x))
+    if not given.dtype.is_integer:
+        raise ValueError(
+            f"Expected integer ids of {feature.name!r}, got {given.dtype.name}: number its values "
+            "from 0 on, or hash them, beforehand."
+        )
+    given = tf.cast(given, tf.int64)
     if not feature.bag and given.shape.rank == 1:
         given = given[:, tf.newaxis]
     if given.shape[1:] != [feature.lookups]:
@@ -201,7 +207,12 @@ def read_ids(feature: Feature, x: Any, table: Table) -> Ids:
         _in_range("ids", feature, given, (given >= lowest) & (given < table.num_rows)),
     ]
     if feature.weights is not None:
-        own = tf.cast(_input(feature.weights, x), tf.float32)
+        own = tf.convert_to_tensor(_input(feature.weights, x))
+        if not (own.dtype.is_floating or own.dtype.is_integer):
+            raise ValueError(
+                f"Expected numbers as weights of {feature.name!r}, got {own.dtype.name}."
+            )
+        own = tf.cast(own, tf.float32)
         if own.shape[1:] != given.shape[1:]:
             raise ValueError(
                 f"Expected weights of {feature.name!r} of the shape of its ids, {given.shape}, got "

@@ -81,7 +81,8 @@ class RecordedLayer(TableLayer):
             if self._updates is not None:
                 self._updates.apply(sources, found)
 
-        return Lookup({name: tf.stop_gradient(value) for name, value in live.items()}, push)
+        _refuse_other_dtypes([*live.values(), *self._sources()])
+        return Lookup(_detached(live), push)
 
 
 class _Engine(TableLayer):
@@ -105,7 +106,7 @@ class SparseCoreLayer(_Engine):
         def push(gradients: Tensors) -> None:
             self._embedding.apply_gradients(gradients, preserved_outputs=kept)
 
-        return Lookup({name: tf.stop_gradient(value) for name, value in live.items()}, push)
+        return Lookup(_detached(live), push)
 
 
 class TensorCoreLayer(_Engine):
@@ -114,9 +115,7 @@ class TensorCoreLayer(_Engine):
     def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
         """Through the queue of the engine."""
         self._embedding.enqueue(features, _of_all(features, weights), training=True)
-        live = self._embedding.dequeue()
-        detached = {name: tf.stop_gradient(value) for name, value in live.items()}
-        return Lookup(detached, self._embedding.apply_gradients)
+        return Lookup(_detached(self._embedding.dequeue()), self._embedding.apply_gradients)
 
 
 def layer_of(layer: Any, tables: PrivateTables) -> TableLayer:
@@ -189,6 +188,20 @@ def _of_keras_rs(layer: Any, updates: RowUpdates) -> TableLayer:
         )
     variables = lambda: [variable.value for variable in layer.trainable_variables]  # noqa: E731
     return RecordedLayer(layer, variables, updates if placements == {"default_device"} else None)
+
+
+def _detached(live: Tensors) -> Tensors:
+    return {name: tf.stop_gradient(value) for name, value in live.items()}
+
+
+def _refuse_other_dtypes(values: Sequence[Any]) -> None:
+    others = {tf.as_dtype(value.dtype).name for value in values} - {"float32"}
+    if others:
+        raise PrivacyError(
+            f"Expected an embedding layer in float32, got {sorted(others)[0]}, in which gradients "
+            "and their noise do not add exactly: make the layer under "
+            'keras.config.set_dtype_policy("float32").'
+        )
 
 
 def _of_all(features: Tensors, weights: Tensors) -> Tensors | None:

@@ -103,7 +103,7 @@ def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[s
         BadExampleError: An id or a weight out of its range.
     """
     own, host, rows = layer_of(layer, tables), HostStep(tables), tables.rows
-    size = len(next(iter(x.values())))
+    size = _common_length(x)
     parts = []
     for begin in range(0, size, rows):
         part = {
@@ -118,12 +118,21 @@ def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[s
     return {**{name: np.asarray(v) for name, v in other_inputs(x, tables).items()}, **joined}
 
 
+def _common_length(x: dict[str, Any]) -> int:
+    lengths = {name: len(value) for name, value in x.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"Expected inputs of one length, of each feature one, got {lengths}.")
+    return next(iter(lengths.values()))
+
+
 def _filled(values: np.ndarray, rows: int) -> tf.Tensor:
     missing = [(0, rows - len(values))] + [(0, 0)] * (values.ndim - 1)
     return tf.constant(np.pad(values, missing))
 
 
 def _check(model: keras.Model, tables: PrivateTables) -> None:
+    if not isinstance(tables, PrivateTables):
+        raise ValueError(f"Expected tables to be PrivateTables, got {type(tables).__name__}.")
     if epochs_of.checked_optimizer(model) is not tables.private_optimizer:
         raise PrivacyError(
             f"Expected {model.name} compiled with the optimizer of its tables, got another: pass "
@@ -150,7 +159,7 @@ def _check(model: keras.Model, tables: PrivateTables) -> None:
 def _build(model: keras.Model, tables: PrivateTables, layer: TableLayer, spec: Any) -> None:
     """Creates all variables, those of the layer too, before anything is traced."""
     x, y, weights = spec
-    nothing = {name: tf.zeros([tables.rows, *of.shape[1:]], of.dtype) for name, of in x.items()}
+    nothing = tf.nest.map_structure(lambda of: tf.zeros([tables.rows, *of.shape[1:]], of.dtype), x)
     layer.build(*HostStep(tables).to_look_up(nothing))
     widths = {feature.name: table.width for table in tables.tables for feature in table.features}
     rows = tables.private_optimizer.plan.sampling.batch_capacity
@@ -228,16 +237,11 @@ class _Steps:
             return found, [(check.condition, check.values) for check in made]
 
         found, outcomes = self._strategy.run(of_replica, args=(batch, draw))
-        with tf.control_dependencies(self._checks(made, outcomes)):
-            dense = [tf.identity(self._own(total)) for total in found["dense"]]
-        variables = self._model.trainable_variables
-        sums = PrivateSums(list(zip(variables, dense, strict=True)), [])
-        noisy = [mean for _, mean in self._optimizer.release(sums, noise.Draw(*draw))]
-        apply = lambda means: self._optimizer.optimizer.apply(replicas.shares(means), variables)  # noqa: E731
-        self._strategy.run(apply, args=(noisy,))
-        totals = self._optimizer.diagnostics
-        totals.add(self._own(found["counts"]))
-        totals.rows.assign_add(tf.cast(self._own(found["rows"]), tf.int64))
+        with tf.control_dependencies(self._checks(made, outcomes)):  # counts of steps wait, too
+            self._apply([self._own(total) for total in found["dense"]], draw)
+            totals = self._optimizer.diagnostics
+            totals.add(self._own(found["counts"]))
+            totals.rows.assign_add(tf.cast(self._own(found["rows"]), tf.int64))
         if not self._tables.on_tpu:
             data = batch["x"], batch["y"], batch["weights"]
             kept = found["outputs"], found["losses"], found["output_losses"]
@@ -245,6 +249,15 @@ class _Steps:
         losses = self._strategy.experimental_local_results(found["losses"])
         total = tf.add_n([tf.reduce_sum(of_replica) for of_replica in losses])
         return tf.stack([total, tf.cast(self._own(found["counts"])[0], tf.float32)])
+
+    def _apply(self, dense: list[tf.Tensor], draw: _DRAW) -> None:
+        """Adds noise to the sums of the dense variables, and updates these on every replica."""
+        variables = self._model.trainable_variables
+        checked = [tf.identity(total) for total in dense]
+        sums = PrivateSums(list(zip(variables, checked, strict=True)), [])
+        noisy = [mean for _, mean in self._optimizer.release(sums, noise.Draw(*draw))]
+        apply = lambda means: self._optimizer.optimizer.apply(replicas.shares(means), variables)  # noqa: E731
+        self._strategy.run(apply, args=(noisy,))
 
     def _own(self, value: Any) -> tf.Tensor:
         """What all replicas have alike."""

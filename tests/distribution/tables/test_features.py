@@ -125,6 +125,17 @@ def feature(**arguments: Any) -> Any:
         ({"a": "t"}, {}, "Expected FeatureConfigs .* got str for 'a'"),
         ({"a": feature(name=None)}, {}, "Expected tables with names"),
         ({"a": feature(vocabulary_size=2**31)}, {}, "fewer than 2147483648 rows"),
+        (
+            {"a": feature(combiner=cases.E.CustomCombiner(tf.reduce_sum, max_valency=2))},
+            {},
+            "Expected a combiner of .* for 't', got <.*CustomCombiner",
+        ),
+        ({"a": feature(dtype=tf.int32)}, {}, "Expected float32 for 't', got int32"),
+        (
+            {"a": feature(quantization_config=cases.E.QuantizationConfig(4, -1.0, 1.0))},
+            {},
+            "Expected no quantization_config for 't'",
+        ),
         ({"a": feature(max_sequence_length=3)}, {}, "Expected max_sequence_length=0 for 'a'"),
         ({"a": feature(optimizer=cases.E.Adam())}, {}, "Expected no optimizer for 't'"),
         ({"a": feature(), "b": feature()}, {}, "Expected one table of each name"),

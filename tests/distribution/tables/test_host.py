@@ -1,5 +1,6 @@
 """The host's part of a step: ids, gains, the layout of a choice, and the distribution of noise."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy import stats
 from dp_sparse import distribution, noise
 from dp_sparse.distribution.tables import host
 from dp_sparse.distribution.tables.features import Feature, Table
-from dp_sparse.errors import BadExampleError, translated
+from dp_sparse.errors import BadExampleError, PrivacyError, translated
 from tests.distribution.tables import cases
 from tests.distribution.tables.test_features import Strategy
 from tests.reference.distributions import SIGNIFICANCE
@@ -77,6 +78,14 @@ def test_rows_are_spread_over_replicas(count: int) -> None:
     assert of_replica.max() - of_replica.min() <= 1
 
 
+def test_more_rows_than_there_is_room_for_are_refused() -> None:
+    tables = cases.private_tables(cases.private_optimizer())
+    table = dataclasses.replace(tables.tables[0], capacity=8)
+    assert choice_of(tables, table, np.arange(8))["features"][table.noise].shape[0] == 8
+    with pytest.raises(PrivacyError, match="More rows of shared .* than the 8"), translated():
+        choice_of(tables, table, np.arange(9))
+
+
 def one(**changed: Any) -> tuple[Feature, Table]:
     feature = Feature(
         **{"name": "f", "lookups": 3, "bag": True, "combiner": "sum", "weights": None, **changed}
@@ -107,6 +116,9 @@ def test_bad_ids_and_weights(changed: Any, x: Any, message: str) -> None:
         ({}, {"f": [1, 2]}, r"Expected ids of 'f' of shape \[batch, 3\], got \(2,\)"),
         ({"bag": False, "lookups": 1}, {"f": [[1, 2]]}, r"shape \[batch\] or \[batch, 1\]"),
         ({"weights": "w"}, {"f": [[1, 0, 0]] * 2, "w": [1.0, 7.0]}, "weights .* of the shape"),
+        ({}, {"f": [[1.5, 0.0, 0.0]]}, "Expected integer ids of 'f', got float32"),
+        ({}, {"f": [["a", "b", "c"]]}, "Expected integer ids of 'f', got string"),
+        ({"weights": "w"}, {"f": [[1, 0, 0]], "w": [["a"] * 3]}, "numbers as weights .* string"),
     ],
 )
 def test_inputs_that_do_not_fit(changed: Any, x: Any, message: str) -> None:

@@ -128,6 +128,14 @@ def test_other_layers_are_refused(tables: distribution.PrivateTables) -> None:
         lookups.layer_of(object(), tables)
 
 
+def test_tables_in_two_places_are_refused(tables: distribution.PrivateTables) -> None:
+    """As keras-rs keeps them where only some are wanted on SparseCores."""
+    layer = type("DistributedEmbedding", (), {"__module__": "keras_rs.layers", "name": "both"})()
+    layer._placement_to_path_to_feature_config = {"default_device": {}, "sparsecore": {}}
+    with pytest.raises(ValueError, match=r"all tables of both in one place, got \['default_device"):
+        lookups.layer_of(layer, tables)
+
+
 @pytest.mark.parametrize(
     ("cls", "name"),
     [

@@ -137,6 +137,7 @@ def test_bad_labels_leave_everything_as_it_was() -> None:
         distribution.train_tables(model, tables, layer, (x, y))
     for old, new in zip(before, values_of(model, layer), strict=True):
         np.testing.assert_array_equal(old, new)
+    assert int(model.optimizer.iterations) == int(model.optimizer.diagnostics.steps) == 0
 
 
 def test_bad_ids_leave_everything_as_it_was() -> None:
@@ -229,6 +230,11 @@ def test_other_refusals() -> None:
         distribution.train_tables(stock, tables, layer, cases.data())
     with pytest.raises(ValueError, match="Expected epochs"):
         distribution.train_tables(model, tables, layer, cases.data(), epochs=0)
+    with pytest.raises(ValueError, match="Expected tables to be PrivateTables, got TPUEmb"):
+        distribution.train_tables(model, layer, tables, cases.data())
+    (x, y) = cases.data()
+    with pytest.raises(ValueError, match="'left' among the inputs, in a dictionary, got EagerT"):
+        distribution.train_tables(model, tables, layer, (x["left"], y))
     model.compile(tables.private_optimizer, "binary_crossentropy", jit_compile=True)
     with pytest.raises(ValueError, match="Expected jit_compile=False, got True"):
         distribution.train_tables(model, tables, layer, cases.data())
@@ -270,6 +276,8 @@ def test_inputs_of_a_model_that_was_trained() -> None:
     np.testing.assert_allclose(inputs["left"], table[twice["left"]])
     np.testing.assert_array_equal(inputs["dense_features"], twice["dense_features"])
     assert model.predict(inputs, verbose=0).shape == (2 * cases.SIZE, 1)
+    with pytest.raises(ValueError, match="inputs of one length.*'left': 19"):
+        distribution.model_inputs(tables, layer, {**x, "left": x["left"][1:]})
 
 
 def test_settings_of_an_optimizer_stay() -> None:

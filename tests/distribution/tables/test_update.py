@@ -12,6 +12,7 @@ from keras_rs.src.layers.embedding.tensorflow import distributed_embedding
 
 from dp_sparse import distribution
 from dp_sparse.distribution.tables import lookups
+from dp_sparse.errors import PrivacyError
 from tests.distribution.tables import cases
 from tests.distribution.tables.emulator import SparseCore, TensorCore
 
@@ -79,6 +80,20 @@ def lookups_of(tables: distribution.PrivateTables, x: Any) -> Any:
     from dp_sparse.distribution.tables.host import HostStep
 
     return HostStep(tables).to_look_up(x)[0]
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16", "float64"])
+def test_other_policies_of_keras_are_refused(policy: str) -> None:
+    """Off float32 a sum of gradient and noise would tell what it was made of."""
+    tables = cases.private_tables(cases.private_optimizer(), keras_rs_features())
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        layer = keras_rs.layers.DistributedEmbedding(tables.feature_config)
+        with pytest.raises(PrivacyError, match="layer in float32, got b?float"):
+            distribution.model_inputs(tables, layer, cases.data()[0])
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def distributed_on_sparse_cores(tables: distribution.PrivateTables) -> Made:

@@ -1,0 +1,34 @@
+"""What the private step hands to an optimizer: the rows of its choice, and clipped sums."""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class RowChoice:
+    """The rows of one table that a step may touch.
+
+    Attributes:
+        row_ids: int64 `[rows]`, unique and sorted; under XLA filled up with the table's number of
+            rows.
+        slots: int32 `[batch, lookups]`: where in `row_ids` each lookup's row stands, -1 for a row
+            not chosen.
+    """
+
+    row_ids: tf.Tensor
+    slots: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateSums:
+    """Clipped sums of one batch, made by the private step and by nothing else.
+
+    Attributes:
+        dense: Each dense variable with its sum.
+        tables: Each table with its sum on the rows of the step's choice.
+    """
+
+    dense: list[tuple[keras.Variable, tf.Tensor]]
+    tables: list[tuple[keras.Variable, tf.IndexedSlices]]
