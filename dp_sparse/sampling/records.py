@@ -15,6 +15,9 @@ import tensorflow as tf
 Example = tuple[Any, ...]  # (x, y) or (x, y, sample_weight), each a nest of arrays [n, ...]
 
 
+_RAGGED = tf.RaggedTensor | tf.SparseTensor | tf.RaggedTensorSpec | tf.SparseTensorSpec
+
+
 class Source(Protocol):
     """Examples that can be had by their index."""
 
@@ -135,8 +138,10 @@ def as_source(source: Any) -> Source:
     source itself.
     """
     if isinstance(source, tf.data.Dataset):
+        refuse_ragged(source.element_spec)
         return _IndexedDataset(source)
     if isinstance(source, tuple):
+        refuse_ragged(source)
         return _Arrays(source)
     if hasattr(source, "gather") and hasattr(source, "__len__"):
         return source
@@ -145,6 +150,16 @@ def as_source(source: Any) -> Source:
         "tf.data.Dataset with random "
         f"access, got {type(source).__name__}."
     )
+
+
+def refuse_ragged(example: Any) -> None:
+    """Raises ValueError for examples, or their specs, of no fixed shape."""
+    for leaf in tf.nest.flatten(example):
+        if isinstance(leaf, _RAGGED):
+            raise ValueError(
+                f"Expected dense arrays, got {type(leaf).__name__}: examples have one shape. Fill "
+                "them up, as with to_tensor(default_value=...)."
+            )
 
 
 def unpacked(example: Example) -> tuple[Any, Any, Any]:

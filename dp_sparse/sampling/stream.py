@@ -16,7 +16,7 @@ from dp_sparse import validate
 from dp_sparse.errors import PrivacyError, require
 from dp_sparse.sampling import marker
 from dp_sparse.sampling.base import Sampling, Share
-from dp_sparse.sampling.records import unpacked
+from dp_sparse.sampling.records import refuse_ragged, unpacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,8 @@ class StreamSampling(Sampling):
             first_step: Where a resumed run goes on: `model.optimizer.steps_spent`.
 
         Raises:
-            ValueError: `source` is not a dataset, or `first_step` is outside the run.
+            ValueError: `source` is not a dataset, or one of ragged or sparse tensors, or
+                `first_step` is outside the run.
             PrivacyError: While iterating, when a pass holds fewer examples than `num_examples`.
         """
         return self._run(source, first_step, marker.new_nonce(None)).prefetch(2)
@@ -127,6 +128,7 @@ class StreamSampling(Sampling):
             raise ValueError(
                 f"Expected a tf.data.Dataset of single examples, got {type(source).__name__}."
             )
+        refuse_ragged(source.element_spec)
         if not 0 <= first_step < self.steps:
             raise ValueError(
                 f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}."

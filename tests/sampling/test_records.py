@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse.errors import translated
-from dp_sparse.sampling import PoissonSampling, RecordFile
+from dp_sparse.sampling import PoissonSampling, RecordFile, StreamSampling
 from dp_sparse.sampling.records import as_source, unpacked
 
 N = 50
@@ -123,6 +123,21 @@ def test_a_missing_record_file(tmp_path: Path) -> None:
 def test_arrays_of_several_lengths_are_refused(source: Any) -> None:
     with pytest.raises(ValueError, match="Expected arrays of one common length, got shapes"):
         as_source(source)
+
+
+@pytest.mark.parametrize(
+    "ragged", [tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[1, 0], [2, 3]])]
+)
+def test_examples_without_a_fixed_shape_are_refused(ragged: Any) -> None:
+    arrays = {"ids": ragged}, np.zeros(2)
+    rows = tf.data.Dataset.from_tensor_slices(arrays)
+    name = type(ragged).__name__
+    with pytest.raises(ValueError, match=f"Expected dense arrays, got {name}: .* to_tensor"):
+        as_source(arrays)
+    with pytest.raises(ValueError, match=f"Expected dense arrays, got {name}Spec"):
+        as_source(rows)
+    with pytest.raises(ValueError, match=f"Expected dense arrays, got {name}Spec"):
+        StreamSampling(num_examples=2, batch_size=1).batches(rows)
 
 
 @pytest.mark.parametrize("source", [[np.zeros(5), np.zeros(5)], None, 3, "file", np.zeros(5)])
