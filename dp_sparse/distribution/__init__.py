@@ -4,6 +4,19 @@
 """
 
 from dp_sparse.distribution.loop import train
-from dp_sparse.distribution.tables import PrivateTables, RankingModel, model_inputs, train_tables
+from dp_sparse.distribution.tables import (
+    PrivateTables,
+    RankingModel,
+    model_inputs,
+    serving_layer,
+    train_tables,
+)
 
-__all__ = ["PrivateTables", "RankingModel", "model_inputs", "train", "train_tables"]
+__all__ = [
+    "PrivateTables",
+    "RankingModel",
+    "model_inputs",
+    "serving_layer",
+    "train",
+    "train_tables",
+]

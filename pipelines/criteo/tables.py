@@ -1,7 +1,6 @@
 """The click model with its tables in an embedding layer, on a Cloud TPU or off one."""
 
 import contextlib
-import tempfile
 from typing import Any
 
 import keras
@@ -95,7 +94,8 @@ class LayerJob:
 
     def scores(self, x: Any) -> np.ndarray:
         """Logits of inputs, float32 `[rows]`, by tables as they are now."""
-        inputs = dp_sparse.distribution.model_inputs(self.tables, self._serving_layer(), x)
+        layer = dp_sparse.distribution.serving_layer(self.tables, self.layer)
+        inputs = dp_sparse.distribution.model_inputs(self.tables, layer, x)
         return self.model.predict(inputs, batch_size=8192, verbose=0)[:, 0]
 
     def _made_layer(self) -> Any:
@@ -103,16 +103,6 @@ class LayerJob:
         if self._strategy is None:
             return _E.TPUEmbeddingForServing(config, None)
         return engine_of(self._strategy, self.tables)
-
-    def _serving_layer(self) -> Any:
-        """On a TPU a copy on the host, by way of a checkpoint: its tables are nowhere else."""
-        if self._strategy is None:
-            return self.layer
-        with tempfile.TemporaryDirectory() as folder:
-            saved = tf.train.Checkpoint(embedding=self.layer).save(f"{folder}/tables")
-            copy = _E.TPUEmbeddingForServing(self.tables.serving_config, None)
-            tf.train.Checkpoint(embedding=copy).restore(saved).assert_existing_objects_matched()
-        return copy
 
 
 def examples_by_feature(

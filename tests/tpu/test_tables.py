@@ -5,7 +5,6 @@ engines themselves are asked the same.
 """
 
 import dataclasses
-import tempfile
 import time
 from typing import Any
 
@@ -36,11 +35,7 @@ class Job:
     batch: Any
 
     def values(self) -> dict[str, np.ndarray]:
-        """The tables by way of a checkpoint, as `pipelines.criteo.tables` reads them."""
-        copy = cases.E.TPUEmbeddingForServing(self.tables.serving_config, None)
-        with tempfile.TemporaryDirectory() as folder:
-            saved = tf.train.Checkpoint(embedding=self.layer).save(f"{folder}/tables")
-            tf.train.Checkpoint(embedding=copy).restore(saved).assert_existing_objects_matched()
+        copy = distribution.serving_layer(self.tables, self.layer)
         return {table.name: values.numpy() for table, values in copy.embedding_tables.items()}
 
 

@@ -6,7 +6,8 @@ the gradients of its activations. All three run off TPU, too, with the same numb
 """
 
 from dp_sparse.distribution.tables.features import PrivateTables
-from dp_sparse.distribution.tables.loop import model_inputs, train_tables
+from dp_sparse.distribution.tables.loop import train_tables
 from dp_sparse.distribution.tables.recommenders import RankingModel
+from dp_sparse.distribution.tables.serving import model_inputs, serving_layer
 
-__all__ = ["PrivateTables", "RankingModel", "model_inputs", "train_tables"]
+__all__ = ["PrivateTables", "RankingModel", "model_inputs", "serving_layer", "train_tables"]

@@ -13,7 +13,7 @@ from dp_sparse.distribution.tables import device
 from dp_sparse.distribution.tables.features import PrivateTables, check_optimizer
 from dp_sparse.distribution.tables.host import HostStep, other_inputs
 from dp_sparse.distribution.tables.lookups import TableLayer, layer_of
-from dp_sparse.errors import PrivacyError, translated
+from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers import PrivateSums
 from dp_sparse.training import build_for
 
@@ -83,51 +83,6 @@ def train_tables(
         return lambda: steps.take(next(iterator)), steps.logs
 
     return epochs_of.run(model, begin, epochs, steps_per_epoch, callbacks, verbose)
-
-
-def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Inputs of the model, to evaluate or predict with, from those of a source; off TPU.
-
-    Args:
-        tables: What the layer was made with.
-        layer: The embedding layer, or, for tables of a TPU, a `TPUEmbeddingForServing` made with
-            `tables.serving_config` that has them from a checkpoint.
-        x: Ids of each feature, and whatever else, arrays `[examples, ...]`.
-
-    Returns:
-        Float32 `[examples, width]` for each feature, and the rest of `x`.
-
-    Raises:
-        ValueError: Inputs that do not fit the features, or a layer of another kind.
-        PrivacyError: A layer of another configuration.
-        BadExampleError: An id or a weight out of its range.
-    """
-    own, host, rows = layer_of(layer, tables), HostStep(tables), tables.rows
-    size = _common_length(x)
-    parts = []
-    for begin in range(0, size, rows):
-        part = {
-            name: _filled(np.asarray(value)[begin : begin + rows], rows)
-            for name, value in x.items()
-        }
-        with translated():
-            features, weights = host.to_look_up(part)
-        activations = own.look_up(features, weights).activations
-        parts.append({f.name: activations[f.name].numpy() for f in tables.features})
-    joined = {name: np.concatenate([part[name] for part in parts])[:size] for name in parts[0]}
-    return {**{name: np.asarray(v) for name, v in other_inputs(x, tables).items()}, **joined}
-
-
-def _common_length(x: dict[str, Any]) -> int:
-    lengths = {name: len(value) for name, value in x.items()}
-    if len(set(lengths.values())) != 1:
-        raise ValueError(f"Expected inputs of one length, of each feature one, got {lengths}.")
-    return next(iter(lengths.values()))
-
-
-def _filled(values: np.ndarray, rows: int) -> tf.Tensor:
-    missing = [(0, rows - len(values))] + [(0, 0)] * (values.ndim - 1)
-    return tf.constant(np.pad(values, missing))
 
 
 def _check(model: keras.Model, tables: PrivateTables) -> None:

@@ -266,20 +266,6 @@ def test_dropout_masks_and_class_weights_and_callbacks() -> None:
     assert len(seen) == 2 and {"loss", "accuracy"} == set(history.history)
 
 
-def test_inputs_of_a_model_that_was_trained() -> None:
-    """More examples than a batch has; the same numbers as the layer's own."""
-    model, tables, layer = parts()
-    x, _ = cases.data()
-    twice = {name: np.concatenate([values, values]) for name, values in x.items()}
-    inputs = distribution.model_inputs(tables, layer, twice)
-    table = next(v for t, v in layer.embedding_tables.items() if t.name == "shared").numpy()
-    np.testing.assert_allclose(inputs["left"], table[twice["left"]])
-    np.testing.assert_array_equal(inputs["dense_features"], twice["dense_features"])
-    assert model.predict(inputs, verbose=0).shape == (2 * cases.SIZE, 1)
-    with pytest.raises(ValueError, match="inputs of one length.*'left': 19"):
-        distribution.model_inputs(tables, layer, {**x, "left": x["left"][1:]})
-
-
 def test_settings_of_an_optimizer_stay() -> None:
     """Clipping, selection and noise are traced at different times, so they must not change."""
     optimizer = cases.private_optimizer()
@@ -290,17 +276,6 @@ def test_settings_of_an_optimizer_stay() -> None:
     for name in ("lattice", "rows", "tables", "private_optimizer", "optimizer"):
         with pytest.raises(AttributeError, match="cannot change"):
             setattr(tables, name, getattr(tables, name))
-
-
-def test_tables_of_a_tpu_are_served_off_it() -> None:
-    """Their configuration has no shapes of replicas, which inputs of any size would not fit."""
-    optimizer = cases.private_optimizer()
-    tables = cases.private_tables(optimizer, strategy=Strategy())
-    layer = cases.E.TPUEmbeddingForServing(tables.serving_config, None)
-    x, _ = cases.data()
-    inputs = distribution.model_inputs(tables, layer, x)
-    table = next(v for t, v in layer.embedding_tables.items() if t.name == "shared").numpy()
-    np.testing.assert_allclose(inputs["right"], table[x["right"]])
 
 
 def test_strategies_that_do_not_fit() -> None:
