@@ -12,7 +12,6 @@ counter. Philox is not a cryptographic generator.
 """
 
 import enum
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -57,6 +56,8 @@ class NoiseKey:
         words = _fresh_word(), _fresh_word(), np.int64(0)
         made = replicas.undistributed(lambda: [tf.Variable(w, trainable=False) for w in words])
         self._key, self._offset, self._draws = made
+        with tf.init_scope():
+            self._section = tf.CriticalSection()
 
     def refresh(self) -> None:
         """Replaces the key by a new one from the operating system."""
@@ -78,10 +79,14 @@ class NoiseKey:
     def next_draw(self) -> "Draw":
         """The streams of the next step, never the same twice under one key.
 
-        This holds whatever `iterations` is set to.
+        This holds whatever `iterations` is set to, and in several threads.
         """
-        draw = self._draws.assign_add(1, read_value=True)
-        return Draw(tf.identity(self._key), tf.identity(draw), tf.identity(self._offset)[0])
+
+        def counted() -> tf.Tensor:
+            return tf.identity(self._draws.assign_add(1))
+
+        draw = self._section.execute(counted)  # no other thread counts before this one has read
+        return Draw(tf.identity(self._key), draw, tf.identity(self._offset)[0])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "NoiseKey":
         return NoiseKey()
@@ -234,9 +239,8 @@ def _skipped(counter: tf.Tensor, blocks: tf.Tensor) -> tf.Tensor:
     return counter + tf.stack([tf.cast(blocks, tf.uint64) * (_BLOCK // 2), tf.zeros([], tf.uint64)])
 
 
-@functools.cache
 def self_check() -> None:
-    """Compares bits with TensorFlow's Philox and normals with SciPy, once a process.
+    """Compares bits with TensorFlow's Philox and normals with SciPy.
 
     Raises:
         RuntimeError: This machine's TensorFlow computes the noise wrongly.

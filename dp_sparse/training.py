@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import (
+    ambient,
     batch_sums,
     clipping,
     flushing,
@@ -74,9 +75,7 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
             )
     strategies.check(model._distribute_strategy, optimizer)
     optimizer.compiles = _compiles(optimizer, arguments)
-    tf.config.experimental.enable_tensor_float_32_execution(False)  # norms need float32's own bits
-    noise.self_check()
-    clipping.self_check(optimizer.compiles)
+    ambient.check(optimizer.compiles)
     arguments["jit_compile"] = False
     arguments["auto_scale_loss"] = False
     optimizer.bind(model, functools.partial(clipping.embedding_tables, model))
@@ -147,6 +146,7 @@ def _translating(model: keras.Model, function: Any) -> Any:
     @functools.wraps(function)
     def run(iterator: Any) -> Any:
         try:
+            ambient.check(model.optimizer.compiles)
             with translated():
                 return function(iterator)
         except Exception:
@@ -188,6 +188,11 @@ def private_train_step(
             f"{type(optimizer._distribution_strategy).__name__}, got "
             f"{type(tf.distribute.get_strategy()).__name__}: build and compile the model inside "
             "strategy.scope()."
+        )
+    if optimizer.compiles and data[2]["present"].shape[0] is None:
+        raise PrivacyError(
+            "Expected batches of a fixed size with jit_compile=True, got some of unknown size: "
+            "pass the sampler's own batches, without batch or unbatch."
         )
     capacity = optimizer.examples_in_memory
     x, y, weights = data if optimizer.compiles else _trimmed(data)
@@ -257,6 +262,12 @@ def _build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
             f"Expected a model with something to train, got {model.name} without trainable "
             "variables."
         )
+    for variable in model.trainable_variables:
+        if variable.dtype != "float32":
+            raise ValueError(
+                f"Expected variables in float32, got {variable.path} in {variable.dtype}: use "
+                'dtype="float32", or a mixed policy, which keeps variables in float32.'
+            )
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     if optimizer.delays_noise:

@@ -14,7 +14,7 @@ USERS = [
 TIMERS = sorted((ROOT / "benchmarks").glob("*.py"))
 
 STEP = {"contribution", "exponential", "forecast", "restriction", "scores", "skips", "threshold"}
-JOINING = ("training", "passes", "batch_sums", "microbatches", "flushing", "callbacks")
+JOINING = ("ambient", "training", "passes", "batch_sums", "microbatches", "flushing", "callbacks")
 CORE_OF_TABLES = {"configs", "host", "lattice", "lookups", "updates"}  # TensorFlow alone
 ROOMS_OF_BENCHMARKS = {"noise", "selection", "tied_embedding", "clipping_ways"}
 

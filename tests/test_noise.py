@@ -1,5 +1,6 @@
 """Noise: its distribution, its tails, both execution paths; no value used twice, no key leaked."""
 
+import concurrent.futures
 import copy
 import pickle
 from collections.abc import Callable
@@ -385,7 +386,18 @@ def test_the_self_check_passes_and_can_fail(monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patched:
         patched.setattr(noise, "normal_quantile", lambda v: (1 + 1e-9) * normal_quantile(v))
         with pytest.raises(RuntimeError, match=r"computes normal noise wrongly"):
-            noise.self_check.__wrapped__()
+            noise.self_check()
     monkeypatch.setattr(philox, "_ROUNDS", 9)
     with pytest.raises(RuntimeError, match=r"computes random bits wrongly"):
-        noise.self_check.__wrapped__()
+        noise.self_check()
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_two_threads_never_have_one_draw(in_graph: bool) -> None:
+    key = noise.NoiseKey()
+    count = lambda: key.next_draw().number  # noqa: E731
+    draw = tf.function(count, autograph=False) if in_graph else count
+    draw()
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        numbers = [int(n) for n in threads.map(lambda _: draw(), range(4000))]
+    assert len(set(numbers)) == 4000

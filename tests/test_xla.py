@@ -20,6 +20,7 @@ from scipy import stats
 import dp_sparse
 from dp_sparse import noise, xla
 from dp_sparse.clipping.uses import squares
+from dp_sparse.errors import PrivacyError
 from dp_sparse.groups import grouped, lower_bound
 from dp_sparse.selection import skips
 from models import classifiers, vision
@@ -221,6 +222,14 @@ def test_more_false_rows_than_there_is_room_for_stop_the_run(
         model.fit(plan.sampling.batches((x, y)), steps_per_epoch=1, verbose=0)
     for old, new in zip(before, weights_of(model), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+def test_batches_of_unknown_size_are_refused() -> None:
+    model, plan = click_model(VOCABULARIES), plan_for(8)
+    model.compile(METHODS["adafest"](model, plan), "mse", jit_compile=True)
+    again = plan.sampling.batches(clicks(8, VOCABULARIES)).unbatch().batch(8)
+    with pytest.raises(PrivacyError, match="fixed size with jit_compile=True"):
+        model.fit(again, verbose=0)
 
 
 @pytest.mark.parametrize("wrapped", ["sgd", "adagrad", "adam"])

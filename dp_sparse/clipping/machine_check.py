@@ -1,7 +1,5 @@
 """Whether this machine's TensorFlow computes what clipping rests on."""
 
-import functools
-
 import numpy as np
 import tensorflow as tf
 
@@ -9,9 +7,8 @@ from dp_sparse import xla
 from dp_sparse.clipping.uses import Product
 
 
-@functools.cache
 def self_check(compiled: bool = False) -> None:
-    """Compares the products of `uses` with NumPy on odd shapes, once a process.
+    """Compares the products of `uses` with NumPy on odd shapes.
 
     oneDNN has computed some matrix products silently wrongly on TensorFlow 2.19 to 2.21.
 

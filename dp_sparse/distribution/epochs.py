@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import keras
 
-from dp_sparse import validate
+from dp_sparse import ambient, validate
 from dp_sparse.errors import PrivacyError, translated
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling.base import Sampling, Share
@@ -58,6 +58,7 @@ def run(
         callback_list.on_epoch_begin(epoch)
         for index in range(steps):
             callback_list.on_train_batch_begin(index)
+            ambient.check(model.optimizer.compiles)
             with translated():
                 step()
             callback_list.on_train_batch_end(index, {})

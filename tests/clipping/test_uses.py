@@ -158,4 +158,4 @@ def test_the_self_check_passes_and_can_fail(monkeypatch: pytest.MonkeyPatch) -> 
     self_check()
     monkeypatch.setattr(uses.Product, "clipped_sum", lambda use, factors: tf.zeros([7, 3]))
     with pytest.raises(RuntimeError, match="multiplies matrices wrongly"):
-        self_check.__wrapped__()
+        self_check()
