@@ -89,8 +89,8 @@ class PrivateTables(tf.Module):
     Attributes:
         tables: The tables, in the order of their first feature.
         private_optimizer: The `optimizer` that was given.
-        optimizer: That of the tables, of `tf.tpu.experimental.embedding`, whose learning rate is
-            read from the private optimizer at each step.
+        layer_optimizer: That of the layer's tables, of `tf.tpu.experimental.embedding`; its
+            learning rate is read from the private optimizer at each step.
         on_tpu: Whether there is a strategy.
         replicas: How many share a batch.
         lattice: The points on which gradients and noise of rows meet.
@@ -130,8 +130,8 @@ class PrivateTables(tf.Module):
         self._refuse_taken_names()
         optimizer.outside_tables = self.tables
         self.lattice = self._lattice()
-        self.optimizer = self._table_optimizer()
-        self.updates = RowUpdates(self.optimizer)
+        self.layer_optimizer = self._layer_optimizer()
+        self.updates = RowUpdates(self.layer_optimizer)
         self._frozen = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -156,7 +156,7 @@ class PrivateTables(tf.Module):
             math.sqrt(sum(own * width for own, width in lookups)),
         )
 
-    def _table_optimizer(self) -> Any:
+    def _layer_optimizer(self) -> Any:
         own = self.private_optimizer.table_optimizer or self.private_optimizer.optimizer
 
         def learning_rate() -> tf.Tensor:
@@ -177,7 +177,7 @@ class PrivateTables(tf.Module):
         return self._features_for(None)
 
     def _features_for(self, replicas: int | None) -> dict[str, Any]:
-        derived = configs.Derived(self.optimizer, replicas)
+        derived = configs.Derived(self.layer_optimizer, replicas)
         found = {}
         for table in self.tables:
             for feature in table.features:

@@ -131,7 +131,9 @@ def layer_of(layer: Any, tables: PrivateTables) -> TableLayer:
         _refuse_options(part)
     configs = getattr(layer, "_feature_configs", None) or layer._feature_config
     names = set(configs) if isinstance(configs, dict) else set()
-    others = [c for c in tf.nest.flatten(configs) if c.table.optimizer is not tables.optimizer]
+    others = [
+        c for c in tf.nest.flatten(configs) if c.table.optimizer is not tables.layer_optimizer
+    ]
     if others or names != set(tables.feature_config):
         raise PrivacyError(
             f"Expected a {type(layer).__name__} made with tables.feature_config, got another "

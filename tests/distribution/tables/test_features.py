@@ -32,7 +32,7 @@ def test_features_of_noise_and_of_bags() -> None:
     of = {name: feature.table for name, feature in config.items()}
     assert of["left"] is of["right"] is of["private_noise_shared"]
     assert of["words"] is of["private_backward_words"] is of["private_noise_bag"]
-    assert all(table.optimizer is tables.optimizer for table in of.values())
+    assert all(table.optimizer is tables.layer_optimizer for table in of.values())
     assert all(tf.TensorShape(feature.output_shape).rank is None for feature in config.values())
 
 
@@ -62,12 +62,12 @@ def test_room_is_for_every_lookup_of_a_batch() -> None:
 def test_learning_rate_is_read_at_each_step() -> None:
     optimizer = cases.private_optimizer("adagrad")
     tables = cases.private_tables(optimizer)
-    assert type(tables.optimizer) is cases.E.Adagrad
-    assert tables.optimizer.initial_accumulator_value == 0.2
-    assert tables.optimizer.use_gradient_accumulation
-    assert float(tables.optimizer.learning_rate()) == 0.5
+    assert type(tables.layer_optimizer) is cases.E.Adagrad
+    assert tables.layer_optimizer.initial_accumulator_value == 0.2
+    assert tables.layer_optimizer.use_gradient_accumulation
+    assert float(tables.layer_optimizer.learning_rate()) == 0.5
     optimizer.learning_rate = 0.25
-    assert float(tables.optimizer.learning_rate()) == 0.25
+    assert float(tables.layer_optimizer.learning_rate()) == 0.25
 
 
 def plan_optimizer(cls: Any, *given: Any, **arguments: Any) -> Any:
@@ -159,7 +159,7 @@ def test_of_keras_rs() -> None:
     assert derived["a"].output_shape == (24, 2)
     assert derived["private_noise_t"].input_shape == (16, None)
     assert derived["a"].table is derived["private_noise_t"].table
-    assert derived["a"].table.optimizer is tables.optimizer
+    assert derived["a"].table.optimizer is tables.layer_optimizer
     changed = dataclasses.replace(own, optimizer=keras.optimizers.Adam())
     other = keras_rs.layers.FeatureConfig("a", changed, (cases.SIZE,), (cases.SIZE, 2))
     with pytest.raises(ValueError, match="Expected no optimizer for 't'"):
