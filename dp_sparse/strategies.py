@@ -59,6 +59,11 @@ def check_fit(model: keras.Model) -> None:
             "Expected no fit under TPUStrategy, where checks inside the step are dropped: call "
             "dp_sparse.distribution.train_tables."
         )
+    if model.optimizer.outside_tables:
+        raise PrivacyError(
+            "Expected dp_sparse.distribution.train_tables, got fit, with an optimizer of "
+            "PrivateTables: fit trains no table of an embedding layer."
+        )
 
 
 def check_shared_out(model: keras.Model, dataset: Any) -> None:
@@ -81,8 +86,8 @@ def _refuse_others(strategy: tf.distribute.Strategy | None) -> None:
     """Refuses strategies under which a step is not one step.
 
     Raises:
-        PrivacyError: Any but `OneDeviceStrategy`, `MirroredStrategy` and
-            `MultiWorkerMirroredStrategy`.
+        PrivacyError: Any but `OneDeviceStrategy`, `MirroredStrategy`,
+            `MultiWorkerMirroredStrategy` and, for `train_tables`, `TPUStrategy`.
     """
     if strategy is None or isinstance(strategy, _SUPPORTED):
         return
@@ -95,6 +100,6 @@ def _refuse_others(strategy: tf.distribute.Strategy | None) -> None:
             "MultiWorkerMirroredStrategy."
         )
     raise PrivacyError(
-        f"Expected MirroredStrategy or MultiWorkerMirroredStrategy, got {name}, for which nothing "
-        "here was shown to hold. Use one of those, or no strategy."
+        f"Expected MirroredStrategy, MultiWorkerMirroredStrategy or TPUStrategy, got {name}, for "
+        "which nothing here was shown to hold. Use one of those, or no strategy."
     )

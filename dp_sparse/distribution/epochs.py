@@ -48,26 +48,35 @@ def run(
         steps=steps_per_epoch,
         model=model,
     )
-    callback_list.on_train_begin()  # may restore a checkpoint
-    spent = int(model.optimizer.steps_spent.numpy())
+    callback_list.on_train_begin()  # may restore a checkpoint, and say from which epoch to go on
+    first, spent = model._initial_epoch or 0, int(model.optimizer.steps_spent.numpy())
     left = model.optimizer.plan.sampling.steps - spent
-    steps = _steps_per_epoch(left, epochs, steps_per_epoch)
+    steps = _steps_per_epoch(left, epochs - first, steps_per_epoch)
+    callback_list.params["steps"] = steps
     step, logs = begin(spent)
-    for epoch in range(epochs):
+    for epoch in range(first, epochs):
         model.reset_metrics()
         callback_list.on_epoch_begin(epoch)
-        for index in range(steps):
-            callback_list.on_train_batch_begin(index)
-            ambient.check(model.optimizer.compiles)
-            with translated():
-                step()
-            callback_list.on_train_batch_end(index, {})
+        _run_steps(model, step, steps, callback_list)
         callback_list.on_epoch_end(epoch, logs())
         if model.stop_training:
             break
     model.optimizer.finalize_variable_values(model.trainable_weights)
     callback_list.on_train_end()
     return model.history
+
+
+def _run_steps(
+    model: keras.Model, step: Step, steps: int, callback_list: keras.callbacks.CallbackList
+) -> None:
+    for index in range(steps):
+        callback_list.on_train_batch_begin(index)
+        ambient.check(model.optimizer.compiles)
+        with translated():
+            step()
+        callback_list.on_train_batch_end(index, {})
+        if model.stop_training:
+            break
 
 
 def checked_optimizer(model: keras.Model) -> PrivateOptimizer:
@@ -79,10 +88,14 @@ def checked_optimizer(model: keras.Model) -> PrivateOptimizer:
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, PrivateOptimizer):
         raise PrivacyError(
-            f"Expected a model compiled with a private optimizer, got {type(optimizer).__name__}."
+            f"Expected a model compiled with a private optimizer, got {type(optimizer).__name__}: "
+            "pass dp_sparse.DPAdaFESTOptimizer(...) to compile."
         )
     if optimizer.delays_noise:
-        raise PrivacyError(f"Expected fit with {type(optimizer).__name__}: train on one device.")
+        raise PrivacyError(
+            f"Expected an optimizer that noises at once, got {type(optimizer).__name__}: train "
+            "with fit, on one device."
+        )
     return optimizer
 
 
@@ -97,6 +110,6 @@ def _steps_per_epoch(left: int, epochs: int, wanted: int | None) -> int:
     if not 0 < steps * epochs <= left:
         raise ValueError(
             f"Expected at most {left} steps, which the plan has left, and at least one an epoch, "
-            f"got epochs={epochs} of {steps} steps."
+            f"got {epochs} epochs of {steps} steps: take fewer, or a plan calibrated for more."
         )
     return steps

@@ -50,8 +50,8 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
 
     ### Formal Guarantees
     Under the plan's neighbouring relation the updates of a run are what `plan.statement()` says,
-    provided every update came from `fit`. Gradients handed over by any other road are refused, not
-    applied.
+    provided every update came from `fit` or from a loop of `dp_sparse.distribution`. Gradients
+    handed over by any other road are refused, not applied.
     """
 
     mechanism: type[Mechanism] = GaussianMechanism  # what the plan must pay for

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from dp_sparse.sampling.marker import is_sampled
+
 Example = tuple[Any, ...]  # (x, y) or (x, y, sample_weight), each a nest of arrays [n, ...]
 
 
@@ -138,6 +140,11 @@ def as_source(source: Any) -> Source:
     source itself.
     """
     if isinstance(source, tf.data.Dataset):
+        if is_sampled(source.element_spec):
+            raise ValueError(
+                "Expected examples, got batches of a sampler: pass what sampling.batches(...) was "
+                "given."
+            )
         refuse_ragged(source.element_spec)
         return _IndexedDataset(source)
     if isinstance(source, tuple):

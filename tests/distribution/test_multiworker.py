@@ -256,6 +256,31 @@ def test_workers_that_differ_are_refused(other: str, message: str) -> None:
         assert message in printed
 
 
+def test_a_crashed_run_goes_on_where_it_was(tmp_path: Any) -> None:
+    """By BackupAndRestore, with the same arguments: epochs are counted on, and steps."""
+    seen: list[int] = []
+
+    def begin(epoch: int, logs: Any) -> None:
+        seen.append(epoch)
+        if seen == [0, 1]:
+            raise KeyboardInterrupt
+
+    def run() -> int:
+        model = compiled(tf.distribute.get_strategy())
+        callbacks = [
+            keras.callbacks.BackupAndRestore(tmp_path / "backup"),
+            keras.callbacks.LambdaCallback(on_epoch_begin=begin),
+        ]
+        data = clicks(SIZE, VOCABULARIES)
+        distribution.train(model, data, epochs=2, steps_per_epoch=2, callbacks=callbacks)
+        return int(model.optimizer.steps_spent)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert run() == STEPS
+    assert seen == [0, 1, 1]
+
+
 def test_train_refuses() -> None:
     one_device = tf.distribute.get_strategy()
     model = compiled(one_device)
@@ -263,7 +288,7 @@ def test_train_refuses() -> None:
         distribution.train(model, clicks(SIZE, VOCABULARIES), steps_per_epoch=5)
     with pytest.raises(ValueError, match="Expected epochs"):
         distribution.train(model, clicks(SIZE, VOCABULARIES), epochs=0)
-    with pytest.raises(ValueError, match="got epochs=5 of 0 steps"):
+    with pytest.raises(ValueError, match="got 5 epochs of 0 steps"):
         distribution.train(model, clicks(SIZE, VOCABULARIES), epochs=5)
     distribution.train(model, clicks(SIZE, VOCABULARIES), steps_per_epoch=3)
     distribution.train(model, clicks(SIZE, VOCABULARIES))
@@ -278,5 +303,5 @@ def test_train_refuses() -> None:
         distribution.train(model, rows, class_weight={0: 1.0, 1: 2.0})
     lazy = dp_sparse.LazyDPSGDOptimizer("sgd", plan_for(SIZE), 1.0)
     model.compile(lazy, "binary_crossentropy")
-    with pytest.raises(PrivacyError, match="Expected fit with LazyDPSGD"):
+    with pytest.raises(PrivacyError, match="noises at once, got LazyDPSGD.*train with fit"):
         distribution.train(model, clicks(SIZE, VOCABULARIES))

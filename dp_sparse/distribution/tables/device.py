@@ -11,6 +11,7 @@ from dp_sparse.batch_sums import count_examples
 from dp_sparse.clipping.uses import Rows, exact
 from dp_sparse.distribution.tables.features import PrivateTables, Table
 from dp_sparse.distribution.tables.lookups import TableLayer
+from dp_sparse.errors import UnsupportedLayerError
 from dp_sparse.isolation import Losses
 from dp_sparse.passes import losses_with_padding, real_examples
 
@@ -28,9 +29,9 @@ def sums_of(
     Whatever check fails is found afterwards, by the caller; the tables got gradients of 0 then.
 
     Returns:
-        `dense`, the sums over all replicas, float32; `counts`, int32 `[3]` as `BatchSums.counts`,
-        over all replicas; `rows`, int32, chosen in each table; this replica's `losses`,
-        `output_losses` and `outputs`; and the checks.
+        Over all replicas `counts`, int32 `[3]` as `BatchSums.counts`, and `rows`, int32, chosen in
+        each table; this replica's `dense` sums, float32 or float64, `losses`, `output_losses` and
+        `outputs`; and the checks.
     """
     with xla.postponing() as checks:
         lookup = layer.look_up(batch["features"], batch["id_weights"])
@@ -54,12 +55,17 @@ def sums_of(
     good = tf.reduce_all([check.condition for check in checks]) if checks else tf.constant(True)
     lookup.push(_output_gradients(tables, batch, cotangents, found, good, draw))
     everyone: dict[str, Any] = {
-        "dense": [sums.get(id(v), tf.zeros(v.shape)) for v in model.trainable_variables],
         "counts": count_examples(found, real, tf.int32),
     }
     everyone["rows"] = tf.stack([tf.reduce_sum(batch["filled"][t.path]) for t in tables.tables])
     everyone = replicas.merged(replicas.summed, everyone)
-    own = {"losses": losses, "output_losses": of_outputs, "outputs": recording.outputs}
+    dense = [sums.get(id(v), tf.zeros(v.shape)) for v in model.trainable_variables]
+    own = {
+        "dense": dense,
+        "losses": losses,
+        "output_losses": of_outputs,
+        "outputs": recording.outputs,
+    }
     return {**everyone, **own}, checks
 
 
@@ -102,6 +108,11 @@ def _forward(
 ) -> tuple[clipping.Recording, tf.Tensor, list[tf.Tensor]]:
     x = {**batch["x"], **activations}
     recording = clipping.record(model, x, tape, tables.rows, _seeds(draw))
+    if recording.seeds_drawn > _ROUNDING:
+        raise UnsupportedLayerError(
+            f"Expected at most {_ROUNDING} random layers, got {recording.seeds_drawn}: the secret "
+            "seeds of others would be used twice. Leave some out."
+        )
     losses, of_outputs = losses_with_padding(model, batch["y"], recording.outputs, batch["weights"])
     return recording, losses, of_outputs
 

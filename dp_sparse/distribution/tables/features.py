@@ -15,6 +15,7 @@ from dp_sparse.distribution.tables.updates import RowUpdates
 from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers import DPAdaFESTOptimizer
 
+_EPSILON = keras.optimizers.Adagrad().epsilon  # of which layers' own Adagrad has nothing to set
 _CORES = 8  # slots of a replica are shared by its SparseCores, of which no chip has more
 
 
@@ -270,4 +271,9 @@ def check_optimizer(optimizer: Any) -> None:
             f"Expected SGD or Adagrad for the tables, got {type(own).__name__}, under which a row "
             "without a gradient moves: who sees it knows that it was looked up. Pass "
             "table_optimizer=keras.optimizers.Adagrad(...)."
+        )
+    if getattr(own, "epsilon", _EPSILON) != _EPSILON:
+        raise PrivacyError(
+            f"Expected Adagrad's default epsilon for the tables, got {own.epsilon}: an embedding "
+            "layer's own Adagrad has none. Leave it out."
         )

@@ -202,9 +202,10 @@ def read_ids(feature: Feature, x: Any, table: Table) -> Ids:
             "with several ids in bags=, with the most ids that an example has."
         )
     lowest = -1 if feature.bag else 0
+    accepted = f"ids in [0, {table.num_rows}){', or -1 for none,' if feature.bag else ''}"
     weights = tf.cast(given >= 0, tf.float32)
     checks = [
-        _in_range("ids", feature, given, (given >= lowest) & (given < table.num_rows)),
+        _in_range(accepted, feature, given, (given >= lowest) & (given < table.num_rows)),
     ]
     if feature.weights is not None:
         own = tf.convert_to_tensor(_input(feature.weights, x))
@@ -218,7 +219,7 @@ def read_ids(feature: Feature, x: Any, table: Table) -> Ids:
                 f"Expected weights of {feature.name!r} of the shape of its ids, {given.shape}, got "
                 f"{own.shape}."
             )
-        checks.append(_in_range("weights", feature, own, _is_weight(own)))
+        checks.append(_in_range("weights 0 or in [1e-15, 1e15]", feature, own, _is_weight(own)))
         weights *= own
     with tf.control_dependencies(checks):
         return Ids(tf.maximum(given, 0), tf.identity(weights))
@@ -231,14 +232,11 @@ def _input(name: str, x: Any) -> tf.Tensor:
     return x[name]
 
 
-def _in_range(what: str, feature: Feature, values: tf.Tensor, good: tf.Tensor) -> tf.Operation:
-    accepted = (
-        "0 or in [1e-15, 1e15]" if what == "weights" else "of the table, and -1 for none in bags,"
-    )
+def _in_range(accepted: str, feature: Feature, values: tf.Tensor, good: tf.Tensor) -> tf.Operation:
     flat = tf.concat([tf.reshape(values, [-1]), tf.zeros([1], values.dtype)], 0)
     bad = tf.concat([tf.reshape(~good, [-1]), [True]], 0)
     worst = flat[tf.argmax(tf.cast(bad, tf.int32))]
-    message = f"Expected {what} {accepted} in feature {feature.name!r}, got {{}}."
+    message = f"Expected {accepted} in feature {feature.name!r}, got {{}}. Hash or clip them."
     return require(tf.reduce_all(good), BadExampleError, message, worst)
 
 

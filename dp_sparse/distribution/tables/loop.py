@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import isolation, metrics, noise, replicas, xla
+from dp_sparse.clipping.uses import exact
 from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.tables import device
 from dp_sparse.distribution.tables.features import PrivateTables, check_optimizer
@@ -45,7 +46,8 @@ def train_tables(
         source: What `plan.sampling.batches` takes; its inputs are a dictionary with the ids of each
             feature.
         epochs: Into which the steps are divided, for metrics and callbacks.
-        steps_per_epoch: By default what is left of the plan, divided by `epochs`.
+        steps_per_epoch: By default what is left of the plan, divided by `epochs`; a remainder is
+            left to a later call.
         class_weight: As `PoissonSampling.batches` takes it.
         callbacks: As in Keras; they see the model, not the layer, whose tables need a
             `tf.train.Checkpoint` of their own.
@@ -109,6 +111,12 @@ def _check(model: keras.Model, tables: PrivateTables) -> None:
         )
     if tables.private_optimizer.compiles:
         raise ValueError("Expected jit_compile=False, got True: a TPU compiles by itself.")
+    last = tables.private_optimizer.outside_tables
+    if [id(table) for table in last] != [id(table) for table in tables.tables]:
+        raise PrivacyError(
+            "Expected one PrivateTables of an optimizer, got an earlier one: make an optimizer and "
+            "a plan for each."
+        )
 
 
 def _build(model: keras.Model, tables: PrivateTables, layer: TableLayer, spec: Any) -> None:
@@ -193,7 +201,7 @@ class _Steps:
 
         found, outcomes = self._strategy.run(of_replica, args=(batch, draw))
         with tf.control_dependencies(self._checks(made, outcomes)):  # counts of steps wait, too
-            self._apply([self._own(total) for total in found["dense"]], draw)
+            self._apply([self._summed(total) for total in found["dense"]], draw)
             totals = self._optimizer.diagnostics
             totals.add(self._own(found["counts"]))
             totals.rows.assign_add(tf.cast(self._own(found["rows"]), tf.int64))
@@ -208,11 +216,14 @@ class _Steps:
     def _apply(self, dense: list[tf.Tensor], draw: _DRAW) -> None:
         """Adds noise to the sums of the dense variables, and updates these on every replica."""
         variables = self._model.trainable_variables
-        checked = [tf.identity(total) for total in dense]
-        sums = PrivateSums(list(zip(variables, checked, strict=True)), [])
+        sums = PrivateSums(list(zip(variables, dense, strict=True)), [])
         noisy = [mean for _, mean in self._optimizer.release(sums, noise.Draw(*draw))]
         apply = lambda means: self._optimizer.optimizer.apply(replicas.shares(means), variables)  # noqa: E731
         self._strategy.run(apply, args=(noisy,))
+
+    def _summed(self, value: Any) -> tf.Tensor:
+        """Over all replicas, on the host, in float64."""
+        return tf.add_n([exact(own) for own in self._strategy.experimental_local_results(value)])
 
     def _own(self, value: Any) -> tf.Tensor:
         """What all replicas have alike."""

@@ -110,9 +110,13 @@ def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[s
 
 
 def _common_length(x: dict[str, Any]) -> int:
+    if not isinstance(x, dict):
+        raise ValueError(
+            f"Expected inputs in a dictionary, of each feature its ids, got {type(x).__name__}."
+        )
     lengths = {name: len(value) for name, value in x.items()}
-    if len(set(lengths.values())) != 1:
-        raise ValueError(f"Expected inputs of one length, of each feature one, got {lengths}.")
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise ValueError(f"Expected inputs of one length, 1 or more, got {lengths}.")
     return next(iter(lengths.values()))
 
 

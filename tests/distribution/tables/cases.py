@@ -79,7 +79,12 @@ def private_tables(
 
 
 def compiled_model(
-    optimizer: Any, *, weighted: bool = True, dropout: float = 0.0, **arguments: Any
+    optimizer: Any,
+    *,
+    weighted: bool = True,
+    dropout: float = 0.0,
+    hidden: int = 5,
+    **arguments: Any,
 ) -> keras.Model:
     keras.utils.set_random_seed(3)
     inputs = {name: keras.Input((WIDTH,), name=name) for name in FEATURES}
@@ -87,8 +92,8 @@ def compiled_model(
     if not weighted:
         inputs["word_weights"] = keras.Input((BAG,), name="word_weights")
     joined = keras.layers.Concatenate()([inputs[name] for name in (*FEATURES, "dense_features")])
-    hidden = keras.layers.Dense(5, activation="tanh")(joined)
-    outputs = keras.layers.Dense(1, activation="sigmoid")(keras.layers.Dropout(dropout)(hidden))
+    units = keras.layers.Dense(hidden, activation="tanh")(joined)
+    outputs = keras.layers.Dense(1, activation="sigmoid")(keras.layers.Dropout(dropout)(units))
     model = keras.Model(inputs, outputs)
     model.compile(optimizer, **{"loss": "binary_crossentropy", **arguments})
     return model

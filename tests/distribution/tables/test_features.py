@@ -86,6 +86,13 @@ def plan_optimizer(cls: Any, *given: Any, **arguments: Any) -> Any:
             "Expected SGD or Adagrad for the tables, got Adam",
         ),
         (
+            lambda: plan_optimizer(
+                dp_sparse.DPAdaFESTOptimizer,
+                table_optimizer=keras.optimizers.Adagrad(0.1, epsilon=1e-3),
+            ),
+            "Expected Adagrad's default epsilon for the tables, got 0.001",
+        ),
+        (
             lambda: plan_optimizer(dp_sparse.DPAdaFESTOptimizer, microbatch_size=2),
             "Expected microbatch_size=None, got 2",
         ),

@@ -12,7 +12,7 @@ from dp_sparse import distribution
 from dp_sparse.errors import BadExampleError, PrivacyError, translated
 from tests.distribution.tables import cases
 from tests.distribution.tables.test_features import Strategy
-from tests.training_cases import no_noise  # noqa: F401
+from tests.training_cases import assert_deviation, no_noise, plan_for  # noqa: F401
 
 
 def tables_and_layer(**arguments: Any) -> tuple[distribution.PrivateTables, Any]:
@@ -88,6 +88,35 @@ def test_as_fit_without_noise(wrapped: str) -> None:
     assert counts[0] == counts[1] == 5 * cases.SIZE
 
 
+def test_noise_of_dense_variables() -> None:
+    """Of one step under noise that drowns the gradients; rejects other deviations."""
+    plan = plan_for(cases.SIZE, steps=1, noise_multiplier=100.0)
+    optimizer = dp_sparse.DPAdaFESTOptimizer(keras.optimizers.SGD(1.0), plan, cases.CLIP)
+    tables = cases.private_tables(optimizer)
+    layer = cases.E.TPUEmbeddingForServing(tables.feature_config, None)
+    model = cases.compiled_model(optimizer, hidden=1000)
+    before = np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
+    distribution.train_tables(model, tables, layer, cases.data())
+    after = np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
+    deviation = cases.CLIP * optimizer.gradient_noise_multiplier / cases.SIZE
+    assert_deviation(after - before, deviation)
+
+
+def test_a_run_stops_where_a_callback_says_so() -> None:
+    model, tables, layer = parts(steps=6)
+    seen: list[Any] = []
+
+    def end(batch: int, logs: Any) -> None:
+        seen.append(batch)
+        model.stop_training = batch == 1
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=end)
+    distribution.train_tables(
+        model, tables, layer, cases.data(), epochs=2, steps_per_epoch=3, callbacks=[callback]
+    )
+    assert seen == [0, 1] and int(model.optimizer.steps_spent) == 2
+
+
 def test_the_budget_ends_and_a_run_goes_on_where_it_stopped() -> None:
     model, tables, layer = parts(steps=4)
     source = cases.data()
@@ -144,7 +173,7 @@ def test_bad_ids_leave_everything_as_it_was() -> None:
     model, tables, layer = parts()
     (x, y), before = cases.data(), values_of(model, layer)
     x["right"][4] = 40
-    with pytest.raises(BadExampleError, match="in feature 'right', got 40"):
+    with pytest.raises(BadExampleError, match=r"ids in \[0, 40\) in feature 'right', got 40. Hash"):
         distribution.train_tables(model, tables, layer, (x, y))
     for old, new in zip(before, values_of(model, layer), strict=True):
         np.testing.assert_array_equal(old, new)
@@ -222,9 +251,18 @@ def test_a_model_with_tables_of_its_own_is_refused() -> None:
 
 def test_other_refusals() -> None:
     model, tables, layer = parts()
+    with pytest.raises(PrivacyError, match="Expected dp_sparse.distribution.train_tables, got fit"):
+        model.fit(tables.private_optimizer.plan.sampling.batches(cases.data()))
     other = cases.compiled_model(cases.private_optimizer())
     with pytest.raises(PrivacyError, match="compiled with the optimizer of its tables"):
         distribution.train_tables(other, tables, layer, cases.data())
+    cases.private_tables(tables.private_optimizer)
+    with pytest.raises(PrivacyError, match="Expected one PrivateTables of an optimizer"):
+        distribution.train_tables(model, tables, layer, cases.data())
+    model, tables, layer = parts()
+    batches = tables.private_optimizer.plan.sampling.batches(cases.data())
+    with pytest.raises(ValueError, match="Expected examples, got batches of a sampler"):
+        distribution.train_tables(model, tables, layer, batches)
     stock = cases.compiled_model("sgd")
     with pytest.raises(PrivacyError, match="compiled with a private optimizer"):
         distribution.train_tables(stock, tables, layer, cases.data())

@@ -32,6 +32,10 @@ def test_inputs_of_a_model_that_was_trained() -> None:
     assert model.predict(inputs, verbose=0).shape == (2 * cases.SIZE, 1)
     with pytest.raises(ValueError, match="inputs of one length.*'left': 19"):
         distribution.model_inputs(tables, layer, {**x, "left": x["left"][1:]})
+    with pytest.raises(ValueError, match="inputs of one length, 1 or more"):
+        distribution.model_inputs(tables, layer, {name: value[:0] for name, value in x.items()})
+    with pytest.raises(ValueError, match="Expected inputs in a dictionary, .* got list"):
+        distribution.model_inputs(tables, layer, [1, 2])
 
 
 def test_tables_of_a_tpu_are_served_off_it() -> None:
