@@ -368,6 +368,19 @@ def test_what_is_refused() -> None:
     refused("got CentralStorage", lambda p: dp_sparse.DPSGDOptimizer("sgd", p, 1.0), central)
 
 
+def test_importing_leaves_devices_to_be_configured() -> None:
+    code = """
+        import tensorflow as tf
+        import dp_sparse, pipelines.criteo.train
+        cpu, parts = tf.config.list_physical_devices("CPU")[0], 3
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * parts
+        )
+        print(len(tf.config.list_logical_devices("CPU")))
+    """
+    assert run_python(code).strip() == "3"
+
+
 def test_parameter_servers_are_refused_saying_why() -> None:
     strategy = object.__new__(tf.distribute.ParameterServerStrategy)
     with pytest.raises(PrivacyError, match="workers update on their own.*Use MirroredStrategy"):

@@ -1,6 +1,7 @@
 """What an embedding layer is told: the user's features, and those that carry noise and updates."""
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,8 @@ from dp_sparse.distribution.tables.updates import RowUpdates
 from dp_sparse.errors import PrivacyError
 from dp_sparse.optimizers import DPAdaFESTOptimizer
 
-_EPSILON = keras.optimizers.Adagrad().epsilon  # of which layers' own Adagrad has nothing to set
+# Keras' default; layers' own Adagrad has none.
+_EPSILON = inspect.signature(keras.optimizers.Adagrad).parameters["epsilon"].default
 _CORES = 8  # slots of a replica are shared by its SparseCores, of which no chip has more
 
 
