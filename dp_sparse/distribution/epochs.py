@@ -48,22 +48,35 @@ def run(
         steps=steps_per_epoch,
         model=model,
     )
+    model._initial_epoch = None  # an earlier run's
     callback_list.on_train_begin()  # may restore a checkpoint, and say from which epoch to go on
-    first, spent = model._initial_epoch or 0, int(model.optimizer.steps_spent.numpy())
+    first = model._initial_epoch or 0
+    if first < epochs:
+        _run_epochs(model, begin, range(first, epochs), steps_per_epoch, callback_list)
+    model.optimizer.finalize_variable_values(model.trainable_weights)
+    callback_list.on_train_end()
+    return model.history
+
+
+def _run_epochs(
+    model: keras.Model,
+    begin: Callable[[int], tuple[Step, Logs]],
+    epochs: range,
+    steps_per_epoch: int | None,
+    callback_list: keras.callbacks.CallbackList,
+) -> None:
+    spent = int(model.optimizer.steps_spent.numpy())
     left = model.optimizer.plan.sampling.steps - spent
-    steps = _steps_per_epoch(left, epochs - first, steps_per_epoch)
+    steps = _steps_per_epoch(left, len(epochs), steps_per_epoch)
     callback_list.params["steps"] = steps
     step, logs = begin(spent)
-    for epoch in range(first, epochs):
+    for epoch in epochs:
         model.reset_metrics()
         callback_list.on_epoch_begin(epoch)
         _run_steps(model, step, steps, callback_list)
         callback_list.on_epoch_end(epoch, logs())
         if model.stop_training:
             break
-    model.optimizer.finalize_variable_values(model.trainable_weights)
-    callback_list.on_train_end()
-    return model.history
 
 
 def _run_steps(

@@ -281,6 +281,21 @@ def test_a_crashed_run_goes_on_where_it_was(tmp_path: Any) -> None:
     assert seen == [0, 1, 1]
 
 
+def test_a_run_of_which_nothing_is_left_trains_nothing() -> None:
+    """As after a crash behind the last epoch; and a later run begins at epoch 0 again."""
+    model, data, seen = compiled(tf.distribute.get_strategy()), clicks(SIZE, VOCABULARIES), []
+
+    class Restored(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.model._initial_epoch = 2
+
+    distribution.train(model, data, epochs=2, callbacks=[Restored()])
+    assert int(model.optimizer.steps_spent) == 0
+    noted = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append(epoch))
+    distribution.train(model, data, epochs=2, callbacks=[noted])
+    assert seen == [0, 1] and int(model.optimizer.steps_spent) == STEPS
+
+
 def test_train_refuses() -> None:
     one_device = tf.distribute.get_strategy()
     model = compiled(one_device)

@@ -236,7 +236,7 @@ def _in_range(accepted: str, feature: Feature, values: tf.Tensor, good: tf.Tenso
     flat = tf.concat([tf.reshape(values, [-1]), tf.zeros([1], values.dtype)], 0)
     bad = tf.concat([tf.reshape(~good, [-1]), [True]], 0)
     worst = flat[tf.argmax(tf.cast(bad, tf.int32))]
-    message = f"Expected {accepted} in feature {feature.name!r}, got {{}}. Hash or clip them."
+    message = f"Expected {accepted} in feature {feature.name!r}, got {{}}. Clip them, or hash ids."
     return require(tf.reduce_all(good), BadExampleError, message, worst)
 
 
