@@ -37,9 +37,7 @@ def at_once(
     model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
 ) -> tuple[BatchSums, dict[str, Any]]:
     """Sums over the batch `(x, y, weights)`, and Keras' logs over its real examples."""
-    run = passes.run(model, optimizer, batch, draw)
-    choices = choose_rows(optimizer, run.uses, real_examples(batch), draw)
-    sums = clipped_sums(model, optimizer, run, choices, real_examples(batch))
+    run, sums = _run(model, optimizer, batch, draw)
     return sums, metrics.update(model, batch, run.outputs, run.losses, run.output_losses)
 
 
@@ -57,9 +55,7 @@ def in_one_kernel(
     variables: tuple[list[keras.Variable], ...] = ([], [])
 
     def body() -> dict[str, Any]:
-        run = passes.run(model, optimizer, batch, draw)
-        choices = choose_rows(optimizer, run.uses, real_examples(batch), draw)
-        found = clipped_sums(model, optimizer, run, choices, real_examples(batch))
+        run, found = _run(model, optimizer, batch, draw)
         dense, tables = found.sums.dense, found.sums.tables
         variables[0][:], variables[1][:] = [v for v, _ in dense], [t for t, _ in tables]
         return {
@@ -78,6 +74,14 @@ def in_one_kernel(
     sums = PrivateSums(list(zip(variables[0], got["dense"], strict=True)), tables)
     logs = metrics.update(model, batch, got["outputs"], *got["losses"])
     return BatchSums(sums, *got["counts"]), logs
+
+
+def _run(
+    model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
+) -> tuple[Pass, BatchSums]:
+    run, real = passes.run(model, optimizer, batch, draw), real_examples(batch)
+    choices = choose_rows(optimizer, run.uses, real, draw)
+    return run, clipped_sums(model, optimizer, run, choices, real)
 
 
 def _without_filler(

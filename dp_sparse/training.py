@@ -176,24 +176,7 @@ def private_train_step(
         BadExampleError: An id or a label out of range.
         UnsupportedLayerError: A layer whose per-example gradients cannot be had.
     """
-    if not is_sampled(data):
-        raise PrivacyError(
-            "Expected a batch made by this plan's sampler, got one without its marker: train with "
-            "model.fit(plan.sampling.batches(dataset)). Batches made any other way void the "
-            "plan's accounting."
-        )
-    if tf.distribute.get_strategy() is not optimizer._distribution_strategy:
-        raise PrivacyError(
-            f"Expected a step under the strategy of the optimizer, "
-            f"{type(optimizer._distribution_strategy).__name__}, got "
-            f"{type(tf.distribute.get_strategy()).__name__}: build and compile the model inside "
-            "strategy.scope()."
-        )
-    if optimizer.compiles and data[2]["present"].shape[0] is None:
-        raise PrivacyError(
-            "Expected batches of a fixed size with jit_compile=True, got some of unknown size: "
-            "pass the sampler's own batches, without batch or unbatch."
-        )
+    _refuse(optimizer, data)
     capacity = optimizer.examples_in_memory
     x, y, weights = data if optimizer.compiles else _trimmed(data)
     if not optimizer.built:
@@ -219,6 +202,28 @@ def private_train_step(
         optimizer.apply_private(found.sums, draw)
         replicas.merged(functools.partial(_finish, optimizer, found, draw))
     return logs
+
+
+def _refuse(optimizer: PrivateOptimizer, data: Any) -> None:
+    """Raises PrivacyError for data that is no batch of a sampler, or where it cannot be a step."""
+    if not is_sampled(data):
+        raise PrivacyError(
+            "Expected a batch made by this plan's sampler, got one without its marker: train with "
+            "model.fit(plan.sampling.batches(dataset)). Batches made any other way void the "
+            "plan's accounting."
+        )
+    if tf.distribute.get_strategy() is not optimizer._distribution_strategy:
+        raise PrivacyError(
+            f"Expected a step under the strategy of the optimizer, "
+            f"{type(optimizer._distribution_strategy).__name__}, got "
+            f"{type(tf.distribute.get_strategy()).__name__}: build and compile the model inside "
+            "strategy.scope()."
+        )
+    if optimizer.compiles and data[2]["present"].shape[0] is None:
+        raise PrivacyError(
+            "Expected batches of a fixed size with jit_compile=True, got some of unknown size: "
+            "pass the sampler's own batches, without batch or unbatch."
+        )
 
 
 def _finish(optimizer: PrivateOptimizer, found: batch_sums.BatchSums, draw: noise.Draw) -> None:
