@@ -44,12 +44,29 @@ TEST = $(RUN) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 FIRST = tests/clipping
 SECOND = tests/optimizers tests/selection tests/sampling tests/test_xla.py
 THIRD = tests/distribution
+FOURTH = tests/attacks
+FIFTH = tests/pipelines tests/models tests/benchmarks tests/reference
+
+# Runs again, with what processors differ in switched off: no test may rest on the one at hand.
+# The accountant, without the instructions that NumPy dispatches to where the processor has them:
+ACCOUNTING = tests/test_composition.py tests/selection/test_price.py tests/test_privacy_loss.py
+NUMPY_DISPATCH = $(shell $(RUN) -c \
+	'from numpy._core._multiarray_umath import __cpu_dispatch__ as names; print(*names)')
+# Noise and rows, with XLA's and oneDNN's code for the oldest processor, on one thread:
+KERNELS = tests/test_noise.py tests/test_normal_quantile.py tests/test_philox.py tests/test_rows.py
+OLDEST = XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
+	TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1
 
 test: $(INSTALLED)
 	@$(TEST) $(FIRST)
 	@$(TEST) $(SECOND)
 	@$(TEST) $(THIRD)
-	@$(TEST) $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD))
+	@$(TEST) $(FOURTH)
+	@$(TEST) $(FIFTH)
+	@$(TEST) $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD) $(FOURTH) $(FIFTH))
+	@test -n '$(NUMPY_DISPATCH)'
+	@NPY_DISABLE_CPU_FEATURES='$(NUMPY_DISPATCH)' $(TEST) $(ACCOUNTING)
+	@$(OLDEST) $(TEST) $(KERNELS)
 
 slow: $(INSTALLED)
 	@$(RUN) -m pytest -m slow

@@ -5,10 +5,12 @@ import dataclasses
 import math
 
 import dp_accounting
+import scipy.special
 
 from dp_sparse import validate
 from dp_sparse.events import PureDpEvent
 from dp_sparse.families import Family
+from dp_sparse.noise import REACH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,3 +91,19 @@ class ExponentialSelection(Mechanism):
             f"Gaussian mechanism, after {self.rows_per_step} exponential mechanisms of epsilon "
             f"{self.epsilon_per_row(noise_multiplier):.4g} each"
         )
+
+
+def beyond_reach(noise_multiplier: float) -> float:
+    """The chance that a step's releases lie where those without an example of it may not reach.
+
+    `Ψ(R − 1/σ)` with R = `noise.REACH`, up to which noise takes every value.
+
+    ### Formal Guarantees
+    An example of the batch moves the releases of a step by a_j deviations in coordinate j, over all
+    releases Σ a_j² ≤ 1/σ². Beyond R
+    its privacy loss may be infinite, with probability Σ_j (Ψ(R − a_j) − Ψ(R)). A term over a_j²
+    grows with a_j from 1.6/R on, so of large terms one coordinate that takes all of 1/σ is the
+    worst; small ones are at most e·φ(R)·a_j, less than 3·10⁻¹⁵·√d/σ over d of them, which is left
+    out: from d = 10⁵ on, at σ = 1, it is the larger of the two.
+    """
+    return float(scipy.special.ndtr(1 / noise_multiplier - REACH))

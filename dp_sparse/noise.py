@@ -2,13 +2,14 @@
 
 Every value is a function of (key, draw, purpose, position) through Philox, so all replicas draw the
 same without talking. A normal takes 64 bits: a sign, and the tail (k + ½)·2⁻⁶³ whose quantile is
-its size, in float64, up to 9.1 σ (TensorFlow's own sampler ends at 5.68 σ: void for small δ).
+its size, in float64, up to 9.155 σ (TensorFlow's own sampler ends at 5.68 σ: void for small δ).
 Bits, transform, sum and division are one kernel of XLA: about 2 ns a value on two cores.
 
 ### Formal Guarantees
 A key is 128 bits of `os.urandom` (64 of Philox, 64 on its counter), lives in untracked variables,
 is never a constant of a graph and never saved. Streams (draw, purpose) are disjoint ranges of the
-counter. Philox is not a cryptographic generator.
+counter. Philox is not a cryptographic generator. What noise cannot reach is paid for in δ
+(`mechanisms.beyond_reach`).
 """
 
 import enum
@@ -27,6 +28,7 @@ Number: TypeAlias = float | tf.Tensor
 
 _PHILOX = 1
 _PURPOSE_BITS = 24
+REACH = 8.2  # deviations up to which 64 bits reach each point of `grid_step` by ten values or more
 _BLOCK = 2**14  # values of a changing number are drawn in blocks: XLA needs fixed shapes
 
 
@@ -205,8 +207,8 @@ def grid_step(deviation: Number) -> tf.Tensor:
 
     Sum and noise are added in float64 and rounded to it, so that the low bits of a released value
     do not tell which sum it came from (Mironov 2012). It is so coarse that 64 random bits reach
-    every point up to 8.2 deviations by ten values or more (a normal is beyond with probability
-    2·10⁻¹⁶), and so fine that rounding adds less than 10⁻⁶ of the noise's variance.
+    every point up to `REACH` by ten values or more, and so fine that rounding adds less than 10⁻⁶
+    of the noise's variance.
 
     Returns:
         float64 scalar.

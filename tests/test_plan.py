@@ -13,8 +13,12 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from scipy import stats
 
-from dp_sparse.mechanisms import GaussianMechanism
+from dp_sparse.accountant import epsilon_of
+from dp_sparse.calibration import smallest_noise_multiplier
+from dp_sparse.mechanisms import GaussianMechanism, beyond_reach
+from dp_sparse.noise import REACH
 from dp_sparse.plan import PrivacyBudget, PrivacyPlan, Release
 from dp_sparse.sampling import PoissonSampling, Sampling, StreamSampling
 from tests.reference import adafest
@@ -145,6 +149,62 @@ def test_bad_budgets_are_refused(name: str, value: Any) -> None:
 def test_a_delta_of_one_is_refused(delta: float) -> None:
     with pytest.raises(ValueError, match=f"Expected 0 < delta < 1, got delta={delta}"):
         PrivacyBudget(1.0, delta)
+
+
+CRITEO = PoissonSampling(45_840_617, 2048, 22_384, capacity=3000)
+
+
+def test_the_reach_of_the_noise_is_inside_delta() -> None:
+    """At ε = 16 what 64 bits cannot reach has 22 times δ, so such a σ meets no budget."""
+    delta = 1 / CRITEO.num_examples
+    event = CRITEO.event(GaussianMechanism().event(0.3026), CRITEO.steps)
+    assert epsilon_of(event, delta, 1e-3) == pytest.approx(16, abs=0.1)
+    tail = CRITEO.participations(CRITEO.steps) * stats.norm.sf(REACH - 1 / 0.3026)
+    assert tail > 20 * delta
+    with pytest.raises(
+        ValueError, match=r"meets delta=2.18\d+e-08 .* noise_multiplier=0.3026: use"
+    ):
+        plan(CRITEO, 20.0, noise_multiplier=0.3026).spent(CRITEO.steps)
+    assert beyond_reach(0.3026) * CRITEO.participations(CRITEO.steps) == pytest.approx(tail)
+
+
+def test_what_is_left_of_delta_pays_for_the_mechanism() -> None:
+    given = plan(CRITEO, 12.0, noise_multiplier=0.38)
+    spent, steps = given.spent(CRITEO.steps).epsilon, CRITEO.steps
+    failures = given.failure_delta(0.38, spent, steps)
+    assert 0.3 < failures * CRITEO.num_examples < 0.9
+    event = CRITEO.event(GaussianMechanism().event(0.38), steps)
+    assert spent == epsilon_of(
+        event, given.budget.delta - given.failure_delta(0.38, 12.0, steps), 1e-4
+    )
+    assert epsilon_of(event, given.budget.delta - failures, 1e-4) <= spent
+    assert given.failure_delta(0.38, spent, 0) == 0
+
+
+def test_calibration_finds_noise_whose_reach_suffices() -> None:
+    """At δ = 10⁻¹² and a large ε, the σ that ε alone asks for has a tail beyond δ."""
+    sampling = StreamSampling(1000, 100)
+    found = plan(sampling, 60.0, 1e-12).calibrate().noise_multiplier
+    assert found is not None
+    alone = smallest_noise_multiplier(
+        lambda sigma, interval: (
+            epsilon_of(sampling.event(GaussianMechanism().event(sigma), 10), 1e-12, 10 * interval)
+            <= 60.0
+        )
+    )
+    assert beyond_reach(alone) > 1e-12 > beyond_reach(found)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.6, 5.0])
+def test_no_split_of_the_difference_reaches_further(sigma: float) -> None:
+    """Over coordinates and releases: at most what one coordinate has, and what is left out."""
+    rng = np.random.default_rng(3)
+    for coordinates in (1, 2, 3, 10, 1000):
+        for power in (0.2, 1, 8):
+            moves = rng.random(coordinates) ** power
+            moves /= sigma * np.linalg.norm(moves)
+            chance = np.sum(stats.norm.sf(REACH - moves) - stats.norm.sf(REACH))
+            assert chance <= beyond_reach(sigma) + 3e-15 * math.sqrt(coordinates) / sigma
 
 
 # ----------------------------------------------------------------------------------------- spending

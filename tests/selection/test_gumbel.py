@@ -147,7 +147,8 @@ def test_accountant_knows_other_events_and_nests() -> None:
     # Two histograms of 3 counts are one of 6.
     assert twice == pytest.approx(epsilon_of(GumbelTopKDpEvent(50.0, 6, MANY), 1e-6), abs=2e-3)
     plain = dp_accounting.pld.PLDAccountant().compose(dp_accounting.GaussianDpEvent(2.0))
-    assert epsilon_of(dp_accounting.GaussianDpEvent(2.0), 1e-5) == plain.get_epsilon(1e-5)
+    ours = epsilon_of(dp_accounting.GaussianDpEvent(2.0), 1e-5)
+    assert 0 <= ours - plain.get_epsilon(1e-5) < 1e-7  # rounded up
     assert not Accountant().supports(dp_accounting.UnsupportedDpEvent())
     assert Accountant().supports(gumbel)
 

@@ -26,7 +26,7 @@ from dp_sparse.selection.sources import (
 )
 from tests.reference import top_k as reference
 
-# DP-SGD on Criteo: five epochs whose ε is 0.98993 at δ = 1/4.5e7, so that 0.01 of ε = 1 is left.
+# DP-SGD on Criteo: five epochs whose ε is 0.989995 at δ = 1/4.5e7, so that 0.01 of ε = 1 is left.
 DELTA = 1 / 4.5e7
 TRAINING = dp_accounting.SelfComposedDpEvent(
     dp_accounting.PoissonSampledDpEvent(
@@ -35,18 +35,23 @@ TRAINING = dp_accounting.SelfComposedDpEvent(
     111_916,
 )
 MANY = 100_000
+# Every loss is rounded up by at most 512·2⁻⁵³ / 1e-4 of it, so δ after 111,916 steps by 6.4e-5 of
+# itself, and composition adds less. d log δ / dε is 5 there, so ε is up to 1.3e-5 above.
+LEAST, MOST = 1 - 1e-7, 1 + 2e-5
 
-# Source, lookups of an example, and the noise on a count for ε = 1 together with that training.
+# Source, lookups of an example, and the noise on a count for ε = 1 together with that training:
+# dp-accounting's losses at interval 1e-4, composed in extended precision (tests/reference), where
+# ε moves by less than 1e-7 from one processor to another. (float64 gave 95.77 or 95.62, not 96.06.)
 JOINT = [
-    (GaussianTopK, 26, 95.76885019263847),
-    (GaussianTopK, 1, 18.78188580148536),
-    (GaussianTopK, 512, 424.9954383106714),
-    (LaplaceTopK, 26, 95.5538757877141),
-    (LaplaceTopK, 1, 18.378301241670748),
-    (LaplaceTopK, 128, 212.31214771626418),
+    (GaussianTopK, 26, 96.06296064358551),
+    (GaussianTopK, 1, 18.839496570924886),
+    (GaussianTopK, 512, 426.28914494132295),
+    (LaplaceTopK, 26, 95.84929304760288),
+    (LaplaceTopK, 1, 18.436001382560978),
+    (LaplaceTopK, 128, 212.95817631788563),
 ]
 # The same for Gumbel noise, from composing the heavier direction with both of training's.
-JOINT_GUMBEL = [(26, 98.20775820498595), (1, 21.72225153562159), (128, 214.89560342440274)]
+JOINT_GUMBEL = [(26, 98.50175992455736), (1, 21.770573230585384), (128, 215.55035962352292)]
 
 # Source, lookups, rows selected, and the noise for ε = 0.01 on its own.
 APART = [
@@ -74,7 +79,7 @@ def noise_of(source: type[TopKSource], noise: float, lookups: int) -> float:
 def joint_epsilon(
     training: privacy_loss_distribution.PrivacyLossDistribution, event: dp_accounting.DpEvent
 ) -> float:
-    return training.compose(Accountant().compose(event).distribution).get_epsilon_for_delta(DELTA)
+    return Accountant().compose(event).add(training).get_epsilon(DELTA)
 
 
 @pytest.mark.parametrize(("source", "lookups", "noise"), JOINT)
@@ -84,9 +89,9 @@ def test_joint_price(
     lookups: int,
     noise: float,
 ) -> None:
-    """ε = 1 at the noise derived elsewhere, by 5e-6; half a percent less noise is too little."""
+    """ε = 1 at the noise derived elsewhere, and never below; with half a percent less, above."""
     value = noise_of(source, noise, lookups)
-    assert joint_epsilon(training, source(value).event(lookups, MANY)) == pytest.approx(1, abs=5e-6)
+    assert LEAST <= joint_epsilon(training, source(value).event(lookups, MANY)) <= MOST
     assert joint_epsilon(training, source(0.995 * value).event(lookups, MANY)) > 1 + 5e-5
 
 
@@ -105,10 +110,11 @@ def test_joint_price_of_gumbel_noise(
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots(
         interval, np.arange(-20_000, 20_001), np.clip(heavier, 0, 1)
     )
-    both = training.compose(privacy_loss_distribution.PrivacyLossDistribution(pmf))
-    assert both.get_epsilon_for_delta(DELTA) == pytest.approx(1, abs=5e-6)
+    loss = privacy_loss_distribution.PrivacyLossDistribution(pmf)
+    both = Accountant().add(training).add(loss).get_epsilon(DELTA)
+    assert LEAST <= both <= MOST
     ours = joint_epsilon(training, GumbelTopK(noise).event(lookups, MANY))
-    assert 0.995 < ours < 1
+    assert 0.995 < ours < MOST
     assert joint_epsilon(training, GumbelTopK(0.75 * noise).event(lookups, MANY)) > 1
 
 
@@ -138,11 +144,15 @@ def test_price_apart(
 
 
 def test_smallest_joint_noise() -> None:
-    """21 times less than if 0.01 is spent apart, as in the paper."""
+    """21 times less than if 0.01 is spent apart, as in the paper.
+
+    What is left for it, 0.01, shrinks by up to `MOST` − 1; it goes with 1 / noise².
+    """
     found = smallest_joint_noise(
         TRAINING, lambda value: GaussianTopK(value).event(26, MANY), epsilon=1.0, delta=DELTA
     )
-    assert found * 26**0.5 == pytest.approx(95.76885019263847, rel=5e-4)
+    larger = found * 26**0.5 / 96.06296064358551 - 1
+    assert -1e-7 <= larger <= (MOST - 1) / 0.01 / 2 + 1e-4
     assert 2016.2772163810141 / (found * 26**0.5) == pytest.approx(21, abs=0.1)
 
 
