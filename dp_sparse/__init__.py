@@ -9,7 +9,8 @@ if keras.backend.backend() != "tensorflow":
     )
 
 from dp_sparse import distribution
-from dp_sparse.callbacks import PrivacyReport, install_callback_guard
+from dp_sparse.callback_guard import install_callback_guard
+from dp_sparse.callbacks import PrivacyReport
 from dp_sparse.checking import ModelCheck, check_model
 from dp_sparse.clipping import AutomaticClipping, FlatClipping, PerLayerClipping, QuantileClipping
 from dp_sparse.errors import BadExampleError, PrivacyError, UnsupportedLayerError

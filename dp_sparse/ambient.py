@@ -26,12 +26,18 @@ def check(compiled: bool) -> None:
         compiled: Whether XLA compiles the step.
 
     Raises:
-        PrivacyError: TensorFlow drops assertions, or float32 has not its own bits.
+        PrivacyError: TensorFlow drops assertions, runs functions eagerly, or float32 has not its
+            own bits.
         ValueError: Keras' default float is not float32.
         RuntimeError: This machine's TensorFlow computes noise or products wrongly.
 
     Costs some 10 µs, the first time a second.
     """
+    if tf.config.functions_run_eagerly():
+        raise PrivacyError(
+            "Expected functions to be traced, since their graphs are audited, got "
+            "tf.config.run_functions_eagerly(True): set it to False."
+        )
     tf.config.experimental.enable_tensor_float_32_execution(False)
     options = tf.config.optimizer.get_experimental_options()
     _check_once(tuple(sorted(options.items())), keras.config.floatx(), compiled)

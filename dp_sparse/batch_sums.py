@@ -11,7 +11,7 @@ from dp_sparse.clipping import uses
 from dp_sparse.clipping.uses import Rows
 from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
 from dp_sparse.optimizers.joint_choice import choose_together
-from dp_sparse.passes import Pass, Used, real_examples
+from dp_sparse.passes import Pass, Used
 from dp_sparse.selection.contribution import TableLookups
 
 Choices = dict[int, RowChoice]  # by the id of the table
@@ -26,11 +26,13 @@ class BatchSums:
         counts: int64 `[3]`: real examples, how many of them were clipped, how many zeroed because
             they were not finite. Not private.
         statistic: What the clipping style releases beside the sums, before its noise; float64.
+        not_zero: Of the pass, as `clipping.not_zero`, as long as isolation checks ask for it.
     """
 
     sums: PrivateSums
     counts: tf.Tensor
     statistic: tf.Tensor
+    not_zero: tf.Tensor
 
 
 def at_once(
@@ -61,7 +63,7 @@ def in_one_kernel(
         return {
             "dense": [total for _, total in dense],
             "rows": [(rows.values, rows.indices) for _, rows in tables],
-            "counts": (found.counts, found.statistic),
+            "counts": (found.counts, found.statistic, found.not_zero),
             "losses": (run.losses, run.output_losses),
             "outputs": run.outputs,
         }
@@ -79,7 +81,8 @@ def in_one_kernel(
 def _run(
     model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
 ) -> tuple[Pass, BatchSums]:
-    run, real = passes.run(model, optimizer, batch, draw), real_examples(batch)
+    run = passes.run(model, optimizer, batch, draw)
+    real = passes.checked_examples(run, batch)
     choices = choose_rows(optimizer, run.uses, real, draw)
     return run, clipped_sums(model, optimizer, run, choices, real)
 
@@ -98,14 +101,39 @@ def choose_rows(
 ) -> Choices:
     """The step's rows, chosen over all tables at once, before any clipping."""
     use_of = {id(variable): use for variable, use in uses if isinstance(use, Rows)}
+    with tf.control_dependencies([real]):  # which follows the check of shapes
+        row_ids = {id(table): tf.identity(use_of[id(table)].row_ids) for table in optimizer.tables}
     lookups = [
         TableLookups(
-            table.shape[0], use.row_ids, use.valid & (real > 0)[:, tf.newaxis], use.cotangents
+            table.shape[0],
+            row_ids[id(table)],
+            use.valid & (real > 0)[:, tf.newaxis],
+            use.cotangents,
         )
         for table, use in ((table, use_of[id(table)]) for table in optimizer.tables)
     ]
     chosen = choose_together(optimizer, lookups, draw)
     return {id(t): choice for t, choice in zip(optimizer.tables, chosen, strict=True)}
+
+
+def tensors(found: BatchSums) -> list[tf.Tensor]:
+    """All sums."""
+    values = [rows.values for _, rows in found.sums.tables]
+    return [found.counts, *(total for _, total in found.sums.dense), *values]
+
+
+def after(checks: list[tf.Operation], found: BatchSums) -> BatchSums:
+    """The same sums, of which none can be used before all checks have passed."""
+    tables = found.sums.tables
+    with tf.control_dependencies(checks):
+        dense = [(variable, tf.identity(total)) for variable, total in found.sums.dense]
+        values = [tf.identity(rows.values) for _, rows in tables]
+        counts, statistic = tf.identity(found.counts), tf.identity(found.statistic)
+    slices = [
+        (table, tf.IndexedSlices(own, rows.indices, rows.dense_shape))
+        for own, (table, rows) in zip(values, tables, strict=True)
+    ]
+    return BatchSums(PrivateSums(dense, slices), counts, statistic, found.not_zero)
 
 
 def over_replicas(found: BatchSums) -> BatchSums:
@@ -128,7 +156,7 @@ def over_replicas(found: BatchSums) -> BatchSums:
         [(table, rows) for (table, _), rows in zip(tables, slices, strict=True)],
     )
     counts, statistic = total["rest"]
-    return BatchSums(sums, tf.cast(counts, tf.int64), statistic)
+    return BatchSums(sums, tf.cast(counts, tf.int64), statistic, found.not_zero)
 
 
 def clipped_sums(
@@ -147,7 +175,10 @@ def clipped_sums(
     clip_norm, style = optimizer.current_clip_norm, optimizer.clipping
     found = clipping.clip(restricted, num_slots, clip_norm, run.losses, real, style)
     statistic = style.statistic(found.squared_norms, clip_norm, real)
-    return BatchSums(_private_sums(model, found, choices), count_examples(found, real), statistic)
+    wanted = optimizer.diagnostics.isolation.some_unseen()
+    not_zero = clipping.not_zero(run.uses, run.losses, wanted)
+    sums, counts = _private_sums(model, found, choices), count_examples(found, real)
+    return BatchSums(sums, counts, statistic, not_zero)
 
 
 def count_examples(

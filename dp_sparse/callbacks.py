@@ -1,6 +1,4 @@
-"""Callbacks: ε in the progress bar, a report of the run, and the refusal of leaking callbacks.
-
-Callbacks that would leak training metrics are refused.
+"""`PrivacyReport`: ε in the progress bar, and a report of the run.
 
 What a report holds by default is a post-processing of the private run: ε, survivors per table, and
 metrics on validation data. Training loss, clip fraction, batch sizes and quarantine counts are
@@ -8,23 +6,16 @@ covered by no ε; they enter a file only with `diagnostics="non_private"`.
 """
 
 import dataclasses
-import functools
 import math
-import string
 from typing import Any
 
 import keras
 import numpy as np
 
-from dp_sparse import flushing, reporting, validate
-from dp_sparse.errors import PrivacyError
+from dp_sparse import reporting, validate
 from dp_sparse.optimizers import PrivateOptimizer
 
-_WRITES_LOGS = (
-    keras.callbacks.CSVLogger,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TensorBoard,
-)
+_DIAGNOSTICS = ("private", "non_private", "strict")
 
 
 @dataclasses.dataclass
@@ -54,8 +45,10 @@ class PrivacyReport(keras.callbacks.Callback):
 
     Args:
         path: Where to write an HTML page, at every epoch's end; None writes nothing.
-        diagnostics: "private", or "non_private" to add training metrics, clip fraction, batch sizes
-            and quarantine counts, which no ε covers, to the file.
+        diagnostics: What no ε covers (training metrics, clip fraction, batch sizes, quarantine
+            counts). "private" keeps it out of the file, refuses callbacks of Keras that write it
+            or steer by it, and warns of callback classes of others that are handed it. "strict"
+            refuses these, too. "non_private" writes it into the file and accepts every callback.
         points: How many points to record over the plan's steps.
 
     Raises:
@@ -66,10 +59,8 @@ class PrivacyReport(keras.callbacks.Callback):
         self, path: str | None = None, diagnostics: str = "private", points: int = 20
     ) -> None:
         super().__init__()
-        if diagnostics not in ("private", "non_private"):
-            raise ValueError(
-                f"Expected diagnostics='private' or 'non_private', got {diagnostics!r}."
-            )
+        if diagnostics not in _DIAGNOSTICS:
+            raise ValueError(f"Expected diagnostics in {_DIAGNOSTICS}, got {diagnostics!r}.")
         self.path = path
         self.diagnostics = diagnostics
         self.points = validate.positive_integer("points", points)
@@ -165,63 +156,6 @@ class PrivacyReport(keras.callbacks.Callback):
         if self.diagnostics == "non_private":
             _add_diagnostics(history, step, before, after, steps)
         self._totals = after
-
-
-def install_callback_guard() -> None:
-    """Wraps `CallbackList.on_train_begin`, once: there Keras has all callbacks of a run together.
-
-    A list may have been made before the model was compiled.
-    """
-    original = keras.callbacks.CallbackList.on_train_begin
-    if hasattr(original, "_dp_sparse_original"):
-        return
-
-    @functools.wraps(original)
-    def on_train_begin(self: keras.callbacks.CallbackList, logs: Any = None) -> None:
-        model = self._model
-        if isinstance(getattr(model, "optimizer", None), PrivateOptimizer):
-            _refuse_leaks(self.callbacks)
-            if model.optimizer.delays_noise:
-                flushing.guard_callbacks(self.callbacks, model)
-        original(self, logs)
-
-    on_train_begin._dp_sparse_original = original  # type: ignore[attr-defined]
-    keras.callbacks.CallbackList.on_train_begin = on_train_begin
-
-
-def _refuse_leaks(callbacks: list[keras.callbacks.Callback]) -> None:
-    if any(isinstance(c, PrivacyReport) and c.diagnostics == "non_private" for c in callbacks):
-        return
-    for callback in callbacks:
-        leak = _leak(callback)
-        if leak is not None:
-            raise PrivacyError(
-                f"{type(callback).__name__} {leak}, which no epsilon covers. Use a val_ metric, "
-                f"or accept the leak with "
-                "PrivacyReport(diagnostics='non_private') among the callbacks."
-            )
-
-
-def _leak(callback: keras.callbacks.Callback) -> str | None:
-    if isinstance(callback, _WRITES_LOGS):
-        return "writes training metrics to a file or sends them away"
-    if isinstance(callback, keras.callbacks.TerminateOnNaN):
-        return "steers training by the training loss"
-    monitor = getattr(callback, "monitor", None)
-    steers = getattr(callback, "save_best_only", True)
-    if isinstance(monitor, str) and steers and not monitor.startswith(("val_", "epsilon")):
-        return f"steers training by the training metric monitor={monitor!r}"
-    fields = {
-        name
-        for _, name, _, _ in string.Formatter().parse(str(getattr(callback, "filepath", "")))
-        if name
-    }
-    named = sorted(
-        name
-        for name in fields
-        if name not in ("epoch", "batch", "epsilon") and not name.startswith("val_")
-    )
-    return f"writes the training metric {named[0]!r} into a file name" if named else None
 
 
 def _private_optimizer(model: keras.Model) -> PrivateOptimizer:

@@ -66,8 +66,7 @@ def guard_callbacks(callbacks: list[keras.callbacks.Callback], model: keras.Mode
             not say of itself that it has `reads_weights = False`.
     """
     for callback in callbacks:
-        acts = any(_has_own(callback, name) for name in _BATCH_HOOKS)
-        if acts and getattr(callback, "reads_weights", True):
+        if any(own_method_reads(callback, name, "reads_weights") for name in _BATCH_HOOKS):
             raise PrivacyError(
                 f"{type(callback).__name__} acts on every batch, when tables lack noise that this "
                 "optimizer delays. Let it act at the end of epochs, give it reads_weights = False "
@@ -105,10 +104,18 @@ def _flushing_last(optimizer: PrivateOptimizer, method: Callable[..., Any]) -> C
     return call_and_flush
 
 
-def _has_own(callback: keras.callbacks.Callback, name: str) -> bool:
-    """Whether somebody else than Keras or this package wrote the callback's method."""
-    if name in vars(callback):
-        return True  # as keras.callbacks.LambdaCallback has it
-    known = type(callback).__module__.startswith(("keras.", "dp_sparse."))
-    of_class, default = getattr(type(callback), name), getattr(keras.callbacks.Callback, name)
-    return not known and of_class is not default
+def own_method_reads(callback: Any, name: str, what: str) -> bool:
+    """Whether somebody else's code runs in the callback's method and is not said to leave this be.
+
+    Args:
+        callback: Of any class.
+        name: Of the method.
+        what: The attribute that says so by being False, on the callback or in its very class: what
+            a base class says does not hold for the methods of a subclass.
+    """
+    of_instance, cls = vars(callback), type(callback)
+    default = getattr(keras.callbacks.Callback, name)
+    known = cls.__module__.partition(".")[0] in ("keras", "dp_sparse")
+    inherited = not known and getattr(cls, name, default) is not default
+    acts = name in of_instance or inherited  # of the instance, as LambdaCallback has them
+    return acts and bool(of_instance.get(what, vars(cls).get(what, True)))

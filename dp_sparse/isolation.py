@@ -1,119 +1,258 @@
-"""Checks on real batches that the loss of one example is its own.
+"""Checks on real batches that what is measured of one example is its own.
 
-Clipping bounds what one example adds to a sum; it bounds nothing if the example also changes the
-gradients of others. The first batches of a process pay for six more forward passes to find out.
+Clipping bounds what one example adds to a sum; it bounds nothing if the example also changes what
+is recorded of others. So what clipping reads (recorded inputs, cotangents, ids, losses) is compared
+between the batch itself and three other companies of its examples:
+
+- half of the examples at their places, the others replaced by copies (in the first check also the
+  other way round): what is recorded of those
+  that stayed must be the same to 2⁻¹⁶ of its size, since kernels of one shape round alike;
+- up to 32 examples and one of them again, in another order, without the rest: neither the size of
+  the batch nor the place in it may matter. Other shapes round in another way, which may switch a
+  unit on or off, so it takes two examples that differ by more than a sixty-fourth;
+- one example alone.
+
+The first three batches are checked, then the 257th, the 2,049th and so on, and each batch in which
+a tensor that was 0 so far is not 0 any more: what it hides from a comparison shows only then.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from dp_sparse import replicas
+from dp_sparse.clipping.observation import Observation, Observer
 from dp_sparse.errors import PrivacyError, require
 
-BATCHES = 3
 COUPLED = (
-    "The loss of one example depends on another example of its batch, or on its place in it, so "
-    "clipping each example would not bound its influence. Remove what mixes examples (batch "
-    "statistics, contrastive or in-batch losses) or knows their order."
+    "What training measures of one example depends on another example of its batch, or on its "
+    "place in it or on the batch's size (seen at {}), so clipping each example would not bound its "
+    "influence. Remove what mixes examples (batch statistics, contrastive or in-batch losses), "
+    "knows their order or number, or draws random numbers other than by keras.random with a seed "
+    "generator."
 )
-_TOLERANCE = 1e-4  # relative: rounding may differ with the other rows of a product
+_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3
+_HALF_PRECISION = 4  # times the latter two in bfloat16 or float16
+_FEW = 32
+FIRST, _LATER, _APART = 3, 256, 8  # the first batches, then after 256, 2,048, … of them
 
 
-class Losses(NamedTuple):
-    """What a forward pass gives: losses `[batch]`, recorded tensors, whether it drew seeds."""
+class Progress:
+    """Which batches of a run were checked, and of which tensors the checks saw something.
 
-    losses: tf.Tensor
-    targets: list[tf.Tensor]
-    random: bool
+    Untracked: never saved with a model.
+    """
+
+    def __init__(self) -> None:
+        self.batches, self.checks = (_count(), _count())  # that hold an example; by the schedule
+        self._seen = tf.Variable([], shape=[None], dtype=tf.bool, trainable=False)
+        self._traced = False
+
+    def traced(self) -> None:
+        """A step was traced; another one than the first may hold what no check has seen."""
+        if self._traced:
+            with tf.init_scope():
+                self.restart()
+        self._traced = True
+
+    def restart(self) -> None:
+        """Nothing was checked: the model was compiled, or its step traced, anew."""
+        self._traced = False
+        self.batches.assign(0)
+        self.checks.assign(0)
+        self._seen.assign([])
+
+    def some_unseen(self) -> tf.Tensor:
+        """Whether a tensor was 0 in all checks so far, as all were before the first."""
+        seen = self._seen.read_value()
+        return tf.equal(tf.size(seen), 0) | tf.reduce_any(~seen)
+
+    def scheduled(self) -> tf.Tensor:
+        """Whether the next batch is to be checked whatever it holds."""
+        checks = self.checks.read_value()
+        later = _LATER * _APART ** tf.maximum(checks - FIRST, 0)
+        return self.batches.read_value() >= tf.where(checks < FIRST, checks, later)
+
+    def first_seen(self, not_zero: tf.Tensor) -> tf.Tensor:
+        """Whether one of these, bool `[tensors]`, was 0 in all checks so far."""
+        seen = self._seen.read_value()
+        none = tf.constant(False)
+        return tf.cond(tf.size(seen) > 0, lambda: tf.reduce_any(not_zero & ~seen), lambda: none)
+
+    def passed(self, present: Any, scheduled: Any, checked: Any, not_zero: Any) -> None:
+        """Counts a batch of all replicas; each gives int64, 1 for yes."""
+        some = [tf.minimum(replicas.summed(each), 1) for each in (present, scheduled, checked)]
+        self.batches.assign_add(some[0])
+        self.checks.assign_add(some[1])
+        seen, new = self._seen.read_value(), replicas.summed(not_zero) > 0
+        before = tf.cond(tf.size(seen) > 0, lambda: seen, lambda: tf.zeros_like(new))
+        self._seen.assign(tf.cond(some[2] > 0, lambda: before | new, lambda: seen))
 
 
-LossesOf = Callable[[Any, Any, tf.GradientTape], Losses]  # of x and y
+def _count() -> tf.Variable:
+    return tf.Variable(0, dtype=tf.int64, trainable=False)
 
 
 def checks(
-    losses_of: LossesOf, batch: tuple[Any, Any], present: tf.Tensor, counter: tf.Variable
+    observer: Observer, batch: Any, present: tf.Tensor, progress: Progress, not_zero: tf.Tensor
 ) -> list[tf.Operation]:
-    """Operations that fail unless, in this batch, each example's loss is its own.
-
-    ∂loss[0]/∂z[1:] must be exactly 0 for every recorded z. And every loss must stay when copies of
-    another example take the place of half of the batch: this also sees what mixes examples before
-    the first layer, inside one, along the batch, or by way of the labels. Without random layers it
-    must stay, too, when the first example goes and the others move up: neither the place in the
-    batch nor its size may matter.
+    """Operations that fail if, in this batch, what is recorded of an example is not its own.
 
     Args:
-        losses_of: The model's forward pass.
-        batch: `(x, y)`.
-        present: float32 `[batch]`; a batch with fewer than two real examples proves nothing.
-        counter: int64 scalar: batches that passed so far; after three, nothing is done.
+        observer: The model's recorded pass.
+        batch: Its argument, nested tensors `[batch, ...]`.
+        present: float32 `[batch]`; a batch without examples proves nothing.
+        progress: What was checked so far.
+        not_zero: bool `[tensors]`, of the pass that the step releases; needed as long as
+            `progress.some_unseen()`.
     """
-    done = counter.read_value()
-    due = (done < BATCHES) & (tf.math.count_nonzero(present) > 1)
-    leaked = tf.cond(due, lambda: coupled(losses_of, batch), lambda: tf.constant(False))
-    required = [require(~leaked, PrivacyError, COUPLED)]
+    there = tf.reduce_any(present > 0)
+    scheduled = progress.scheduled() & there
+    due = scheduled | (progress.first_seen(not_zero) & there)
+    seed = tf.cast(progress.batches.read_value(), tf.int32)
+    worst = tf.cond(
+        due, lambda: coupled(observer, batch, present, seed), lambda: tf.constant(-1, tf.int32)
+    )
+    required = [refusal(worst, observer)]
     with tf.control_dependencies(required):
-        replicas.merged(functools.partial(_count_passed, counter, done), tf.cast(due, tf.int64))
+        flags = [tf.cast(flag, tf.int64) for flag in (there, scheduled, due, not_zero)]
+        replicas.merged(progress.passed, *flags)
     return required
 
 
-def coupled(losses_of: LossesOf, batch: tuple[Any, Any]) -> tf.Tensor:
-    """Whether the loss of one example of `(x, y)` is seen to depend on another; bool scalar."""
-    x, y = tf.nest.map_structure(_finite, batch)
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        losses, targets, random = losses_of(x, y, tape)
-        first = losses[0]
-    cotangents = tape.gradient(first, targets, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    others = [tf.convert_to_tensor(cotangent)[1:] for cotangent in cotangents]
-    # 0 · NaN is no dependence: a non-finite example has NaN derivatives everywhere.
-    leaks = [tf.reduce_any(tf.not_equal(o, 0) & ~tf.math.is_nan(o)) for o in others]
-    moves = [_moves_with_others(losses_of, (x, y), losses)]
-    if not random:  # masks belong to positions
-        moves.append(_moves_with_position(losses_of, (x, y), losses))
-    return tf.reduce_any(tf.stack([*leaks, *moves]))
+def refusal(worst: tf.Tensor, observer: Observer) -> tf.Operation:
+    """Fails if `coupled` found something, and says of which variable it was recorded."""
+    name = tf.gather(tf.constant(observer.names), tf.maximum(worst, 0))
+    return require(worst < 0, PrivacyError, COUPLED, name)
 
 
-def _count_passed(counter: tf.Variable, done: tf.Tensor, due: Any) -> None:
-    """One batch more if some replica had enough of it to check."""
-    counter.assign(done + tf.minimum(replicas.summed(due), 1))
+def coupled(observer: Observer, batch: Any, present: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """The number of a tensor in which examples are seen to depend on their company, -1 for none.
 
-
-def _moves_with_others(losses_of: LossesOf, batch: tuple[Any, Any], losses: tf.Tensor) -> tf.Tensor:
-    """Whether some example's loss changes when others are replaced by copies of one of the kept.
-
-    Kept are, in turn, the first half, the second half, the even and the odd positions.
+    Args:
+        observer: The pass; what it draws at random must be the same at every call.
+        batch: Its argument, nested tensors `[batch, ...]`.
+        present: float32 `[batch]`, 0 for padding; some example must be there.
+        seed: int32 scalar: which examples stay; those of an even number are the others of the
+            next one, and for 0 both are tried.
     """
-    position = tf.range(tf.shape(losses)[0])
-    first_half, even = position < (tf.size(position) + 1) // 2, tf.equal(position % 2, 0)
-    kept = tf.stack([first_half, ~first_half, even, ~even])
-
-    def moves(keep: tf.Tensor) -> tf.Tensor:
-        copied = tf.cast(tf.argmax(tf.cast(keep, tf.int32)), tf.int32)  # the first one kept
-        rows = tf.where(keep, position, copied)
-        x, y = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), batch)
-        with tf.GradientTape(watch_accessed_variables=False) as unused:
-            alone = losses_of(x, y, unused).losses
-        return tf.reduce_any(keep & _differ(alone, losses))
-
-    return tf.reduce_any(tf.map_fn(moves, kept, fn_output_signature=tf.bool))
+    trial = _Trial(observer, batch, present, _order(present, seed // 2), observer(batch))
+    first_stays = seed % 2 > 0
+    worst = _others_replaced(trial, first_stays)
+    for due, company in (
+        (tf.equal(seed, 0), lambda: _others_replaced(trial, ~first_stays)),
+        (True, lambda: _few(trial)),
+        (True, lambda: _one_alone(trial)),
+    ):
+        worst = tf.cond((worst < 0) & due, company, functools.partial(tf.identity, worst))
+    return worst
 
 
-def _moves_with_position(
-    losses_of: LossesOf, batch: tuple[Any, Any], losses: tf.Tensor
-) -> tf.Tensor:
-    """Whether some example's loss changes when the first one goes, and all others move up."""
-    x, y = tf.nest.map_structure(lambda leaf: leaf[1:], batch)
-    with tf.GradientTape(watch_accessed_variables=False) as unused:
-        moved_up = losses_of(x, y, unused).losses
-    return tf.reduce_any(_differ(moved_up, losses[1:]))
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """What the companies of one batch are made from.
+
+    Attributes:
+        observer: The pass.
+        batch: Nested tensors `[batch, ...]`.
+        present: float32 `[batch]`, 0 for padding.
+        order: The examples in the order in which companies take them, int32 `[batch]`.
+        reference: What the pass records of the batch itself.
+    """
+
+    observer: Observer
+    batch: Any
+    present: tf.Tensor
+    order: tf.Tensor
+    reference: Observation
+
+    def differ(self, rows: tf.Tensor, tolerance: float | tf.Tensor) -> tf.Tensor:
+        """What is recorded of the examples `rows`, taken together, is not what it was.
+
+        An example's part of a tensor is compared relative to its own size and to a hundredth of
+        what a tenth of the parts that are not 0 exceed (of a gradient also of the example's whole
+        gradient), below which float32 cannot tell what is left of terms that cancel.
+
+        Returns:
+            bool `[rows, tensors + 1]`, the last column for ids.
+        """
+        company = self.observer(tf.nest.map_structure(lambda t: tf.gather(t, rows), self.batch))
+        norms = self.reference.norms
+        was, now = tf.gather(self.reference.projections, rows), company.projections
+        usual = _exceeded_by_a_tenth(norms)
+        sizes = tf.gather(norms + 0.01 * (usual + self.reference.totals), rows)
+        close = tf.abs(was - now) <= tolerance * sizes[..., tf.newaxis]
+        both_lost = ~tf.math.is_finite(was) & ~tf.math.is_finite(now)  # of a zeroed example
+        other = ~tf.reduce_all(close | both_lost, 2)
+        other_ids = tf.not_equal(tf.gather(self.reference.ids, rows), company.ids)
+        return tf.concat([other, other_ids[:, tf.newaxis]], 1)
+
+    def other_shape(self, tolerance: float) -> float:
+        """The tolerance where batches of another size may round in another way."""
+        return tolerance * (_HALF_PRECISION if self.observer.half_precision else 1)
 
 
-def _differ(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-    return tf.abs(left - right) > _TOLERANCE * (1 + tf.abs(right))
+def _others_replaced(trial: _Trial, first_stays: tf.Tensor) -> tf.Tensor:
+    """A half of the examples stays in its places, copies of it fill those of the others.
+
+    The first check keeps one half and then the other, so that every place is replaced and every
+    example doubled before the first update; two later checks on end keep one half each.
+    """
+    places, rank = tf.range(tf.size(trial.order)), tf.argsort(trial.order)
+    count = tf.math.count_nonzero(trial.present > 0, dtype=tf.int32)
+    half = (count + 1) // 2
+    begin, end = tf.unstack(tf.where(first_stays, [0, half], [half, count]))
+    kept = (rank >= begin) & (rank < end)
+    copied = tf.minimum(begin + rank % tf.maximum(end - begin, 1), tf.size(rank) - 1)
+    copies = tf.gather(trial.order, copied)
+    rows = tf.where(kept | (trial.present <= 0), places, copies)
+    return _worst(trial.differ(rows, _SAME_SHAPE) & kept[:, tf.newaxis], 1)
 
 
-def _finite(value: tf.Tensor) -> tf.Tensor:
-    """`value` with zeros for what is not finite."""
-    return tf.where(tf.math.is_finite(value), value, 0) if value.dtype.is_floating else value
+def _few(trial: _Trial) -> tf.Tensor:
+    """Few of the examples in another order, and one of them twice.
+
+    With random layers they are the first ones in their places, which have their masks.
+    """
+    size, random = trial.order.shape[0], trial.reference.random
+    few = tf.clip_by_value(tf.size(trial.order) // 2, 1, _FEW)
+    few = few if size is None else min(max(size // 2, 1), _FEW)
+    rows = tf.where(random, tf.range(few), tf.reverse(trial.order[:few], [0]))
+    again = tf.concat([rows, rows[:1]], 0)
+    comparable = tf.gather(trial.present > 0, again) & (~random | (tf.range(few + 1) < few))
+    several = tf.math.count_nonzero(comparable, dtype=tf.int32) > 1
+    tolerance = tf.where(several, trial.other_shape(_OTHER_SHAPE), trial.other_shape(_ALONE))
+    differ = trial.differ(again, tolerance)
+    many = tf.math.count_nonzero(comparable, dtype=tf.int32) > 8
+    return _worst(differ & comparable[:, tf.newaxis], tf.where(many, 2, 1))
+
+
+def _one_alone(trial: _Trial) -> tf.Tensor:
+    """The first example that is there, alone."""
+    other_mask = trial.reference.random & (trial.order[0] > 0)
+    differ = trial.differ(trial.order[:1], trial.other_shape(_ALONE))
+    return _worst(differ & ~other_mask, 1)
+
+
+def _order(present: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """Places `[batch]`: the first that is there, the others of them at random, padding."""
+    keys = tf.random.stateless_uniform(tf.shape(present), tf.stack([seed, 2]))
+    first = tf.argmax(tf.cast(present > 0, tf.int32), output_type=tf.int32)
+    keys = tf.where(tf.range(tf.size(keys)) == first, -1.0, tf.where(present > 0, keys, 2.0))
+    return tf.argsort(keys, stable=True)
+
+
+def _exceeded_by_a_tenth(norms: tf.Tensor) -> tf.Tensor:
+    """Of each tensor, float32 `[tensors]`: one example, however large, does not move it much."""
+    ordered = tf.sort(tf.where(tf.math.is_finite(norms), norms, 0.0), 0, "DESCENDING")
+    there = tf.math.count_nonzero(ordered > 0, 0, dtype=tf.int32)
+    return tf.gather(tf.transpose(ordered), there // 10, axis=1, batch_dims=1)
+
+
+def _worst(differ: tf.Tensor, least: int | tf.Tensor) -> tf.Tensor:
+    """The column in which most examples differ, if at least so many differ in any; else -1."""
+    examples = tf.math.count_nonzero(tf.reduce_any(differ, 1), dtype=tf.int32)
+    most = tf.argmax(tf.math.count_nonzero(differ, 0), output_type=tf.int32)
+    return tf.where(examples >= least, most, -1)

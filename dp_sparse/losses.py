@@ -14,7 +14,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.errors import BadExampleError, require
+from dp_sparse import replicas
+from dp_sparse.clipping import audited, metric_variables
+from dp_sparse.errors import BadExampleError, PrivacyError, require
 
 _PROBABILITY_LOSSES = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
 _PROBABILITY_FUNCTIONS = ("binary_crossentropy", "binary_focal_crossentropy")
@@ -30,6 +32,8 @@ def per_example_losses(
 
     Raises:
         ValueError: A loss that does not give a value for each example, or that is not a mean.
+        PrivacyError: A loss that reads a weight that trains or a metric, keeps or writes anything,
+            or draws random numbers.
         BadExampleError: At run time, a label outside the range of its loss.
     """
     compiled = model._compile_loss
@@ -39,9 +43,39 @@ def per_example_losses(
         )
     if not compiled.built:
         compiled.build(y, y_pred)
-    with _per_example(compiled) as trackers:
+    with (
+        _per_example(compiled) as trackers,
+        audited(PrivacyError),
+        replicas.apart(),
+        _Audit(model),
+    ):
         total = compiled(y, y_pred, sample_weight)
     return total, [tracker.values for tracker in trackers]
+
+
+class _Audit(keras.StatelessScope):
+    """Refuses what a loss does with variables, beside reading such as never change."""
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__()
+        refused = [*model.trainable_variables, *metric_variables(model)]
+        self._refused = {id(variable) for variable in refused}
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Keras asks here for every variable it reads."""
+        if id(variable) in self._refused:
+            raise PrivacyError(
+                f"The loss reads {variable.path}: its gradient would be left out, or a statistic "
+                "without noise let in. Compute it in a layer, as one of the model's outputs."
+            )
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Keras reports every assignment here, also that of a seed."""
+        raise PrivacyError(
+            f"The loss writes {update[0].path}: what it keeps from batch to batch has no noise, "
+            "and random numbers of its own can be foretold. Use a loss without state."
+        )
 
 
 @dataclasses.dataclass

@@ -5,13 +5,31 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import replicas
+from dp_sparse import clipping, replicas
+from dp_sparse.errors import PrivacyError
 
 
 def update(
     model: keras.Model, batch: Any, outputs: Any, losses: tf.Tensor, output_losses: list[tf.Tensor]
 ) -> dict[str, Any]:
-    """Keras' loss and metrics over the real examples of the batch."""
+    """Keras' loss and metrics over the real examples of the batch, which write their own variables.
+
+    Raises:
+        PrivacyError: A metric writes anything else, or runs Python code.
+    """
+    with clipping.audited(PrivacyError, lambda: _written(model)):
+        return _updated(model, batch, outputs, losses, output_losses)
+
+
+def _written(model: keras.Model) -> list[keras.Variable]:
+    """The variables of the compiled loss and metrics, which no file of weights has."""
+    metrics = [model._loss_tracker, model._compile_metrics, *model._compile_loss.metrics]
+    return [v for metric in metrics if metric is not None for v in metric.variables]
+
+
+def _updated(
+    model: keras.Model, batch: Any, outputs: Any, losses: tf.Tensor, output_losses: list[tf.Tensor]
+) -> dict[str, Any]:
     x, y, weights = batch
     with tf.control_dependencies([losses]):  # its labels are checked; Keras' own are not
         y = tf.nest.map_structure(tf.identity, y)

@@ -10,13 +10,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import metrics, noise, passes
+from dp_sparse import clipping, metrics, noise, passes
 from dp_sparse.batch_sums import BatchSums, Choices, choose_rows, clipped_sums
 from dp_sparse.clipping import uses
 from dp_sparse.clipping.uses import Rows
 from dp_sparse.errors import PrivacyError, require
 from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, RowChoice
-from dp_sparse.passes import Pass, real_examples
+from dp_sparse.passes import Pass
 
 _State = dict[str, Any]  # what the loop carries from part to part
 
@@ -30,7 +30,7 @@ def by_parts(
     """
     whole = passes.run(model, optimizer, batch, draw)
     _build_metrics(model, batch, whole)
-    choices = choose_rows(optimizer, whole.uses, real_examples(batch), draw)
+    choices = choose_rows(optimizer, whole.uses, passes.real_examples(batch), draw)
     tables = [variable for variable, use in whole.uses if isinstance(use, Rows)]
     dense = [v for v in model.trainable_variables if id(v) not in choices]
     found_at = {id(variable): use.row_ids for variable, use in whole.uses if isinstance(use, Rows)}
@@ -41,13 +41,12 @@ def by_parts(
         run = passes.run(model, optimizer, own, draw, 1 + begin // size)
         with tf.control_dependencies(_same_rows(run, tables, own_lookups)):
             own_slots = [tf.identity(slots) for _, slots in own_lookups]
-        found = clipped_sums(
-            model, optimizer, run, _with_slots(choices, tables, own_slots), real_examples(own)
-        )
+        real = passes.checked_examples(run, own)
+        found = clipped_sums(model, optimizer, run, _with_slots(choices, tables, own_slots), real)
         metrics.update(model, own, run.outputs, run.losses, run.output_losses)
         return begin + size, _added(state, found, (dense, tables))
 
-    state, shapes = _start(dense, tables, choices)
+    state, shapes = _start(dense, tables, choices, clipping.count_tensors(whole.uses, whole.losses))
     examples = tf.shape(batch[2]["present"])[0]
     _, state = tf.while_loop(
         lambda begin, _: begin < examples,
@@ -57,7 +56,8 @@ def by_parts(
         parallel_iterations=1,
     )
     sums = _sums(state, dense, tables, choices)
-    return BatchSums(sums, state["counts"], state["statistic"]), model.get_metrics_result()
+    found = BatchSums(sums, state["counts"], state["statistic"], state["not_zero"])
+    return found, model.get_metrics_result()
 
 
 def _part(structure: Any, begin: tf.Tensor, size: int) -> Any:
@@ -93,6 +93,7 @@ def _start(
     dense: list[keras.Variable],
     tables: list[keras.Variable],
     choices: Choices,
+    tensors: int,
 ) -> tuple[_State, _State]:
     """Zeros of every sum, and the shapes that they keep."""
     counts = [tf.size(choices[id(table)].row_ids) for table in tables]
@@ -104,6 +105,7 @@ def _start(
         ],
         "counts": tf.zeros([3], tf.int64),
         "statistic": tf.zeros([], tf.float64),
+        "not_zero": tf.zeros([tensors], tf.bool),
     }
     shapes = {
         **tf.nest.map_structure(lambda value: value.shape, state),
@@ -121,6 +123,7 @@ def _added(state: _State, found: BatchSums, names: tuple[Any, Any]) -> _State:
         "rows": _sum(state["rows"], [of_rows[id(table)] for table in tables]),
         "counts": state["counts"] + found.counts,
         "statistic": state["statistic"] + found.statistic,
+        "not_zero": state["not_zero"] | found.not_zero,
     }
 
 

@@ -1,6 +1,5 @@
 """One forward and one backward pass over a batch: losses, and the recorded uses of variables."""
 
-import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -8,9 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import clipping, isolation, noise, replicas, xla
+from dp_sparse import clipping, noise, replicas, xla
 from dp_sparse.clipping.uses import Rows, Use
-from dp_sparse.errors import PrivacyError
 from dp_sparse.losses import per_example_losses
 from dp_sparse.optimizers import PrivateOptimizer
 
@@ -26,12 +24,14 @@ class Pass:
         losses: Per-example losses, float32 `[batch]`, 0 for padding.
         output_losses: The same for each output whose loss Keras tracks by itself.
         uses: The joined use of each variable; of the tables also those not looked up.
+        random: Whether random layers drew seeds.
     """
 
     outputs: Any
     losses: tf.Tensor
     output_losses: list[tf.Tensor]
     uses: Used
+    random: bool
 
 
 def run(
@@ -40,18 +40,52 @@ def run(
     batch: Any,
     draw: noise.Draw,
     part: tf.Tensor | int = 0,
+    settles: bool = True,
 ) -> Pass:
-    """One forward and one backward pass over a part of the batch, 0 being all of it."""
+    """One forward and one backward pass over a part of the batch, 0 being all of it.
+
+    Args:
+        model: As `private_train_step`.
+        optimizer: Its optimizer.
+        batch: `(x, y, weights)`.
+        draw: The step's streams.
+        part: Which part it is.
+        settles: Whether rows that are read get the noise that is due to them; a pass that only
+            looks leaves them.
+
+    Raises:
+        PrivacyError: Something recorded does not lead with the batch.
+    """
     x, y, weights = batch
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        settle = None if xla.inside() else optimizer.before_lookup(draw)
+        settle = optimizer.before_lookup(draw) if settles and not xla.inside() else None
         recording = record(model, optimizer, x, tape, draw, settle, part)
-        with _without_tables(optimizer):
-            losses, of_outputs = losses_with_padding(model, y, recording.outputs, weights)
+        losses, of_outputs = losses_with_padding(model, y, recording.outputs, weights)
         total = tf.reduce_sum(losses)
-    used = recording.uses(tape.gradient(total, recording.targets))
+    with clipping.audited():
+        used = recording.uses(tape.gradient(total, recording.targets))
     used += _unused_tables(optimizer, used, tf.shape(losses)[0])
-    return Pass(recording.outputs, losses, of_outputs, used)
+    losses = led_by_batch(used, losses, weights)
+    return Pass(recording.outputs, losses, of_outputs, used, recording.seeds_drawn > 0)
+
+
+def led_by_batch(uses: Used, losses: tf.Tensor, weights: dict[str, Any]) -> tf.Tensor:
+    """The losses, once they and all that was recorded were found to have one lead, the batch's."""
+    checks = clipping.require_batch_leads(uses, losses, weights["present"])
+    with tf.control_dependencies(checks):
+        return tf.identity(losses)
+
+
+def observed(
+    model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
+) -> clipping.Observer:
+    """Passes over other companies of the examples of `batch`, as the isolation checks want them."""
+
+    def observe(company: Any) -> tuple[Used, tf.Tensor, bool]:
+        found = run(model, optimizer, company, draw, settles=False)
+        return found.uses, found.losses, found.random
+
+    return clipping.Observer(model, observe, batch)
 
 
 def record(
@@ -68,26 +102,6 @@ def record(
     return clipping.record(model, x, tape, optimizer.examples_in_memory, seeds, before_lookup)
 
 
-def _without_tables(optimizer: PrivateOptimizer) -> contextlib.AbstractContextManager[Any]:
-    """Where noise is delayed, a loss that reads a table is refused: rows it reads may lack some."""
-    return _NoTables(optimizer.tables) if optimizer.delays_noise else contextlib.nullcontext()
-
-
-class _NoTables(keras.StatelessScope):
-    def __init__(self, tables: list[keras.Variable]) -> None:
-        super().__init__()
-        self._tables = {id(table) for table in tables}
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """Keras asks here for every variable it reads."""
-        if id(variable) in self._tables:
-            raise PrivacyError(
-                f"The loss reads {variable.path}, whose rows lack noise that this optimizer "
-                "delays. Leave it out of the loss, or use DPSGDOptimizer."
-            )
-        return super().get_current_value(variable)
-
-
 def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:
     """Seeds of the pass's random layers.
 
@@ -99,27 +113,16 @@ def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:
     )
 
 
+def checked_examples(run: Pass, batch: Any) -> tf.Tensor:
+    """`real_examples`, once what the pass records was found to lead with the batch."""
+    with tf.control_dependencies([run.losses]):
+        return tf.identity(real_examples(batch))
+
+
 def real_examples(batch: Any) -> tf.Tensor:
     """1 for examples that count, 0 for padding and weight 0; float32 `[batch]`."""
     weights = batch[2]
     return weights["present"] * _any_weight(weights["sample_weight"])
-
-
-def losses_of(
-    model: keras.Model, weights: dict[str, Any], capacity: int, draw: noise.Draw
-) -> isolation.LossesOf:
-    """The recorded forward pass with all weights 1, as the isolation checks call it."""
-
-    def of(x: Any, y: Any, tape: tf.GradientTape) -> isolation.Losses:
-        recording = clipping.record(model, x, tape, capacity, secret_seeds(draw))
-        size = tf.shape(tf.nest.flatten(x)[0])[0]
-        everyone = tf.nest.map_structure(
-            lambda leaf: tf.ones_like(leaf[:size]), {**weights, "marker": weights["present"]}
-        )
-        losses, _ = losses_with_padding(model, y, recording.outputs, everyone)
-        return isolation.Losses(losses, recording.targets, recording.seeds_drawn > 0)
-
-    return of
 
 
 def losses_with_padding(

@@ -1,6 +1,6 @@
 """The privacy plan: budget, sampling and mechanism in one frozen object.
 
-Every ε comes from dp-accounting.
+Every ε comes from dp-accounting's privacy losses, rounded up.
 
 A plan couples what must agree for the guarantee to hold: how batches are sampled, which mechanism
 one step runs, and which other releases touch the same data. `calibrate` finds the smallest noise
@@ -21,7 +21,7 @@ from dp_sparse import validate
 from dp_sparse.accountant import epsilon_of
 from dp_sparse.calibration import COARSE, FINE, LIMITS, smallest_noise_multiplier
 from dp_sparse.events import event_config, event_from_config
-from dp_sparse.mechanisms import GaussianMechanism, Mechanism
+from dp_sparse.mechanisms import GaussianMechanism, Mechanism, beyond_reach
 from dp_sparse.release import Release, ReleasePrice
 from dp_sparse.sampling import Sampling
 from dp_sparse.sampling.marker import fingerprint
@@ -63,8 +63,8 @@ class PrivacyPlan:
     ### Formal Guarantees
     The outputs of at most `sampling.steps` steps on batches of `sampling.batches(...)`, together
     with `releases`, are (ε, δ)-differentially private under `sampling.neighbouring`. The number of
-    examples and every field here are public. The probability that a batch overflows its capacity is
-    inside δ.
+    examples and every field here are public. The probabilities that a batch overflows its capacity
+    and that noise ends too early (`mechanisms.beyond_reach`) are inside δ.
     """
 
     budget: PrivacyBudget
@@ -122,7 +122,8 @@ class PrivacyPlan:
     def spent(self, steps: int) -> PrivacyBudget:
         """The (ε, δ) after `steps` steps, at the budget's δ.
 
-        Every release counts from the start.
+        Every release counts from the start. ε is rounded up by what the accountant's arithmetic
+        may have lost.
         """
         if self.noise_multiplier is None:
             raise ValueError(
@@ -131,6 +132,11 @@ class PrivacyPlan:
         if not 0 <= steps <= self.sampling.steps:
             raise ValueError(f"Expected 0 <= steps <= {self.sampling.steps}, got steps={steps}.")
         epsilon = self._epsilon_at(self.noise_multiplier, steps) if steps or self.releases else 0.0
+        if epsilon == math.inf:
+            raise ValueError(
+                f"Expected noise that meets delta={self.budget.delta:g} at some epsilon, got "
+                f"noise_multiplier={self.noise_multiplier:g}: use plan.calibrate()."
+            )
         return PrivacyBudget(max(epsilon, 1e-12), self.budget.delta)
 
     def statement(self, steps: int | None = None) -> str:
@@ -160,8 +166,8 @@ class PrivacyPlan:
             "Assumed: batches reach fit as the sampler made them; non-trainable weights, adapted "
             "statistics and vocabularies, and held-out data are public.",
             "Randomness: Philox, keyed by the operating system, which is not a cryptographic "
-            "generator; noisy sums are rounded to a grid of about 2^-10 noise deviations (rows of "
-            "LazyDP to float32).",
+            "generator; what lies beyond 8.2 deviations is inside delta; noisy sums are rounded "
+            "to a grid of about 2^-10 deviations (rows of LazyDP to float32).",
         ]
         return "\n".join(lines)
 
@@ -240,6 +246,11 @@ class PrivacyPlan:
         joint = self.spent(steps).epsilon - without
         return ReleasePrice(release.name, joint, epsilon_of(release.event, self.budget.delta, FINE))
 
+    def failure_delta(self, noise_multiplier: float, epsilon: float, steps: int) -> float:
+        """What δ pays for batches beyond capacity and for noise that ends too early."""
+        tail = self.sampling.participations(steps) * beyond_reach(noise_multiplier)
+        return self.sampling.overflow_delta(epsilon, steps) + tail
+
     @property
     def digest(self) -> int:
         """Names what the plan guarantees (sampling, noise, releases), the same in every process."""
@@ -272,20 +283,20 @@ class PrivacyPlan:
         )
 
     def _epsilon_at(self, noise_multiplier: float, steps: int, interval: float = FINE) -> float:
-        """ε at the budget's δ less the overflow's share.
+        """ε at the budget's δ less the share of failures.
 
         The share grows with ε: rounds upwards until the two agree.
         """
         event = self._event(noise_multiplier, steps)
-        overflow, epsilon = 0.0, self.budget.epsilon
+        taken, epsilon = 0.0, self.budget.epsilon
         for attempt in range(_OVERFLOW_ROUNDS):
-            needed = self.sampling.overflow_delta(epsilon, steps)
+            needed = self.failure_delta(noise_multiplier, epsilon, steps)
             if needed >= self.budget.delta:
                 return math.inf
-            if needed <= overflow and attempt > 0:
+            if needed <= taken and attempt > 0:
                 return epsilon
-            overflow = needed
-            epsilon = epsilon_of(event, self.budget.delta - overflow, interval)
+            taken = needed
+            epsilon = epsilon_of(event, self.budget.delta - taken, interval)
             if epsilon <= self.budget.epsilon:
                 return epsilon
         return math.inf

@@ -7,10 +7,13 @@ what it would be without.
 """
 
 import concurrent.futures
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
+
+from dp_sparse.errors import PrivacyError
 
 T = TypeVar("T")
 
@@ -40,6 +43,31 @@ def merged(function: Callable[..., T], *args: Any) -> T:
     context = tf.distribute.get_replica_context()
     own = tf.nest.map_structure(tf.identity, args)  # one tensor of all would be taken for one
     return context.merge_call(lambda strategy, *all_args: function(*all_args), own)
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """What runs inside can learn nothing of the other replicas.
+
+    Raises:
+        PrivacyError: It tries to, by `merge_call` or `all_reduce`.
+    """
+    if count() == 1:
+        yield
+        return
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PrivacyError(
+            "Expected a model and a loss that see the examples of one replica, got a merge_call or "
+            "an all_reduce, which mixes those of all. Remove what synchronises replicas."
+        )
+
+    context = tf.distribute.get_replica_context()
+    context.merge_call = refuse
+    try:
+        yield
+    finally:
+        del context.merge_call
 
 
 def gathered(value: Any) -> tf.Tensor:

@@ -23,13 +23,14 @@ from dp_sparse import (
     noise,
     passes,
     replicas,
+    restoring,
     strategies,
 )
 from dp_sparse.errors import PrivacyError, translated
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling.marker import is_sampled
 
-_REPLACED = ("train_step", "make_train_function", "_maybe_symbolic_build")
+_REPLACED = ("train_step", "make_train_function", "_maybe_symbolic_build", "set_state_tree")
 
 
 def install_compile_hook() -> None:
@@ -51,6 +52,7 @@ def install_compile_hook() -> None:
         if isinstance(optimizer, PrivateOptimizer):
             self._compile_config.config["jit_compile"] = optimizer.compiles  # for a saved model
             _install_private_step(self, optimizer)
+            restoring.guard(self, optimizer)
 
     compile._dp_sparse_original = original  # type: ignore[attr-defined]
     owner.compile = compile
@@ -136,7 +138,10 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
         build_for(model, optimizer, spec)
 
     model._maybe_symbolic_build = maybe_symbolic_build
-    model.train_step = functools.partial(private_train_step, model, optimizer)
+    step = functools.partial(private_train_step, model, optimizer)
+    in_graph = tf.function(step, autograph=False, reduce_retracing=True)
+    # A graph shows all that a step does; under run_eagerly=True it is traced on its own.
+    model.train_step = lambda data: (in_graph if tf.executing_eagerly() else step)(data)
     model.make_train_function = make_train_function
     if optimizer.delays_noise:
         flushing.install(model, optimizer)
@@ -177,18 +182,11 @@ def private_train_step(
         UnsupportedLayerError: A layer whose per-example gradients cannot be had.
     """
     _refuse(optimizer, data)
-    capacity = optimizer.examples_in_memory
     x, y, weights = data if optimizer.compiles else _trimmed(data)
     if not optimizer.built:
         build_for(model, optimizer, (x, y, weights))
     draw, spent = optimizer.begin_step(weights["marker"])
-    checks = isolation.checks(
-        passes.losses_of(model, weights, capacity, draw),
-        _checked_part(optimizer, (x, y)),
-        weights["present"],
-        optimizer.diagnostics.isolation_checks,
-    )
-    with tf.control_dependencies([spent, *checks]):
+    with tf.control_dependencies([spent]):
         x = tf.nest.map_structure(tf.identity, x)
     size = optimizer.microbatch_size
     if optimizer.compiles:
@@ -197,9 +195,12 @@ def private_train_step(
         found, logs = batch_sums.at_once(model, optimizer, (x, y, weights), draw)
     else:
         found, logs = microbatches.by_parts(model, optimizer, (x, y, weights), draw, size)
-    found = batch_sums.over_replicas(found)
+    with tf.control_dependencies(batch_sums.tensors(found)):  # whose pass then leaves the memory
+        checks = _isolation_checks(model, optimizer, (x, y, weights), draw, found)
+    found = batch_sums.over_replicas(batch_sums.after(checks, found))
     with tf.control_dependencies([found.counts]):  # counts of steps, too, wait for every check
-        optimizer.apply_private(found.sums, draw)
+        with clipping.reading_none_of(functools.partial(clipping.metric_variables, model)):
+            optimizer.apply_private(found.sums, draw)
         replicas.merged(functools.partial(_finish, optimizer, found, draw))
     return logs
 
@@ -231,12 +232,22 @@ def _finish(optimizer: PrivateOptimizer, found: batch_sums.BatchSums, draw: nois
     _count(optimizer, found)
 
 
-def _checked_part(optimizer: PrivateOptimizer, batch: Any) -> Any:
-    """What the isolation checks see: of a large batch a micro-batch, so that memory stays fixed."""
-    if optimizer.microbatch_size is None:
-        return batch
-    size = max(2, optimizer.microbatch_size)
-    return tf.nest.map_structure(lambda leaf: leaf[:size], batch)
+def _isolation_checks(
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    batch: Any,
+    draw: noise.Draw,
+    found: batch_sums.BatchSums,
+) -> list[tf.Operation]:
+    """The isolation checks; of a large batch on a micro-batch, so that memory stays fixed."""
+    x, y, weights = batch
+    batch = x, y, {**weights, "marker": weights["present"]}  # that of the batch fits no part
+    if optimizer.microbatch_size is not None:
+        batch = tf.nest.map_structure(lambda leaf: leaf[: optimizer.microbatch_size], batch)
+    observer = passes.observed(model, optimizer, batch, draw)
+    progress = optimizer.diagnostics.isolation
+    progress.traced()
+    return isolation.checks(observer, batch, batch[2]["present"], progress, found.not_zero)
 
 
 def _count(optimizer: PrivateOptimizer, found: batch_sums.BatchSums) -> None:

@@ -15,6 +15,7 @@ TIMERS = sorted((ROOT / "benchmarks").glob("*.py"))
 
 STEP = {"contribution", "exponential", "forecast", "restriction", "scores", "skips", "threshold"}
 JOINING = ("ambient", "training", "passes", "batch_sums", "microbatches", "flushing", "callbacks")
+JOINING += ("callback_guard",)
 CORE_OF_TABLES = {"configs", "host", "lattice", "lookups", "updates"}  # TensorFlow alone
 ROOMS_OF_BENCHMARKS = {"noise", "selection", "tied_embedding", "clipping_ways"}
 

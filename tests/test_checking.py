@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dp_sparse
-from tests.training_cases import click_model
+from tests.training_cases import click_model, plan_for
 
 
 class Scale(keras.layers.Layer):
@@ -72,7 +72,7 @@ def test_what_only_a_pass_shows() -> None:
     check = dp_sparse.check_model(model, x)
     assert check.traced and "read outside the layer that owns it" in check.problems[0]
     without = dp_sparse.check_model(model)
-    assert not without.traced and "give x" in str(without)
+    assert not without.traced and "give a batch" in str(without)
 
 
 def test_the_fallbacks_memory_at_the_batch_of_training() -> None:
@@ -90,7 +90,7 @@ def test_nothing_changes() -> None:
 
 
 def test_neither_weights_nor_inputs() -> None:
-    with pytest.raises(ValueError, match="Expected a built model or x"):
+    with pytest.raises(ValueError, match="Expected a built model or a batch"):
         dp_sparse.check_model(keras.Sequential([keras.layers.Dense(3)]))
 
 
@@ -139,3 +139,28 @@ def test_a_variable_used_in_two_ways() -> None:
     check = dp_sparse.check_model(Twice(), [np.zeros((2,), np.int32), np.ones((2, 6), np.float32)])
     assert "used in different ways" in check.problems[0]
     assert "Give each use a variable of its own" in check.problems[0]
+
+
+def test_a_batch_shows_whether_examples_mix() -> None:
+    """Without a loss by one made up; with one as training would, before any training."""
+
+    def over_the_size(y: Any, prediction: Any) -> Any:
+        return (prediction - y) ** 2 / keras.ops.cast(keras.ops.shape(y)[0], "float32")
+
+    x, y = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32), np.ones((9, 1))
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    unknown = dp_sparse.check_model(model)
+    assert unknown.ok and not unknown.compared and "give a batch of them" in str(unknown)
+    assert dp_sparse.check_model(model, x).compared and dp_sparse.check_model(model, (x, y)).ok
+    model.compile(loss=over_the_size)
+    check = dp_sparse.check_model(model, (x, y))
+    assert "depends on another example" in check.problems[0]
+    plan = plan_for(9)
+    batch = next(iter(plan.sampling.batches((x, y))))
+    assert dp_sparse.check_model(model, batch).problems == check.problems
+
+
+def test_an_empty_batch() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    with pytest.raises(ValueError, match="Expected a batch with examples"):
+        dp_sparse.check_model(model, np.zeros((0, 4), np.float32))

@@ -1,5 +1,7 @@
 """Whatever lets one example reach another's loss is found before a single update."""
 
+import dataclasses
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -9,21 +11,33 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
+from dp_sparse import isolation
 from dp_sparse.errors import PrivacyError
+from tests.training_cases import marked_dataset, plan_for, weights_of
 
 N = 64
-MIXES = "The loss of one example depends on another"
+MIXES = "of one example depends on another"
 
 
-def private_model(mixing: Callable[[Any], Any] | None = None, loss: Any = "mse") -> keras.Model:
+def private_model(
+    mixing: Callable[[Any], Any] | None = None,
+    loss: Any = "mse",
+    *,
+    between: Callable[[Any], Any] = lambda x: x,
+    dropout: float = 0.3,
+    head: str = "glorot_uniform",
+    **compiled: Any,
+) -> keras.Model:
     inputs = keras.Input((3,))
     values = inputs if mixing is None else keras.layers.Lambda(mixing, output_shape=(3,))(inputs)
     hidden = keras.layers.Dense(4, activation="tanh")(values)
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dropout(0.3)(hidden)))
+    hidden = keras.layers.Lambda(between, output_shape=(4,))(hidden)
+    outputs = keras.layers.Dense(1, kernel_initializer=head)(keras.layers.Dropout(dropout)(hidden))
+    model = keras.Model(inputs, outputs)
     sampling = dp_sparse.PoissonSampling(num_examples=N, expected_batch_size=32, steps=6)
-    budget = dp_sparse.PrivacyBudget(8.0, 1e-3)
-    plan = dp_sparse.PrivacyPlan(budget, sampling).calibrate()
-    model.compile(optimizer=dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss=loss)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(8.0, 1e-3), sampling)
+    plan = dataclasses.replace(plan, noise_multiplier=1.0, plan_id=secrets.token_hex(16))
+    model.compile(optimizer=dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss=loss, **compiled)
     return model
 
 
@@ -80,7 +94,9 @@ def test_a_mixing_loss_after_recompiling_is_found() -> None:
 def test_dropout_and_honest_models_pass() -> None:
     model = private_model()
     fit(model)
-    assert int(model.optimizer.steps_spent) == 2
+    assert (
+        int(model.optimizer.steps_spent) == int(model.optimizer.diagnostics.isolation.checks) == 2
+    )
 
 
 def test_batches_of_an_earlier_process_are_refused() -> None:
@@ -96,3 +112,228 @@ def test_batches_of_an_earlier_process_are_refused() -> None:
     batches = model.optimizer.plan.sampling.batches(data).map(older)
     with pytest.raises(PrivacyError, match="Expected each batch once"):
         model.fit(batches, verbose=0)
+
+
+# ------------------------------------------------------------------- what losses alone do not show
+
+
+@tf.custom_gradient
+def clipped_over_the_batch(x: tf.Tensor) -> Any:
+    return tf.identity(x), lambda dy: tf.clip_by_norm(dy, 0.01)
+
+
+@tf.custom_gradient
+def swapped_on_the_way_back(x: tf.Tensor) -> Any:
+    return tf.identity(x), lambda dy: tf.reverse(dy, [0])
+
+
+def over_the_batch_size(y: tf.Tensor, prediction: tf.Tensor) -> tf.Tensor:
+    return tf.square(prediction - y) / tf.cast(tf.shape(y)[0], tf.float32)
+
+
+def by_rare_labels(y: tf.Tensor, prediction: tf.Tensor) -> tf.Tensor:
+    """Positives weigh what makes both classes weigh the same in the batch."""
+    positive = tf.cast(y > 1.5, tf.float32)
+    ratio = tf.math.divide_no_nan(tf.reduce_sum(1 - positive), tf.reduce_sum(positive))
+    return tf.square(prediction - y) * (positive * ratio + 1 - positive)
+
+
+def standardised(x: tf.Tensor) -> tf.Tensor:
+    return (x - tf.reduce_mean(x, 0)) / (1e-6 + tf.math.reduce_std(x, 0))
+
+
+def tiny(y: tf.Tensor, prediction: tf.Tensor) -> tf.Tensor:
+    return 1e-5 * tf.square(prediction - y)
+
+
+COUPLED: dict[str, dict[str, Any]] = {
+    "clipped gradient": {"between": clipped_over_the_batch},
+    "swapped gradient": {"between": swapped_on_the_way_back},
+    "loss over the batch size": {"loss": over_the_batch_size},
+    "loss over the batch size, no masks": {"loss": over_the_batch_size, "dropout": 0.0},
+    "weights by rare labels": {"loss": by_rare_labels},
+    "mean before a head of zeros": {
+        "mixing": lambda x: x - tf.reduce_mean(x, axis=0),
+        "head": "zeros",
+    },
+    "standardised, losses of 1e-5": {"mixing": standardised, "loss": tiny},
+    "the first example for all": {"mixing": lambda x: x + x[:1]},
+    "the first label for all": {
+        "loss": lambda y, prediction: tf.square(y - prediction * (1 + y[:1]))
+    },
+    "a place": {
+        "mixing": lambda x: (
+            x * (1 + tf.one_hot(tf.zeros_like(tf.shape(x)[:1]), tf.shape(x)[0])[0][:, None])
+        ),
+        "dropout": 0.0,
+    },
+}
+
+
+@pytest.mark.parametrize("case", COUPLED)
+def test_what_is_released_is_compared(case: str) -> None:
+    """Before the first update, whatever hides it from the losses."""
+    model = private_model(**COUPLED[case])
+    before = weights_of(model)
+    with pytest.raises(PrivacyError, match=MIXES):
+        fit(model)
+    for old, new in zip(before, weights_of(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_an_outlier_hides_no_coupling() -> None:
+    """Sizes are not measured against the largest example of the batch."""
+    ranking = lambda y, p: tf.square(p - y) + 4 * tf.nn.softplus(-8 * (p - tf.transpose(p)))  # noqa: E731
+    model, plan = private_model(loss=ranking, dropout=0.0), plan_for(N)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss=ranking)
+    x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    y = np.zeros((N, 1), np.float32)
+    y[1] = 1e8
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x, y), verbose=0)
+
+
+def test_coupling_under_xla() -> None:
+    model = private_model(between=clipped_over_the_batch, jit_compile=True)
+    with pytest.raises(PrivacyError, match=MIXES):
+        fit(model)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_each_of_the_first_batches_is_checked(batch: int) -> None:
+    """A branch that opens in a later one of the first three batches is found there."""
+    mixes = tf.Variable(False, trainable=False)
+    model = private_model(lambda x: tf.cond(mixes, lambda: x - tf.reduce_mean(x, 0), lambda: x))
+    data = np.ones((N, 3), np.float32) * np.arange(N)[:, None] / N, np.ones((N, 1), np.float32)
+    batches = iter(model.optimizer.plan.sampling.batches(data))
+    for _ in range(batch):
+        model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
+    mixes.assign(True)
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
+
+
+def test_a_tensor_that_was_zero_is_checked_when_it_is_not() -> None:
+    """A head of zeros hides a coupled gradient until it has moved; the schedule alone would not."""
+
+    @tf.custom_gradient
+    def coupled(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda dy: dy + tf.reduce_mean(dy, 0)
+
+    model = private_model(between=coupled, head="zeros", dropout=0.0)
+    model.optimizer.learning_rate = 0.0
+    progress = model.optimizer.diagnostics.isolation
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(N, 3)).astype(np.float32), rng.normal(size=(N, 1)).astype(np.float32)
+    batches = iter(model.optimizer.plan.sampling.batches(data))
+    for _ in range(isolation.FIRST + 1):
+        model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
+    assert int(progress.checks) == isolation.FIRST and int(progress.batches) == isolation.FIRST + 1
+    model.layers[-1].kernel.assign(tf.ones([4, 1]))
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
+
+
+def test_the_schedule() -> None:
+    """Three checks in the first 256 batches that hold examples, then one; no others count."""
+    model, plan = private_model(), plan_for(2, steps=400, capacity=2)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    batch = np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)
+    progress = model.optimizer.diagnostics.isolation
+    for steps, present, checks in ((5, [0, 0], 0), (256, [1, 0], 3), (1, [1, 1], 4)):
+        model.fit(marked_dataset(plan, *batch, steps=steps, present=present), verbose=0)
+        assert int(progress.checks) == checks
+    assert int(progress.batches) == 257
+
+
+def test_a_step_traced_anew_is_checked_anew() -> None:
+    """Examples of another length run other code."""
+
+    def mixing_unless_of_four(x: tf.Tensor) -> tf.Tensor:
+        return x if x.shape[1] == 4 else x - tf.reduce_mean(x, 0)
+
+    inputs = keras.Input((None, 3))
+    hidden = keras.layers.Dense(4)(keras.layers.Lambda(mixing_unless_of_four)(inputs))
+    model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(hidden))
+    plan = plan_for(4)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    x, y = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32), np.ones((4, 4))
+    model.fit(marked_dataset(plan, x[:, :4], y.astype(np.float32), steps=4), verbose=0)
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x, y.astype(np.float32)), verbose=0)
+
+
+# ------------------------------------------------------------------------- a batch of one example
+
+
+def folded(rows: Callable[[Any], Any], width: int, dtype: str = "float32") -> keras.Model:
+    """Positions folded into the batch axis in front of a layer, and out of it behind."""
+    length = 8
+    inputs = keras.Input((length, width) if width else (length,), dtype=dtype)
+    fold = keras.layers.Lambda(lambda x: tf.reshape(x, [-1, *x.shape[2:]]))
+    back = keras.layers.Lambda(lambda x: tf.reshape(x, [-1, length, x.shape[-1]]))
+    return keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(back(rows(fold(inputs)))))
+
+
+FOLDED = {
+    "dense": lambda: folded(keras.layers.Dense(1), 3),
+    "embedding": lambda: folded(keras.layers.Embedding(9, 1), 0, "int32"),
+}
+
+
+@pytest.mark.parametrize("road", ["graph", "xla", "microbatches", "eager"])
+@pytest.mark.parametrize("kind", FOLDED)
+def test_records_must_lead_with_the_batch_of_one_example(kind: str, road: str) -> None:
+    model, plan = FOLDED[kind](), plan_for(1 if road != "microbatches" else 3)
+    options = {"microbatch_size": 1} if road == "microbatches" else {}
+    optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0, **options)
+    compiled = {"xla": {"jit_compile": True}, "eager": {"run_eagerly": True}}.get(road, {})
+    model.compile(optimizer, loss="mse", **compiled)
+    size = plan.sampling.num_examples
+    x = np.ones((size, *model.input_shape[1:]), model.inputs[0].dtype)
+    before = weights_of(model)
+    with pytest.raises(PrivacyError, match="to be the first axis of what"):
+        model.fit(marked_dataset(plan, x, np.ones((size, 1), np.float32)), verbose=0)
+    for old, new in zip(before, weights_of(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_losses_must_lead_with_the_batch() -> None:
+    """Each position has a loss of its own: with one example they would be clipped one by one."""
+    inputs = keras.Input((8, 3))
+    positions = keras.layers.Lambda(lambda x: tf.reshape(x, [-1, 3]))(keras.layers.Dense(3)(inputs))
+    model, plan = keras.Model(inputs, positions), plan_for(1)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    batch = np.ones((1, 8, 3), np.float32), np.ones((1, 3), np.float32)
+    with pytest.raises(PrivacyError, match='the loss" records'):
+        model.fit(marked_dataset(plan, *batch), verbose=0)
+
+
+def test_one_example_is_checked_beside_a_copy() -> None:
+    """A batch of one tells nothing by itself."""
+    model, plan = private_model(loss=over_the_batch_size), plan_for(1)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss=over_the_batch_size)
+    batch = np.ones((1, 3), np.float32), np.zeros((1, 1), np.float32)
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, *batch), verbose=0)
+
+
+def test_examples_that_are_not_finite_are_no_coupling() -> None:
+    model, plan = private_model(), plan_for(8)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    x[2], x[5] = np.nan, np.inf
+    model.fit(marked_dataset(plan, x, np.ones((8, 1), np.float32), steps=3), verbose=0)
+    assert int(model.optimizer.diagnostics.isolation.checks) == 3
+    assert int(model.optimizer.diagnostics.not_finite) == 6
+
+
+def test_an_example_that_is_not_finite_and_reaches_others_is() -> None:
+    model = private_model(lambda x: x + 1e-9 * tf.reduce_mean(x, axis=0), dropout=0.0)
+    plan = plan_for(8)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    x[2] = np.nan
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x, np.ones((8, 1), np.float32)), verbose=0)

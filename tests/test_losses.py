@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_sparse import losses
+from dp_sparse import DPSGDOptimizer, losses
+from dp_sparse.errors import PrivacyError
+from tests.training_cases import marked_dataset, plan_for
 
 LOSSES = [
     keras.losses.BinaryCrossentropy(),
@@ -200,3 +202,91 @@ def test_classes_out_of_range_are_shown(bad: int) -> None:
 def test_any_label_is_good_for_a_regression() -> None:
     values = total_losses(compiled("mse", 1), tf.constant([[-7.0]]), tf.constant([[1.0]]), None)
     np.testing.assert_allclose(values, [64])
+
+
+# ---- What a loss may not do.
+
+
+def train(loss: Any, model: keras.Model | None = None, **arguments: Any) -> None:
+    """Two steps of DP-SGD."""
+    rng, plan = np.random.default_rng(0), plan_for(4)
+    model = model or keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(DPSGDOptimizer("sgd", plan, 1.0), loss=loss, **arguments)
+    x, y = (rng.normal(size=(4, width)).astype(np.float32) for width in (3, 2))
+    model.fit(marked_dataset(plan, x, y, steps=2), verbose=0)
+
+
+class Centred(keras.losses.Loss):
+    """Subtracts something of its own from the square error."""
+
+    def __init__(self, kept: Any, of: Any = lambda kept, values: kept) -> None:
+        super().__init__()
+        self.kept, self._of = kept, of
+
+    def call(self, y: Any, prediction: Any) -> Any:
+        values = keras.ops.mean(keras.ops.square(y - prediction), -1)
+        return values - self._of(self.kept, values)
+
+
+def running_mean(kept: Any, values: Any) -> Any:
+    kept.assign(0.9 * kept + 0.1 * keras.ops.mean(tf.stop_gradient(values)))
+    return kept
+
+
+def around_keras(kept: Any, values: Any) -> Any:
+    return kept.value.assign_add(tf.reduce_mean(values))
+
+
+def drawn(kept: Any, values: Any) -> Any:
+    return keras.random.normal(keras.ops.shape(values), seed=kept)
+
+
+def in_python(kept: Any, values: Any) -> Any:
+    return tf.ensure_shape(tf.py_function(tf.sin, [values], tf.float32), [None])
+
+
+@pytest.mark.parametrize(
+    ("make", "of", "message"),
+    [
+        (lambda: keras.Variable(0.0), running_mean, "The loss writes .*without state"),
+        (lambda: tf.Variable(0.0), running_mean, r"\(AssignVariableOp\): keeps what was computed"),
+        (lambda: keras.Variable(0.0), around_keras, r"\(AssignAddVariableOp\): keeps"),
+        (lambda: keras.random.SeedGenerator(1), drawn, "The loss writes .*seed_generator_state"),
+        (lambda: 7, drawn, "draws random numbers that can be foretold"),
+        (lambda: None, in_python, r"\(EagerPyFunc\): runs Python code"),
+    ],
+    ids=["running mean", "tf.Variable", "around keras", "random", "known seed", "python"],
+)
+@pytest.mark.parametrize("road", [{}, {"run_eagerly": True}], ids=["graph", "eager"])
+def test_a_loss_with_state_is_refused(make: Any, of: Any, message: str, road: Any) -> None:
+    kept = make()
+    with pytest.raises(PrivacyError, match=message):
+        train(Centred(kept, of), **road)
+    if isinstance(kept, tf.Variable | keras.Variable):
+        assert float(kept) == 0.0
+
+
+def test_a_loss_that_reads_a_weight_that_trains_is_refused() -> None:
+    """Its gradient through the weight would be left out."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="owner")])
+    loss = Centred(None, lambda _, values: keras.ops.sum(model.weights[0]))
+    with pytest.raises(PrivacyError, match="The loss reads .*owner/kernel"):
+        train(loss, model)
+
+
+def test_a_loss_that_calls_a_layer_of_the_model_is_refused() -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="owner")])
+    loss = Centred(None, lambda _, values: model.layers[0](tf.ones([1, 3]))[0, 0])
+    with pytest.raises(PrivacyError, match="The loss reads .*owner/kernel"):
+        train(loss, model)
+
+
+def test_a_loss_that_reads_a_metric_is_refused() -> None:
+    metric = keras.metrics.MeanSquaredError()
+    with pytest.raises(PrivacyError, match="The loss reads .*a statistic without noise"):
+        train(Centred(metric, lambda metric, values: metric.result()), metrics=[metric])
+
+
+def test_a_loss_may_read_what_never_changes() -> None:
+    for constant in (keras.Variable(0.5), tf.Variable(0.5), tf.constant(0.5)):
+        train(Centred(constant))

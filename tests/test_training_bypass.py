@@ -88,6 +88,18 @@ def test_a_cached_pass_repeated() -> None:
     assert int(model.optimizer.steps_spent) == 2
 
 
+def test_first_batches_picked_by_what_they_hold() -> None:
+    """One of each pass, which a filter chose: no Poisson sample, so none is taken but the first."""
+    x, y = clicks(8)
+    model, plan = private(x)
+    batches = plan.sampling.batches((x, y))
+    picked = batches.filter(lambda x, y, weights: weights["marker"][0, 2] >= 3).take(1)
+    refused(lambda: model.fit(picked, verbose=0), model, "got batch 3 again or out of")
+    refused(lambda: model.fit(batches.skip(2), verbose=0), model, "got batch 2 again or out of")
+    model.fit(batches.take(1), verbose=0)
+    assert int(model.optimizer.steps_spent) == 1
+
+
 def test_one_batch_repeated() -> None:
     x, y = clicks(8)
     model, plan = private(x)
@@ -360,7 +372,11 @@ def test_constant_seeds_of_masks() -> None:
     noisy = keras.layers.Lambda(
         lambda values: keras.random.dropout(values, 0.5, seed=3), output_shape=(3,)
     )
-    train_dense(dense_model(before=noisy), "mse")
+    model, plan = dense_model(before=noisy), plan_for(4)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse")
+    x, y = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
+    with pytest.raises(dp_sparse.UnsupportedLayerError, match="can be foretold"):
+        model.fit(marked_dataset(plan, x, y), verbose=0)
 
 
 def test_mixing_inside_a_layer_of_the_fallback() -> None:

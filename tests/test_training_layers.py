@@ -85,7 +85,7 @@ def test_trains(name: str, microbatch_size: int | None) -> None:
         plan.sampling.batches((np.asarray(x, x.dtype if whole else np.float32), y)), verbose=0
     )
     assert np.all(np.isfinite(history.history["loss"]))
-    assert int(optimizer.diagnostics.isolation_checks) == 3
+    assert int(optimizer.diagnostics.isolation.checks) == 3
     changed = [
         np.any(np.array(v) != old) for v, old in zip(model.trainable_variables, before, strict=True)
     ]

@@ -3,9 +3,12 @@
 Only of small variables are there per-example gradients: of biases, scales, small kernels.
 """
 
-from dp_sparse.clipping.audit import Seeds
+from dp_sparse.clipping.audit import Seeds, metric_variables
 from dp_sparse.clipping.gradients import ClippedSums, Scaled, clip, scaled
+from dp_sparse.clipping.graph_audit import audited, reading_none_of
+from dp_sparse.clipping.leading_axis import require_batch_leads
 from dp_sparse.clipping.machine_check import self_check
+from dp_sparse.clipping.observation import Observer, Used, count_tensors, not_zero
 from dp_sparse.clipping.recorder import Recording, record
 from dp_sparse.clipping.styles import (
     STYLES,
@@ -31,15 +34,23 @@ __all__ = [
     "ClippedSums",
     "ClippingStyle",
     "FlatClipping",
+    "Observer",
     "PerLayerClipping",
     "QuantileClipping",
     "Recording",
     "Scaled",
     "Seeds",
     "Survey",
+    "Used",
+    "audited",
     "clip",
+    "count_tensors",
     "embedding_tables",
+    "metric_variables",
+    "not_zero",
+    "reading_none_of",
     "record",
+    "require_batch_leads",
     "scaled",
     "self_check",
     "survey",

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping.graph_audit import own_operations
 from dp_sparse.clipping.rules import Rule, covers_inner_layers
 from dp_sparse.clipping.survey import own_variables
 from dp_sparse.errors import UnsupportedLayerError
@@ -17,15 +18,17 @@ Seeds: TypeAlias = Callable[[int, str], tf.Tensor]  # from a number in the pass 
 class Audit(keras.StatelessScope):
     """Sees every read and write of a variable during a forward pass, and lets no write through."""
 
-    def __init__(self, trainable: list[keras.Variable], seeds: Seeds | None) -> None:
+    def __init__(self, model: keras.Model, seeds: Seeds | None) -> None:
         super().__init__(collect_losses=True)
         self.covers_all = False  # while a rule runs that records the layers inside, too
         self._seeds = seeds
-        self._trainable = {id(variable) for variable in trainable}
+        self._trainable = {id(variable) for variable in model.trainable_variables}
+        self._of_metrics = {id(variable) for variable in metric_variables(model)}
         self._covered: set[int] = set()
         self._written: list[str] = []
         self._seeds_drawn = 0
         self._outside: list[str] = []
+        self._statistics: list[str] = []
 
     @contextlib.contextmanager
     def inside(self, layer: keras.layers.Layer, rule: Rule) -> Iterator[None]:
@@ -42,9 +45,12 @@ class Audit(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Keras asks here for every variable it reads; a seed generator's state is drawn anew."""
         if self._seeds is not None and _is_seed(variable):
-            return self._seeds(self._seeds_drawn, variable.dtype)
+            with own_operations():
+                return self._seeds(self._seeds_drawn, variable.dtype)
         if id(variable) in self._trainable and id(variable) not in self._covered:
             self._outside.append(variable.path)
+        if id(variable) in self._of_metrics:
+            self._statistics.append(variable.path)
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
@@ -72,6 +78,10 @@ class Audit(keras.StatelessScope):
                 "layer's statistics",
             ),
             (
+                self._statistics,
+                "a metric's variable, which is not private, read in the forward pass. Leave it out",
+            ),
+            (
                 ["add_loss"] if self.losses else [],
                 "a loss over the whole batch; put it into loss= of compile",
             ),
@@ -79,6 +89,14 @@ class Audit(keras.StatelessScope):
         lines = [f"- {path}: {mend}." for paths, mend in problems for path in dict.fromkeys(paths)]
         if lines:
             raise UnsupportedLayerError("Cannot train privately:\n" + "\n".join(lines))
+
+
+def metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """Those of all metrics of a model: statistics of past batches, without noise."""
+    compiled = model._compile_metrics
+    given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
+    metrics = [*model.metrics, *tf.nest.flatten(given)]  # some are built with their first batch
+    return [v for m in metrics if isinstance(m, keras.metrics.Metric) for v in m.variables]
 
 
 def _is_seed(variable: keras.Variable) -> bool:

@@ -97,7 +97,8 @@ def scaled(
         style: How the factors come from the norms.
     """
     variables, squared = [v for v, _ in uses], [use.squared_norms() for _, use in uses]
-    total = styles.total(squared)
+    with tf.control_dependencies([losses]):  # which follow the check of shapes
+        total = styles.total(squared)
     finite = tf.math.is_finite(total) & tf.math.is_finite(losses)
     kept = tf.cast(present > 0, tf.float32) * _faded(tf.sqrt(total), 1e17) * _faded(losses, 1e30)
     factors = style.factors(variables, squared, clip_norm)

@@ -15,7 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dp_sparse import replicas
 from dp_sparse.clipping.audit import Audit, Seeds
+from dp_sparse.clipping.graph_audit import audited, own_operations
 from dp_sparse.clipping.rules import Rule
 from dp_sparse.clipping.survey import tapped_layers
 from dp_sparse.clipping.tap import BeforeLookup, Record, Tap
@@ -82,12 +84,14 @@ def record(
             and the mend.
     """
     taps = tapped_layers(model)
-    audit = Audit(model.trainable_variables, seeds)
+    audit = Audit(model, seeds)
     records: list[Record] = []
     with contextlib.ExitStack() as stack:
+        stack.enter_context(audited())
+        stack.enter_context(replicas.apart())
         for layer, rule in taps:
             tap = Tap(
-                layer, tape, records, batch_capacity, audit.seeds_drawn, before_lookup or _nothing
+                layer, tape, records, batch_capacity, audit.seeds_drawn, _settling(before_lookup)
             )
             stack.enter_context(_tapped(layer, rule, tap, audit))
         with audit:
@@ -98,7 +102,7 @@ def record(
 
 @contextlib.contextmanager
 def _tapped(layer: keras.layers.Layer, rule: Rule, tap: Tap, audit: "Audit") -> Iterator[None]:
-    original = layer.call
+    original, own = layer.call, vars(layer).get("call")
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -112,6 +116,8 @@ def _tapped(layer: keras.layers.Layer, rule: Rule, tap: Tap, audit: "Audit") -> 
         yield
     finally:
         del layer.call
+        if own is not None:
+            layer.call = own
 
 
 def _as_float(cotangent: tf.Tensor | None, target: tf.Tensor, path: str) -> tf.Tensor:
@@ -136,5 +142,10 @@ def _joined(variable: keras.Variable, uses: list[Use]) -> Use:
         ) from None
 
 
-def _nothing(table: keras.Variable, row_ids: tf.Tensor) -> None:
-    del table, row_ids
+def _settling(before_lookup: BeforeLookup | None) -> BeforeLookup:
+    def settle(table: keras.Variable, row_ids: tf.Tensor) -> None:
+        if before_lookup is not None:
+            with own_operations():  # which write on purpose
+                before_lookup(table, row_ids)
+
+    return settle

@@ -34,6 +34,7 @@ class Tied:
     """
 
     float_fields: ClassVar[tuple[str, ...]] = ("row_cotangents", "hidden", "logit_cotangents")
+    holds_gradients: ClassVar[bool] = False
     num_rows: int
     row_ids: tf.Tensor
     valid: tf.Tensor

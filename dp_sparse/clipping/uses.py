@@ -29,9 +29,11 @@ class Use(Protocol):
 
     Attributes:
         float_fields: Names of the fields that hold values of examples, `[batch, ...]`.
+        holds_gradients: Whether they are gradients themselves, sums of which much may cancel.
     """
 
     float_fields: ClassVar[tuple[str, ...]]
+    holds_gradients: ClassVar[bool]
 
     def squared_norms(self) -> tf.Tensor:
         """‖g_i‖² of each example's gradient of this variable, float32 `[batch]`."""
@@ -56,6 +58,7 @@ class Product:
     """
 
     float_fields: ClassVar[tuple[str, ...]] = ("inputs", "cotangents")
+    holds_gradients: ClassVar[bool] = False
     inputs: tf.Tensor
     cotangents: tf.Tensor
 
@@ -104,6 +107,7 @@ class Direct:
     """
 
     float_fields: ClassVar[tuple[str, ...]] = ("gradients",)
+    holds_gradients: ClassVar[bool] = True
     gradients: tf.Tensor
 
     def squared_norms(self) -> tf.Tensor:
@@ -202,6 +206,7 @@ class Linear:
     """
 
     float_fields: ClassVar[tuple[str, ...]] = ("inputs", "cotangents")
+    holds_gradients: ClassVar[bool] = False
     inputs: tuple[tf.Tensor, ...]
     cotangents: tuple[tf.Tensor, ...]
     form: BilinearForm
@@ -248,6 +253,7 @@ class Rows:
     """
 
     float_fields: ClassVar[tuple[str, ...]] = ("cotangents",)
+    holds_gradients: ClassVar[bool] = False
     row_ids: tf.Tensor
     valid: tf.Tensor
     cotangents: tf.Tensor
@@ -299,6 +305,13 @@ def joined(uses: Sequence[Use]) -> Use:
     if len(kinds) > 1:
         raise ValueError(f"used in different ways: {sorted(kind.__name__ for kind in kinds)}")
     return uses[0].joined_with(uses[1:]) if len(uses) > 1 else uses[0]
+
+
+def fields_of(use: Use) -> list[tf.Tensor]:
+    """All tensors that a use holds of its examples, each `[batch, ...]`."""
+    fields = [getattr(use, field.name) for field in dataclasses.fields(use)]  # type: ignore[arg-type]
+    tensors = [value for value in tf.nest.flatten(fields) if tf.is_tensor(value)]
+    return [tensor for tensor in tensors if tensor.shape.rank != 0]
 
 
 def squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 
@@ -17,6 +18,7 @@ Logs = Callable[[], dict[str, float]]
 
 def run(
     model: keras.Model,
+    source: Any,
     begin: Callable[[int], tuple[Step, Logs]],
     epochs: int,
     steps_per_epoch: int | None,
@@ -27,7 +29,8 @@ def run(
 
     Args:
         model: Compiled with a private optimizer.
-        begin: Given the steps spent so far, after callbacks restored what they have, returns the
+        source: What the batches are made of.
+        begin: Given the step to begin with, after callbacks restored what they have, returns the
             function of one step and that of an epoch's logs.
         epochs: As in `train`.
         steps_per_epoch: As in `train`.
@@ -52,7 +55,7 @@ def run(
     callback_list.on_train_begin()  # may restore a checkpoint, and say from which epoch to go on
     first = model._initial_epoch or 0
     if first < epochs:
-        _run_epochs(model, begin, range(first, epochs), steps_per_epoch, callback_list)
+        _run_epochs(model, source, begin, range(first, epochs), steps_per_epoch, callback_list)
     model.optimizer.finalize_variable_values(model.trainable_weights)
     callback_list.on_train_end()
     return model.history
@@ -60,16 +63,18 @@ def run(
 
 def _run_epochs(
     model: keras.Model,
+    source: Any,
     begin: Callable[[int], tuple[Step, Logs]],
     epochs: range,
     steps_per_epoch: int | None,
     callback_list: keras.callbacks.CallbackList,
 ) -> None:
-    spent = int(model.optimizer.steps_spent.numpy())
-    left = model.optimizer.plan.sampling.steps - spent
+    sampling = model.optimizer.plan.sampling
+    first_step = sampling.resumed_at(source, int(model.optimizer.steps_spent.numpy()))
+    left = sampling.steps - first_step
     steps = _steps_per_epoch(left, len(epochs), steps_per_epoch)
     callback_list.params["steps"] = steps
-    step, logs = begin(spent)
+    step, logs = begin(first_step)
     for epoch in epochs:
         model.reset_metrics()
         callback_list.on_epoch_begin(epoch)

@@ -60,14 +60,14 @@ def train(
     checked_optimizer(model)
     model.make_train_function()  # refuses what fit would
 
-    def begin(spent: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
-        iterator = iter(_batches(model, source, spent, class_weight))
+    def begin(first_step: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
+        iterator = iter(_batches(model, source, first_step, class_weight))
         step = _step_function(model)
         return lambda: step(iterator), lambda: {
             name: float(value) for name, value in model.get_metrics_result().items()
         }
 
-    return epochs_of.run(model, begin, epochs, steps_per_epoch, callbacks, verbose)
+    return epochs_of.run(model, source, begin, epochs, steps_per_epoch, callbacks, verbose)
 
 
 def _step_function(model: keras.Model) -> Callable[[Any], None]:

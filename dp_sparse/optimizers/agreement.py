@@ -17,18 +17,22 @@ _MENDS = {
     "clip norm": "load the same checkpoint on all workers, or on none.",
     "set of optimizer settings": "give each worker's optimizer the same arguments.",
 }
-_COLUMNS = (3, 1, 1, 1, 1)  # of each
+_COLUMNS = (3, 1, 3, 1, 1)  # of each
 
 
 def what_decides(
     key: tf.Tensor, plan: tf.Tensor, spent: tf.Tensor, clip_norm: tf.Tensor, settings: tf.Tensor
 ) -> tf.Tensor:
-    """All that decides a step beside its batch, int64 `[1, 7]`; `key` is int64 `[1, 3]`."""
-    return tf.concat([key, tf.stack([plan, spent, clip_norm, settings])[tf.newaxis]], 1)
+    """All that decides a step beside its batch, int64 `[1, 9]`.
+
+    `key` is int64 `[1, 3]` and `spent` int64 `[3]`.
+    """
+    rest = tf.concat([[plan], spent, [clip_norm, settings]], 0)
+    return tf.concat([key, rest[tf.newaxis]], 1)
 
 
 def checks(deciding: tf.Tensor) -> list[tf.Operation]:
-    """Operations that fail unless all rows of `deciding`, int64 `[replicas, 7]`, are equal."""
+    """Operations that fail unless all rows of `deciding`, int64 `[replicas, 9]`, are equal."""
     alike = tf.reduce_all(tf.equal(deciding, deciding[:1]), axis=0)
     return [
         require(

@@ -24,7 +24,7 @@ from dp_sparse.optimizers import agreement
 from dp_sparse.optimizers.arguments import checked_optimizer, checked_plan, checked_style
 from dp_sparse.optimizers.clip_norm import MovingClipNorm
 from dp_sparse.optimizers.diagnostics import StepDiagnostics
-from dp_sparse.optimizers.ledger import StepLedger
+from dp_sparse.optimizers.ledger import SavedCount, StepLedger, seal_of
 from dp_sparse.optimizers.sums import PrivateSums, RowChoice
 from dp_sparse.optimizers.wrapping import WrappingOptimizer
 from dp_sparse.plan import PrivacyPlan
@@ -70,7 +70,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         clipping: ClippingStyle | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(learning_rate=0.0, name=name)
+        super().__init__(learning_rate=0.0, name=name or type(self).__name__)
         self._clipping = checked_style(clipping)
         if microbatch_size is not None:
             microbatch_size = validate.positive_integer("microbatch_size", microbatch_size)
@@ -81,10 +81,10 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         self.steps_spent = self.add_variable(
             (), "zeros", "int64", "only_first_replica", name="steps_spent"
         )
-        self.plan_digest = self.add_variable(
-            (), keras.initializers.Constant(0), "int64", "only_first_replica", name="plan_digest"
-        )
-        self.plan_digest.assign(plan.digest)
+        seal = self.add_variable((), "zeros", "int64", "only_first_replica", name="steps_seal")
+        order = self.add_variable((), "zeros", "int64", "only_first_replica", name="own_order")
+        self._saved_count = SavedCount(self.steps_spent, seal, order)
+        self._saved_count.write(plan, 0, 0)
         self._moving_clip_norm = self._make_moving_clip_norm()
         self.diagnostics = StepDiagnostics()
         self.outside_tables: Sequence[Any] = ()  # of an embedding layer; each a `path` and `shape`
@@ -111,7 +111,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
             )
         self._model, self._find_tables = weakref.ref(model), find_tables
         self._settings = agreement.digest({**self.get_config(), "plan": None})
-        self.diagnostics.isolation_checks.assign(0)
+        self.diagnostics.isolation.restart()
 
     def use_noise_key(self, words: tf.Tensor) -> None:
         """Takes over a secret noise key, int64 `[2]`, that several workers share.
@@ -195,13 +195,13 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
     def _begin_step(self, marker: Any, what_decides: Any) -> tuple[noise.Draw, tf.Tensor]:
         with tf.control_dependencies(agreement.checks(replicas.gathered(what_decides))):
             whole = tf.identity(replicas.gathered(marker))
-        return self._noise_key.next_draw(), self._ledger.spend(whole, self.steps_spent)
+        return self._noise_key.next_draw(), self._ledger.spend(whole, self._saved_count)
 
     def _what_decides(self) -> tf.Tensor:
         return agreement.what_decides(
             key=self._noise_key.words(),
             plan=tf.constant(self.plan.digest, tf.int64),
-            spent=tf.cast(tf.convert_to_tensor(self.steps_spent.value), tf.int64),
+            spent=self._saved_count.words(),
             clip_norm=tf.bitcast(tf.cast(self.current_clip_norm, tf.float64), tf.int64),
             settings=tf.constant(self._settings, tf.int64),
         )
@@ -247,22 +247,27 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         Raises:
             PrivacyError: The store does not fit, so the spent steps would be lost.
         """
+        before = self._saved_count.values() if self._saved_count.fits(self.plan) else (0, 0)
+        try:
+            self._refuse_unfit(store)
+        except PrivacyError:
+            self._saved_count.void()  # Keras may have loaded weights, and go on without these
+            raise
+        super().load_own_variables(store)
+        loaded = self._saved_count.values()
+        self._saved_count.write(self.plan, *(before if before[0] > loaded[0] else loaded))
+        self._noise_key.refresh()
+
+    def _refuse_unfit(self, store: Any) -> None:
         if len(store.keys()) != len(self.variables):
             raise PrivacyError(
                 f"Expected {len(self.variables)} saved variables of {self.name}, got "
-                f"{len(store.keys())}: the spent steps "
-                "would be lost. Load into a model compiled as the saved one was."
+                f"{len(store.keys())}: the spent steps would be lost. Load into a model compiled "
+                "as the saved one was, by the same version of dp_sparse."
             )
-        self._refuse_another_plan(store)
-        spent = self.steps_spent.numpy()
-        super().load_own_variables(store)
-        self.steps_spent.assign(max(spent, self.steps_spent.numpy()))
-        self._noise_key.refresh()
-
-    def _refuse_another_plan(self, store: Any) -> None:
         saved = {v.name: store[str(i)] for i, v in enumerate(self.variables)}
-        steps, digest = int(np.asarray(saved["steps_spent"])), int(np.asarray(saved["plan_digest"]))
-        if steps and digest != self.plan.digest:
+        steps, seal = (int(np.asarray(saved[name])) for name in ("steps_spent", "steps_seal"))
+        if steps and seal != int(seal_of(self.plan, steps)):
             raise PrivacyError(
                 f"The saved optimizer spent {steps} steps under another plan, whose noise or "
                 "sampling differs: this plan's statement would not hold for them. Compile with the "

@@ -9,17 +9,25 @@ its noise, 8 bytes; both start again at 0 when all rows have theirs.
 After `settle_all` the tables have the distribution that they have under DP-SGD with the same
 steps; a row has it from `settle` on. V and what rows have of it are never saved: which rows lack
 noise tells what batches looked up, and so does a table to which noise is still owed.
+DP-SGD rounds all rows at every step, this one a row when it is read, so noise must stand above what
+is rounded away. Whether it does is judged by a bound on all weights that knows nothing of the
+batches: the largest weight when all noise had arrived, which DP-SGD would have released, and the
+most that each step since can have added. When that is too coarse, all rows are settled and measured
+again; a step is refused only if that does not help.
 """
 
 from collections.abc import Callable, Iterator
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.errors import PrivacyError, require
 
 _ENTRIES_AT_ONCE = 2**22  # of a table, when all its rows get their noise
+_LARGEST_NORMAL = 9.2  # that `noise.normal` draws, rounded up
+_UNITS = 2.0**-22  # of a weight, at least two in the last place of float32
 
 
 class DelayedNoise:
@@ -33,11 +41,66 @@ class DelayedNoise:
         self.tables = tables
         with tf.init_scope():
             self._variance = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+            self._largest = tf.Variable(np.inf, trainable=False, dtype=tf.float64)  # inf: unknown
             self._settled = {
                 id(table): tf.Variable(tf.zeros([table.shape[0]], tf.float64), trainable=False)
                 for table in tables
             }
         self._settle_range = [self._range_function(table) for table in tables]
+
+    def room(self, deviation: tf.Tensor, change: tf.Tensor, key: noise.NoiseKey) -> tf.Tensor:
+        """A check that float32 holds a step's noise beside any weight; settles all if it must.
+
+        Args:
+            deviation: Of the step's noise on each weight, float64 scalar.
+            change: The most that the step adds to a weight beside noise, float64 scalar.
+            key: For the noise that is owed.
+
+        Raises:
+            PrivacyError: At run time, if it does not.
+        """
+        after = change + _LARGEST_NORMAL * deviation
+
+        def fits(largest: tf.Tensor) -> tf.Tensor:
+            return ((largest + after) * _UNITS <= deviation) | tf.equal(deviation, 0.0)
+
+        known = self._largest.read_value()
+        largest = tf.cond(fits(known), lambda: known, lambda: self._measured(key))
+        check = require(
+            fits(largest) | tf.math.is_nan(largest),
+            PrivacyError,
+            "The noise of a step, {} on each weight, is less than float32 can hold beside weights "
+            "of up to {}, and what is rounded away would tell which rows were looked up. "
+            "Raise the learning rate, or use DPSGDOptimizer.",
+            deviation,
+            largest + after,
+        )
+        with tf.control_dependencies([check]):
+            return self._largest.assign(largest + after, read_value=True)
+
+    def _measured(self, key: noise.NoiseKey) -> tf.Tensor:
+        """Settles all rows, in a graph, and reads the largest weight. O(table entries)."""
+        zero = tf.constant(0.0, tf.float64)
+        return tf.reduce_max([zero, *(self._settled_largest(table, key) for table in self.tables)])
+
+    def _settled_largest(self, table: keras.Variable, key: noise.NoiseKey) -> tf.Tensor:
+        rows = tf.constant(table.shape[0], tf.int64)
+
+        def part(start: tf.Tensor, largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            stop = tf.minimum(start + _rows_at_once(table), rows)
+            row_ids = tf.range(start, stop)
+
+            def settle() -> tf.Tensor:
+                self.settle(table, row_ids, key.next_draw(), noise.Purpose.DELAYED)
+                return tf.constant(True)
+
+            owed = self._variance.read_value() > 0
+            with tf.control_dependencies([tf.cond(owed, settle, lambda: tf.constant(False))]):
+                weights = tf.abs(table.value.sparse_read(row_ids))
+            return stop, tf.maximum(largest, tf.cast(tf.reduce_max(weights), tf.float64))
+
+        start = tf.constant(0, tf.int64), tf.constant(0.0, tf.float64)
+        return tf.while_loop(lambda start, _: start < rows, part, start)[1]
 
     def refuse_vanishing(self, deviation: tf.Tensor) -> tf.Operation | None:
         """A check that `owe` can add noise of this deviation, float64 scalar, to its sum.
@@ -94,6 +157,7 @@ class DelayedNoise:
 
         O(table entries), a bounded part in memory at a time; nothing if nothing is owed.
         """
+        self._largest.assign(np.inf)  # who asked for it may change weights
         if float(self._variance.numpy()) == 0.0:
             return
         for table, settle_range in zip(self.tables, self._settle_range, strict=True):
@@ -119,6 +183,10 @@ class DelayedNoise:
 
 def _parts(table: keras.Variable) -> Iterator[tuple[int, int]]:
     """Ranges of rows, together all of the table's, each of a bounded number of entries."""
-    rows, size = table.shape[0], max(1, _ENTRIES_AT_ONCE // table.shape[1])
+    rows, size = table.shape[0], _rows_at_once(table)
     for start in range(0, rows, size):
         yield start, min(start + size, rows)
+
+
+def _rows_at_once(table: keras.Variable) -> int:
+    return max(1, _ENTRIES_AT_ONCE // table.shape[1])

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from dp_sparse import replicas
+from dp_sparse import isolation, replicas
 
 
 class StepDiagnostics:
@@ -19,7 +19,7 @@ class StepDiagnostics:
         self.examples = _total()
         self.clipped = _total()
         self.not_finite = _total()
-        self.isolation_checks = _total()
+        self.isolation = isolation.Progress()
         self.rows = tf.Variable([], shape=[None], dtype=tf.int64, trainable=False)
 
     def start(self, num_tables: int) -> None:

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.clipping import BeforeLookup, ClippingStyle, tables_read_whole
-from dp_sparse.errors import PrivacyError, require
 from dp_sparse.optimizers.arguments import checked_optimizer
 from dp_sparse.optimizers.base import PrivateOptimizer
 from dp_sparse.optimizers.chosen_rows import refuse_whole_table
@@ -32,8 +31,8 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
     itself, also after an error, and `train_on_batch` after every call; `evaluate`, `predict`, what
     they do on one batch, `save`, `save_weights`, `export`, `get_weights` and `get_state_tree`
     settle it first. `flush` does so at any time. Settling costs one pass over the tables, O(table
-    entries); a step of `fit` costs O(lookups · width), and a row 8 bytes of memory more. There are
-    no micro-batches.
+    entries), and the first step after it another that only reads; any other step of `fit` costs
+    O(lookups · width), and a row 8 bytes of memory more. There are no micro-batches.
 
     Args:
         optimizer: Exactly a Keras SGD, without momentum; a learning-rate schedule is fine.
@@ -112,11 +111,13 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
         deviation = tf.cast(self.current_clip_norm * self.noise_multiplier, tf.float64)
         rate = tf.cast(self.optimizer.learning_rate, tf.float64)
         scale = rate / self.plan.sampling.expected_batch_size
-        updated = self._updated_rows(sums.tables, scale, deviation, draw)
-        noisy = self._noisy_dense(sums, deviation, draw)
         owed = scale * deviation
-        checks = [_hides_rounding(table, after, owed) for table, after, _ in updated]
-        with tf.control_dependencies([*checks, self._delayed.refuse_vanishing(owed)]):
+        most = scale * tf.cast(self.current_clip_norm, tf.float64)
+        room = self._delayed.room(owed, most * self.plan.sampling.batch_capacity, self._noise_key)
+        with tf.control_dependencies([room]):
+            updated = self._updated_rows(sums.tables, scale, deviation, draw)
+        noisy = self._noisy_dense(sums, deviation, draw)
+        with tf.control_dependencies([room, self._delayed.refuse_vanishing(owed)]):
             for table, after, row_ids in updated:
                 rows = tf.IndexedSlices(tf.cast(after, tf.float32), row_ids)
                 table.value.scatter_update(rows)
@@ -169,24 +170,6 @@ def _refuse_coarse(table: keras.Variable) -> None:
             f"Expected embedding table {table.path} in float32, got {table.dtype}: roundings would "
             "tell which rows were looked up. Use a mixed_ dtype policy, or DPSGDOptimizer."
         )
-
-
-def _hides_rounding(table: keras.Variable, weights: tf.Tensor, deviation: tf.Tensor) -> Any:
-    """Noise of at least two units in the last place of every weight.
-
-    DP-SGD rounds all rows at every step, this a row when it is looked up; below such noise the
-    difference would show.
-    """
-    largest = tf.reduce_max(tf.concat([tf.reshape(tf.abs(weights), [-1]), [0.0]], 0))
-    return require(
-        (deviation >= largest * 2.0**-22) | tf.equal(deviation, 0.0) | tf.math.is_nan(largest),
-        PrivacyError,
-        f"The noise of a step, {{}} on each weight, is less than float32 can hold beside weights "
-        f"of {{}} in {table.path}, and what is rounded away would tell which rows were looked up. "
-        "Raise the learning rate, or use DPSGDOptimizer.",
-        deviation,
-        largest,
-    )
 
 
 def _checked_sgd(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.SGD:

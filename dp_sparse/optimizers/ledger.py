@@ -2,10 +2,13 @@
 
 The count belongs to the plan, not to an optimizer: all optimizers of one plan in a process share
 it, so neither a clone nor a second model gets steps of its own. A saved optimizer carries its
-count; whichever is larger holds.
+count; whichever is larger holds. A seal ties that count to its plan: whatever restores the one
+without the other, or under another plan, is noticed before a step is spent.
 """
 
+import dataclasses
 import time
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,13 +16,75 @@ import tensorflow as tf
 
 from dp_sparse import replicas
 from dp_sparse.errors import PrivacyError, require
+from dp_sparse.optimizers import turn
 from dp_sparse.plan import PrivacyPlan
-from dp_sparse.sampling.marker import SEEDED, Marker
+from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker
 
 # Nonces are times: batches that an earlier process left on a disk are older than this one.
 _IMPORTED = time.time_ns()
 _SPENT: dict[str, tf.Variable] = {}  # by plan_id; untracked, so no checkpoint can set them back
 _LAST: dict[str, tf.Variable] = {}  # nonce and position of the last batch, by plan_id
+_SPREAD = 0x1E3779B9  # odd, so that no two counts of steps change a digest alike
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedCount:
+    """What an optimizer saves of a ledger: int64 scalars.
+
+    Attributes:
+        steps: Steps spent.
+        seal: `seal_of` those steps and their plan.
+        own_order: 1 if the last step's examples followed from its position, else 0.
+    """
+
+    steps: keras.Variable
+    seal: keras.Variable
+    own_order: keras.Variable
+
+    def write(self, plan: PrivacyPlan, steps: Any, own_order: Any) -> None:
+        """Sets all of it."""
+        steps = tf.cast(steps, tf.int64)
+        self.steps.value.assign(steps)
+        self.seal.value.assign(seal_of(plan, steps))
+        self.own_order.value.assign(tf.cast(own_order, tf.int64))
+
+    def void(self) -> None:
+        """Makes it fit no plan, so that no step follows until all of it was restored."""
+        self.steps.assign(max(1, int(self.steps.numpy())))
+        self.seal.assign(-1)
+
+    def values(self) -> tuple[int, int]:
+        """The steps and whether the last one's examples followed from its position."""
+        return int(self.steps.numpy()), int(self.own_order.numpy())
+
+    def words(self) -> tf.Tensor:
+        """All of it, int64 `[3]`."""
+        of = self.steps, self.seal, self.own_order
+        return tf.stack([tf.cast(variable.value, tf.int64) for variable in of])
+
+    def fits(self, plan: PrivacyPlan) -> tf.Tensor:
+        """Whether the steps were spent under `plan`, or under one that guarantees the same."""
+        steps, seal = (tf.convert_to_tensor(v.value) for v in (self.steps, self.seal))
+        return tf.equal(steps, 0) | tf.equal(seal, seal_of(plan, steps))
+
+    def check(self, plan: PrivacyPlan) -> tf.Operation:
+        """Fails unless it fits."""
+        steps = tf.convert_to_tensor(self.steps.value)
+        return require(self.fits(plan), PrivacyError, _OF_ANOTHER_PLAN, steps)
+
+
+_OF_ANOTHER_PLAN = (
+    "Expected an optimizer whose steps were spent under its plan, but it was given {} steps spent "
+    "under another plan, whose noise or sampling differs, or was restored in part (its steps_spent "
+    "and steps_seal go together): this plan's statement would not hold for them. Compile with the "
+    "plan of the saved run, and restore the whole optimizer."
+)
+
+
+def seal_of(plan: PrivacyPlan, steps: tf.Tensor) -> tf.Tensor:
+    """A digest of the plan's guarantee and of a count of steps below 2³⁴, int64."""
+    digest = tf.constant(plan.digest, tf.int64)
+    return tf.bitwise.bitwise_xor(digest, tf.cast(steps, tf.int64) * _SPREAD)
 
 
 class StepLedger:
@@ -36,7 +101,7 @@ class StepLedger:
             self._section = tf.CriticalSection(shared_name=f"dp_sparse_{plan.plan_id}")
         self._spent, self._last = _SPENT[plan.plan_id], _LAST[plan.plan_id]
 
-    def spend(self, marker: tf.Tensor, saved: keras.Variable) -> tf.Tensor:
+    def spend(self, marker: tf.Tensor, saved: SavedCount) -> tf.Tensor:
         """Checks one batch and counts its step; the update must wait for the returned count.
 
         Args:
@@ -44,20 +109,30 @@ class StepLedger:
             saved: The optimizer's own count, brought up to date.
         """
         fields = Marker(*tf.unstack(marker[0, :-1], 3))
-        with tf.control_dependencies([self._same_sampler(fields)]):
+        with tf.control_dependencies([self._same_sampler(fields), saved.check(self._plan)]):
             whole = self._whole(marker)
 
         def counted() -> tf.Tensor:
-            spent = tf.maximum(self._spent.read_value(), tf.cast(saved.value, tf.int64))
-            with tf.control_dependencies([*self._checks(fields, spent), whole]):
+            course = self._course(saved)
+            step = course.spent if self._plan.sampling.steps_per_pass is None else fields.position
+            with tf.control_dependencies([*self._checks(fields, course), whole]):
                 last = self._last.assign(tf.stack([fields.nonce, fields.position]))
-                after = self._spent.assign(spent + 1)
+                after = self._spent.assign(step + 1)
             with tf.control_dependencies([tf.identity(last)]):
                 return tf.identity(after)
 
         after = self._section.execute(counted)  # no other thread reads in between
-        saved.value.assign(tf.cast(after, saved.dtype))
+        with tf.control_dependencies([after]):  # a refused batch changes nothing
+            saved.write(self._plan, after, tf.equal(fields.nonce, OWN_ORDER))
         return after
+
+    def _course(self, saved: SavedCount) -> turn.Course:
+        """What this process and the optimizer's own count say together: the larger count holds."""
+        spent, (nonce, position) = self._spent.read_value(), tf.unstack(self._last.read_value(), 2)
+        steps = tf.cast(saved.steps.value, tf.int64)
+        own = tf.equal(nonce, OWN_ORDER) | (steps > spent)
+        own &= tf.equal(tf.cast(saved.own_order.value, tf.int64), 1) | (steps < spent)
+        return turn.Course(tf.maximum(spent, steps), nonce, position, own)
 
     def _same_sampler(self, marker: Marker) -> tf.Operation:
         return require(
@@ -81,47 +156,27 @@ class StepLedger:
             size,
         )
 
-    def _checks(self, marker: Marker, spent: tf.Tensor) -> list[tf.Operation]:
-        sampling = self._plan.sampling
-        checks = [
-            require(
-                tf.not_equal(marker.nonce, SEEDED),
-                PrivacyError,
-                "Expected batches under a secret key, got batches made with a seed: use batches() "
-                "without seed.",
-            ),
-            self._in_turn(marker, spent),
-            require(
-                spent < sampling.steps,
-                PrivacyError,
-                f"The plan has no steps left: {{}} of {sampling.steps} are spent. "
-                "Stop here; a resumed run takes steps_per_epoch= what is left of the plan, and a "
-                "longer one a plan calibrated for more steps.",
-                spent,
-            ),
-        ]
+    def _checks(self, marker: Marker, course: turn.Course) -> list[tf.Operation]:
+        steps = self._plan.sampling.steps
+        secret = require(
+            tf.not_equal(marker.nonce, SEEDED),
+            PrivacyError,
+            "Expected batches under a secret key, got batches made with a seed: use batches() "
+            "without seed.",
+        )
+        left = require(
+            course.spent < steps,
+            PrivacyError,
+            f"The plan has no steps left: {{}} of {steps} are spent. "
+            "Stop here; a resumed run takes steps_per_epoch= what is left of the plan, and a "
+            "longer one a plan calibrated for more steps.",
+            course.spent,
+        )
+        checks = [secret, *self._in_turn(marker, course), left]
         return [check for check in checks if check is not None]
 
-    def _in_turn(self, marker: Marker, spent: tf.Tensor) -> tf.Operation:
-        """A stream's batch t is for step t; any other batch is used once, none is left out."""
-        if self._plan.sampling.ordered:
-            return require(
-                tf.equal(marker.position, spent) | (spent >= self._plan.sampling.steps),
-                PrivacyError,
-                "Expected batch {} of the stream, got batch {}: go on with batches(dataset, "
-                "first_step={}).",
-                spent,
-                marker.position,
-                spent,
-            )
-        last = Marker(0, *tf.unstack(self._last.read_value(), 2))
-        next_of_pass = tf.equal(marker.nonce, last.nonce) & tf.equal(
-            marker.position, last.position + 1
-        )
-        return require(
-            (marker.nonce > last.nonce) | next_of_pass | tf.equal(marker.nonce, SEEDED),
-            PrivacyError,
-            "Expected each batch once, got batch {} again or out of turn: do not cache, "
-            "filter, repeat or reorder the sampler's batches.",
-            marker.position,
-        )
+    def _in_turn(self, marker: Marker, course: turn.Course) -> list[tf.Operation]:
+        sampling = self._plan.sampling
+        if sampling.steps_per_pass is None:
+            return turn.of_drawn(marker, course)
+        return turn.of_stream(marker, course, sampling.steps_per_pass, sampling.steps)

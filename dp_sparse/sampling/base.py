@@ -65,13 +65,26 @@ class Sampling(Family, abc.ABC):
         """One line for the statement."""
 
     @property
-    def ordered(self) -> bool:
-        """Whether batch t must be used for step t and no other."""
-        return False
+    def steps_per_pass(self) -> int | None:
+        """Batches of a pass in which batch t is for step t and no other; None if all are drawn."""
+        return None
+
+    def resumed_at(self, source: Any, spent: int) -> int:
+        """The step at which a run on `source` goes on after `spent` steps.
+
+        Raises:
+            PrivacyError: There is none for which the plan pays.
+        """
+        del source
+        return spent
 
     @abc.abstractmethod
     def event(self, mechanism: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
         """The cost of running `mechanism` on each of `steps` batches."""
+
+    @abc.abstractmethod
+    def participations(self, steps: int) -> float:
+        """The expected number of `steps` batches that one example joins."""
 
     def overflow_delta(self, epsilon: float, steps: int) -> float:
         """What the chance of a batch beyond its capacity adds to δ."""

@@ -5,7 +5,8 @@ A batch is `(x, y, {"sample_weight", "present", "marker"})`, all `[capacity, ...
 int64 `[capacity, 4]`, has in each row [fingerprint of the sampler, nonce of the pass over the
 sampler, position of the batch, number of the row]. The training step refuses a batch without a
 marker, of another sampler, seen before, or not whole: each would void the accounting. A nonce of 0
-says that a seed made the batch, so its sampling is not secret.
+says that a seed made the batch, so its sampling is not secret; one of 1, that its examples follow
+from its position, whoever reads them and how often.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 SEEDED = 0
+OWN_ORDER = 1
 _KEYS = {"sample_weight", "present", "marker"}
 
 

@@ -16,8 +16,8 @@ import scipy.stats
 import tensorflow as tf
 
 from dp_sparse import validate
-from dp_sparse.errors import PrivacyError, marked
-from dp_sparse.sampling import marker, padding, records
+from dp_sparse.errors import PrivacyError
+from dp_sparse.sampling import gathered, marker, records
 from dp_sparse.sampling.base import Sampling, Share
 
 
@@ -88,6 +88,10 @@ class PoissonSampling(Sampling):
         sampled = dp_accounting.PoissonSampledDpEvent(self.sampling_probability, mechanism)
         return dp_accounting.SelfComposedDpEvent(sampled, steps)
 
+    def participations(self, steps: int) -> float:
+        """`steps`·q."""
+        return steps * self.sampling_probability
+
     def overflow_delta(self, epsilon: float, steps: int) -> float:
         """T·(1 + e^ε)·P[Bin(N, q) > capacity]."""
         return (
@@ -117,11 +121,11 @@ class PoissonSampling(Sampling):
             PrivacyError: While iterating, when a batch is larger than the capacity.
         """
 
-        def new_pass() -> Share:
+        def new_pass() -> tuple[int, int]:
             key = int.from_bytes(os.urandom(16), "little") if seed is None else seed
-            return Share(0, self.batch_capacity, key, marker.new_nonce(seed))
+            return key, marker.new_nonce(seed)
 
-        return self._dataset(source, new_pass, self.steps, class_weight)
+        return self._dataset(source, new_pass, (0, self.batch_capacity), self.steps, class_weight)
 
     def batches_of(
         self,
@@ -135,12 +139,14 @@ class PoissonSampling(Sampling):
 
         Args: as `batches`; every worker has the whole source, and reads its own rows alone.
         """
-        return self._dataset(source, lambda: share, self.steps - first_step, class_weight)
+        secrets, rows = (share.key, share.nonce), (share.begin, share.end)
+        return self._dataset(source, lambda: secrets, rows, self.steps - first_step, class_weight)
 
     def _dataset(
         self,
         source: Any,
-        new_pass: Callable[[], Share],
+        new_pass: Callable[[], tuple[int, int]],
+        rows: tuple[int, int],
         steps: int,
         class_weight: dict[int, float] | None,
     ) -> tf.data.Dataset:
@@ -152,22 +158,14 @@ class PoissonSampling(Sampling):
                 "probability, and so the guarantee, depends on it."
             )
 
-        def generate() -> Iterator[Any]:
-            share = new_pass()
-            rng = np.random.Generator(np.random.Philox(key=share.key))
+        def draws() -> Iterator[tuple[np.ndarray, marker.Marker]]:
+            key, nonce = new_pass()
+            rng = np.random.Generator(np.random.Philox(key=key))
             for index in range(steps):
-                mark = marker.Marker(self.fingerprint, share.nonce, index)
-                with marked():
-                    batch = self._batch(source, self.draw(rng), class_weight, mark, share)
-                yield batch
+                mark = marker.Marker(self.fingerprint, nonce, index)
+                yield self._within_capacity(self.draw(rng)), mark
 
-        nothing, nobody = np.zeros(0, np.int64), marker.Marker(0, 0, 0)
-        example = self._batch(source, nothing, class_weight, nobody, new_pass())
-        signature = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec(leaf.shape, padding.tf_dtype(leaf)), example
-        )
-        dataset = tf.data.Dataset.from_generator(generate, output_signature=signature)
-        return dataset.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(2)
+        return gathered.dataset(source, draws, rows, steps, class_weight)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """One Poisson sample of example indices, int64 sorted `[n]`, by geometric skips."""
@@ -186,26 +184,14 @@ class PoissonSampling(Sampling):
         indices = np.concatenate(positions)
         return indices[indices < self.num_examples]
 
-    def _batch(
-        self,
-        source: records.Source,
-        indices: np.ndarray,
-        class_weight: dict[int, float] | None,
-        mark: marker.Marker,
-        share: Share,
-    ) -> Any:
+    def _within_capacity(self, indices: np.ndarray) -> np.ndarray:
         if len(indices) > self.batch_capacity:
             raise PrivacyError(
                 f"Expected at most capacity={self.batch_capacity} examples in a batch, got "
                 f"{len(indices)}: the run "
                 "stops here, as its delta assumes. Start again with a larger capacity."
             )
-        own, rows = indices[share.begin : share.end], share.end - share.begin
-        x, y, weights = records.unpacked(source.gather(own))
-        weights = padding.checked_weights(weights, len(own), class_weight, y)
-        x, y, weights = padding.padded((x, y, weights), rows)
-        present = padding.presence(len(own), rows)
-        return marker.sampled_batch(x, y, weights, present, mark, share.begin)
+        return indices
 
     def _overflow_probability(self, capacity: int) -> float:
         return float(scipy.stats.binom.sf(capacity, self.num_examples, self.sampling_probability))

@@ -7,16 +7,18 @@ O(batch) memory.
 
 import dataclasses
 import math
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import tensorflow as tf
 
 from dp_sparse import validate
-from dp_sparse.errors import PrivacyError, require
-from dp_sparse.sampling import marker
+from dp_sparse.errors import PrivacyError
+from dp_sparse.sampling import dataset_passes, gathered, marker, records
 from dp_sparse.sampling.base import Sampling, Share
-from dp_sparse.sampling.records import refuse_ragged, unpacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,9 @@ class StreamSampling(Sampling):
 
     ### Formal Guarantees
     Neighbouring datasets differ by zeroing out one example (it is replaced by padding of weight 0);
-    removing one would move all that follow it. The order must not depend on the examples' values.
+    removing one would move all that follow it. The order must not depend on the examples' values,
+    and a source must give each example once a pass. A pass that is resumed uses no example again:
+    its order is the package's own (arrays, `RecordFile`), or its rest is given up.
     No secrecy of the batches is assumed.
     """
 
@@ -45,10 +49,11 @@ class StreamSampling(Sampling):
     @property
     def steps(self) -> int:  # type: ignore[override]
         """passes · ⌈N / batch_size⌉."""
-        return self.passes * self._steps_per_pass
+        return self.passes * self.steps_per_pass
 
     @property
-    def _steps_per_pass(self) -> int:
+    def steps_per_pass(self) -> int:
+        """⌈N / batch_size⌉."""
         return math.ceil(self.num_examples / self.batch_size)
 
     @property
@@ -62,11 +67,6 @@ class StreamSampling(Sampling):
         return self.batch_size
 
     @property
-    def ordered(self) -> bool:
-        """A resumed run must go on where it stopped, or an example would be used twice."""
-        return True
-
-    @property
     def neighbouring(self) -> str:
         """Zero-out, since removal would shift the stream."""
         return "one has an example where the other has padding in the same place (zero-out)"
@@ -76,118 +76,116 @@ class StreamSampling(Sampling):
         """One line for the statement."""
         return (
             f"stream of {self.num_examples} examples in batches of {self.batch_size}, each "
-            f"example once in each of "
-            f"{self.passes} passes, no amplification"
+            f"example at most once in each of {self.passes} passes, of which one left in the "
+            "middle counts whole; no amplification"
         )
 
     def event(self, mechanism: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
         """One run of `mechanism` for each pass begun: no example is in two batches of a pass."""
-        return dp_accounting.SelfComposedDpEvent(mechanism, math.ceil(steps / self._steps_per_pass))
+        return dp_accounting.SelfComposedDpEvent(mechanism, self.participations(steps))
 
-    def batches(self, source: tf.data.Dataset, *, first_step: int = 0) -> tf.data.Dataset:
+    def participations(self, steps: int) -> int:
+        """The passes begun."""
+        return math.ceil(steps / self.steps_per_pass)
+
+    def resumed_at(self, source: Any, spent: int) -> int:
+        """`spent` if that is the end of a pass, or for examples that are had by their index.
+
+        Of a `tf.data.Dataset` the next whole pass: who reads it again may get another order, and
+        the rest of a pass would not be the examples that its beginning left. Says so by a warning.
+
+        Raises:
+            PrivacyError: There is no whole pass left.
+        """
+        passes_begun = math.ceil(spent / self.steps_per_pass)
+        first = passes_begun * self.steps_per_pass
+        if first == spent or not isinstance(source, tf.data.Dataset):
+            return spent
+        why = (
+            f"a tf.data.Dataset that is read again may come in another order, and the rest of pass "
+            f"{passes_begun} of {self.passes} cannot be told from what was used. Arrays and a "
+            "dp_sparse.RecordFile go on where a pass was left; a dataset does after whole passes, "
+            f"of {self.steps_per_pass} steps."
+        )
+        if passes_begun == self.passes:
+            raise PrivacyError(
+                f"Expected steps to go on with, but after {spent} of {self.steps} no pass is left: "
+                f"{why}"
+            )
+        warnings.warn(
+            f"Training goes on at step {first}; steps {spent} to {first - 1} of {self.steps} are "
+            f"given up, and count as spent: {why}",
+            stacklevel=3,
+        )
+        return first
+
+    def batches(self, source: Any, *, first_step: int = 0) -> tf.data.Dataset:
         """The run's batches from `first_step` on, each `[batch_size, ...]`.
 
         Args:
-            source: Dataset of single examples `(x, y)` or `(x, y, sample_weight)`; its first
-                `num_examples` are one pass, so it must give each example once, and the same ones
-                every time.
-            first_step: Where a resumed run goes on: `model.optimizer.steps_spent`.
+            source: `(x, y)` or `(x, y, sample_weight)` arrays or a `RecordFile`, in the same order
+                each time; or a `tf.data.Dataset` of single examples, of which a pass is one
+                reading, so it must give each of `num_examples` examples once and then end.
+            first_step: Where a resumed run goes on: `model.optimizer.steps_spent`. With a dataset
+                that is the next whole pass; the rest of one that was begun counts as spent.
 
         Raises:
-            ValueError: `source` is not a dataset, or one of ragged or sparse tensors, or
-                `first_step` is outside the run.
-            PrivacyError: While iterating, when a pass holds fewer examples than `num_examples`.
+            ValueError: The source does not hold `num_examples` examples, or holds ragged or sparse
+                tensors, or `first_step` is outside the run.
+            PrivacyError: No whole pass of a dataset is left; or, while iterating, one has more or
+                fewer examples than `num_examples`.
         """
-        return self._run(source, first_step, marker.new_nonce(None)).prefetch(2)
+        if not 0 <= first_step < self.steps:
+            raise ValueError(
+                f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}."
+            )
+        first_step = self.resumed_at(source, first_step)
+        return self._run(source, first_step, (0, self.batch_size))
 
     def batches_of(
         self,
-        source: tf.data.Dataset,
+        source: Any,
         share: Share,
         *,
         first_step: int,
         class_weight: dict[int, float] | None = None,
     ) -> tf.data.Dataset:
-        """One worker's rows of the run's batches; every worker reads the whole stream.
+        """One worker's rows of the run's batches, from a step that `resumed_at` gave.
 
-        Args: as `batches`; without class weights.
+        Args: as `batches`; without class weights, and of several workers without datasets.
         """
         if class_weight is not None:
             raise ValueError(
                 f"Expected no class_weight with a stream, got {class_weight}: give each example "
                 "its weight, (x, y, sample_weight)."
             )
+        return self._run(source, first_step, (share.begin, share.end))
 
-        def own(*batch: Any) -> Any:
-            return tf.nest.map_structure(lambda leaf: leaf[share.begin : share.end], batch)
-
-        return self._run(source, first_step, share.nonce).map(own).prefetch(2)
-
-    def _run(self, source: tf.data.Dataset, first_step: int, nonce: int) -> tf.data.Dataset:
+    def _run(self, source: Any, first_step: int, rows: tuple[int, int]) -> tf.data.Dataset:
         if not isinstance(source, tf.data.Dataset):
-            raise ValueError(
-                f"Expected a tf.data.Dataset of single examples, got {type(source).__name__}."
+            return self._of_indices(records.as_source(source), first_step, rows)
+        if rows != (0, self.batch_size):
+            raise PrivacyError(
+                "Expected arrays or a dp_sparse.RecordFile as the stream of several workers, got "
+                "a tf.data.Dataset: each would read it for itself, perhaps in an order of its own, "
+                "and examples would be used twice."
             )
-        refuse_ragged(source.element_spec)
-        if not 0 <= first_step < self.steps:
+        return dataset_passes.batches(source, self, first_step)
+
+    def _of_indices(
+        self, source: records.Source, first_step: int, rows: tuple[int, int]
+    ) -> tf.data.Dataset:
+        if len(source) != self.num_examples:
             raise ValueError(
-                f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}."
+                f"Expected a source of num_examples={self.num_examples} examples, got "
+                f"{len(source)}: a pass has each example once."
             )
-        one_pass = source.take(self.num_examples).map(_weighted).batch(self.batch_size)
-        nothing = tf.data.Dataset.from_tensors(_empty_like(one_pass.element_spec)).repeat()
-        one_pass = (
-            one_pass.concatenate(nothing).take(self._steps_per_pass).enumerate().map(self._full)
-        )
-        run = one_pass.repeat(self.passes).enumerate().skip(first_step)
-        run = run.map(lambda index, batch: self._marked(index, batch, nonce))
-        return run.apply(tf.data.experimental.assert_cardinality(self.steps - first_step))
 
-    def _full(self, index: tf.Tensor, batch: Any) -> Any:
-        """Fails on a pass that ends early.
+        def draws() -> Iterator[tuple[np.ndarray, marker.Marker]]:
+            for index in range(first_step, self.steps):
+                begin = index % self.steps_per_pass * self.batch_size
+                end = min(begin + self.batch_size, self.num_examples)
+                mark = marker.Marker(self.fingerprint, marker.OWN_ORDER, index)
+                yield np.arange(begin, end), mark
 
-        Repeating it would use its examples more often than was paid for.
-        """
-        count = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-        expected = tf.minimum(
-            tf.constant(self.batch_size, tf.int64), self.num_examples - index * self.batch_size
-        )
-        message = (
-            f"Expected num_examples={self.num_examples} examples in each pass of the stream, "
-            "but batch {} holds {}."
-        )
-        with tf.control_dependencies(
-            [require(tf.equal(count, expected), PrivacyError, message, index, count)]
-        ):
-            return tf.nest.map_structure(tf.identity, batch)
-
-    def _marked(self, index: tf.Tensor, batch: Any, nonce: int) -> Any:
-        x, y, weights = batch
-        count = tf.shape(tf.nest.flatten(x)[0])[0]
-
-        def pad(leaf: tf.Tensor) -> tf.Tensor:
-            widths = [[0, self.batch_size - count]] + [[0, 0]] * (leaf.shape.rank - 1)
-            return tf.ensure_shape(tf.pad(leaf, widths), [self.batch_size, *leaf.shape[1:]])
-
-        checks = [_weight_check(weight, index) for weight in tf.nest.flatten(weights)]
-        with tf.control_dependencies(checks):
-            x, y, weights = tf.nest.map_structure(pad, (x, y, weights))
-        present = tf.cast(tf.range(self.batch_size) < count, tf.float32)
-        mark = tf.constant(marker.Marker(self.fingerprint, nonce, 0).rows(self.batch_size))
-        mark += tf.stack([[0, 0, index, 0]])
-        return x, y, {"sample_weight": weights, "present": present, "marker": mark}
-
-
-def _weight_check(weights: tf.Tensor, index: tf.Tensor) -> tf.Operation:
-    bad = tf.boolean_mask(weights, ~(tf.math.is_finite(weights) & (weights >= 0)))
-    message = "Expected sample weights >= 0 and finite, got {} in batch {}."
-    return require(tf.equal(tf.size(bad), 0), ValueError, message, bad[:1], index)
-
-
-def _weighted(*example: Any) -> tuple[Any, Any, Any]:
-    x, y, weight = unpacked(example)
-    weight = tf.constant(1.0) if weight is None else weight
-    return x, y, tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), weight)
-
-
-def _empty_like(spec: Any) -> Any:
-    return tf.nest.map_structure(lambda s: tf.zeros([0, *s.shape[1:]], s.dtype), spec)
+        return gathered.dataset(source, draws, rows, self.steps - first_step)

@@ -224,6 +224,7 @@ class StepTimer(keras.callbacks.Callback):
     """Times each step, batch in hand to weights updated."""
 
     reads_weights = False
+    reads_training_metrics = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,6 +239,8 @@ class StepTimer(keras.callbacks.Callback):
 
 class _HeldOutAUC(keras.callbacks.Callback):
     """The exact AUC on held-out rows after each epoch, in the logs as `val_auc`."""
+
+    reads_training_metrics = False
 
     def __init__(self, held_out: dp_sparse.RecordFile, scores_of: Scores) -> None:
         super().__init__()

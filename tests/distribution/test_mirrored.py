@@ -103,7 +103,7 @@ def test_without_noise_as_on_one_device(method: str, count: int) -> None:
     assert_same(one, several)
     for name, values in history.items():
         np.testing.assert_allclose(of_several[name], values, rtol=1e-5)
-    assert int(several.optimizer.diagnostics.isolation_checks.numpy()) == 3
+    assert int(several.optimizer.diagnostics.isolation.checks.numpy()) == 3
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "adafest", "adafest_plus", "exponential", "quantile"])

@@ -52,8 +52,7 @@ WORKER = """
     train("noisy", noise_multiplier=1.0)
     train("poisson", expected_batch_size=5, noise_multiplier=1.0)
     stream = dp_sparse.StreamSampling(num_examples=SIZE, batch_size=4, passes=1)
-    rows = tf.data.Dataset.from_tensor_slices(data)
-    train("stream", sampling=stream, source=rows, noise_multiplier=1e-6)
+    train("stream", sampling=stream, noise_multiplier=1e-6)
 
     found["change by noise"] = change_by_noise(strategy).tolist()
     model = compiled(strategy)

@@ -47,12 +47,13 @@ def test_crosses_keep_the_width_of_the_features() -> None:
 
 def test_a_cross_multiplies() -> None:
     """With one cross and no ReLU the logit is quadratic in the integers."""
+    keras.utils.set_random_seed(1)
     model, x = dcn(VOCABULARIES, 4, crosses=1, hidden=()), rows(1)
     logits = []
     for factor in (0.0, 1.0, 2.0):
         scaled = dict(x, integers=x["integers"] * factor)
         logits.append(float(keras.ops.squeeze(model(scaled))))
-    assert abs(logits[2] - 2 * logits[1] + logits[0]) > 1e-3
+    assert abs(logits[2] - 2 * logits[1] + logits[0]) > 1e-3, logits
 
 
 @pytest.mark.parametrize("name", SMALL)

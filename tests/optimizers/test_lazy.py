@@ -315,6 +315,68 @@ def test_a_refused_step_writes_nothing(coarse: int) -> None:
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.parametrize("large", [0, 3])
+def test_whether_a_step_is_refused_does_not_tell_which_rows_were_read(large: int) -> None:
+    """Row 0 is looked up, row 3 is not: a large weight of either stops the run."""
+    model, plan = row_model(), plan_for(2, noise_multiplier=1.0)
+    model.compile(dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(1.0), plan, 1.0), "mse")
+    weights = np.zeros((ROWS, 2), np.float32)
+    weights[large] = 1e7
+    model.layers[0].set_weights([weights])
+    batch = marked_dataset(plan, np.zeros((2, 1), np.int32), np.zeros((2, 1), np.float32))
+    with pytest.raises(dp_sparse.PrivacyError, match="less than float32 can hold beside weights"):
+        model.fit(batch, verbose=0)
+
+
+def row_model() -> keras.Model:
+    layers = keras.layers.Embedding(ROWS, 2), keras.layers.Flatten(), keras.layers.Dense(1)
+    return keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
+
+
+def test_the_bound_on_weights_is_the_same_for_all_data() -> None:
+    found = []
+    for row, label in ((0, 1e6), (3, 0.0)):
+        model, plan = row_model(), plan_for(2, noise_multiplier=1.0)
+        optimizer = dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(0.5), plan, 1.0)
+        model.compile(optimizer, "mse")
+        model.layers[0].set_weights([np.full((ROWS, 2), 0.5, np.float32)])
+        model.make_train_function()
+        x, y = np.full((2, 1), row, np.int32), np.full((2, 1), label, np.float32)
+        bounds = []
+        for _ in range(3):
+            model.train_function(iter([marked(plan, x, y)]))
+            bounds.append(float(optimizer._delayed._largest))
+        found.append(bounds)
+    step = 0.5 + 9.2 * 0.5 / 2  # η·capacity·C/B, and the noise
+    assert found[0] == found[1] == pytest.approx([0.5 + step, 0.5 + 2 * step, 0.5 + 3 * step])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_bound_too_coarse_settles_all_rows_and_measures_them(
+    jit_compile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first step and the third; the others' rows are owed noise meanwhile."""
+    from dp_sparse.optimizers import delayed_noise
+
+    monkeypatch.setattr(delayed_noise, "_UNITS", 1 / 24)  # room for 6, and a step adds 2.8
+    monkeypatch.setattr(delayed_noise, "_ENTRIES_AT_ONCE", 4)
+    model, plan = row_model(), plan_for(2, noise_multiplier=1.0)
+    optimizer = dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(0.5), plan, 1.0)
+    model.compile(optimizer, "mse", jit_compile=jit_compile)
+    model.layers[0].set_weights([np.zeros((ROWS, 2), np.float32)])
+    model.make_train_function()
+    bounds, settled = [], []
+    for row in (0, 3, 0):
+        batch = marked(plan, np.full((2, 1), row, np.int32), np.zeros((2, 1), np.float32))
+        model.train_function(iter([batch]))
+        table = optimizer.tables[0].numpy()
+        bounds.append(float(optimizer._delayed._largest))
+        settled.append(bool(np.all(table[4] != 0)))
+        assert np.abs(table).max() <= bounds[-1]
+    assert bounds[:2] == pytest.approx([2.8, 5.6]) and 2.8 < bounds[2] < 5.6
+    assert settled == [False, False, True]
+
+
 def test_a_rate_that_drops_does_not_lose_its_noise() -> None:
     """What is owed starts again at 0 with every flush; within an epoch it may not vanish."""
     delayed = DelayedNoise(click_model().trainable_variables[:2])

@@ -13,25 +13,28 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_sparse import PrivacyError, StreamSampling
+from dp_sparse import PrivacyError, PrivacyPlan, StreamSampling
 from dp_sparse.errors import translated
-from dp_sparse.optimizers.ledger import StepLedger
-from dp_sparse.sampling.marker import SEEDED, Marker, new_nonce
+from dp_sparse.optimizers.ledger import SavedCount, StepLedger
+from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
 from tests.training_cases import plan_for
 
 
-def saved_count() -> keras.Variable:
-    return keras.Variable(0, dtype="int64", trainable=False)
+def saved_count(plan: PrivacyPlan, steps: int = 0, own_order: int = 0) -> SavedCount:
+    variables = (keras.Variable(0, dtype="int64", trainable=False) for _ in range(3))
+    saved = SavedCount(*variables)
+    saved.write(plan, steps, own_order)
+    return saved
 
 
 def spend(
-    ledger: StepLedger, plan: object, nonce: int, index: int, saved: keras.Variable | None = None
+    ledger: StepLedger, plan: PrivacyPlan, nonce: int, index: int, saved: SavedCount | None = None
 ) -> int:
-    saved = saved_count() if saved is None else saved
-    mark = Marker(plan.sampling.fingerprint, nonce, index)  # type: ignore[attr-defined]
+    saved = saved_count(plan) if saved is None else saved
+    mark = Marker(plan.sampling.fingerprint, nonce, index)
     with translated():
-        ledger.spend(tf.constant(mark.rows(plan.sampling.batch_capacity)), saved)  # type: ignore[attr-defined]
-    return int(saved)
+        ledger.spend(tf.constant(mark.rows(plan.sampling.batch_capacity)), saved)
+    return int(saved.steps)
 
 
 def test_every_batch_is_one_step() -> None:
@@ -60,10 +63,9 @@ def test_another_plan_has_its_own_steps() -> None:
 
 def test_the_larger_of_the_saved_and_the_counted_steps_holds() -> None:
     plan = plan_for(8, steps=10)
-    ledger, saved = StepLedger(plan), saved_count()
-    saved.assign(7)
+    ledger, saved = StepLedger(plan), saved_count(plan, 7)
     assert spend(ledger, plan, new_nonce(None), 0, saved) == 8
-    saved.assign(0)
+    saved.write(plan, 0, 0)
     assert spend(ledger, plan, new_nonce(None), 0, saved) == 9
 
 
@@ -73,7 +75,9 @@ def test_the_larger_of_the_saved_and_the_counted_steps_holds() -> None:
         ([(0, 0), (0, 0)], True),
         ([(0, 0), (0, 1), (0, 0)], True),
         ([(0, 0), (0, 2)], True),  # one was filtered out, perhaps by what it held
-        ([(0, 3), (0, 4)], False),
+        ([(0, 0), (0, 1)], False),
+        ([(0, 3)], True),  # those before it were left out, perhaps for what they held
+        ([(0, 0), (1, 1)], True),
         ([(0, 0), (1, 0)], False),
         ([(0, 0), (1, 0), (0, 0)], True),
         ([(0, 0), (1, 0), (0, 1)], True),
@@ -95,11 +99,11 @@ def test_each_batch_once_and_in_order(batches: list[tuple[int, int]], refused: b
 
 def test_a_refused_batch_costs_no_step() -> None:
     plan = plan_for(8)
-    ledger, saved, nonce = StepLedger(plan), saved_count(), new_nonce(None)
+    ledger, saved, nonce = StepLedger(plan), saved_count(plan), new_nonce(None)
     spend(ledger, plan, nonce, 0, saved)
     with pytest.raises(PrivacyError):
         spend(ledger, plan, nonce, 0, saved)
-    assert int(saved) == 1
+    assert int(saved.steps) == 1
     assert spend(ledger, plan, nonce, 1, saved) == 2
 
 
@@ -138,29 +142,115 @@ def spoiled(rows: np.ndarray, how: str) -> np.ndarray:
 )
 def test_a_batch_that_is_not_whole(how: str, message: str) -> None:
     plan = plan_for(8)
-    ledger, saved = StepLedger(plan), saved_count()
+    ledger, saved = StepLedger(plan), saved_count(plan)
     rows = spoiled(Marker(plan.sampling.fingerprint, new_nonce(None), 0).rows(8), how)
     refused = tf.errors.InvalidArgumentError if how == "empty" else PrivacyError
     with pytest.raises(refused, match=message), translated():
         ledger.spend(tf.constant(rows), saved)
-    assert int(saved) == 0
+    assert int(saved.steps) == 0
+
+
+def stream_plan(passes: int = 3) -> PrivacyPlan:
+    """Passes of four steps."""
+    sampling = StreamSampling(num_examples=8, batch_size=2, passes=passes)
+    return dataclasses.replace(plan_for(8), sampling=sampling)
 
 
 def test_a_stream_goes_on_where_it_stopped() -> None:
-    plan = dataclasses.replace(plan_for(8), sampling=StreamSampling(num_examples=8, batch_size=2))
-    ledger, saved, nonce = StepLedger(plan), saved_count(), new_nonce(None)
+    plan = stream_plan()
+    ledger, saved, nonce = StepLedger(plan), saved_count(plan), new_nonce(None)
     spend(ledger, plan, nonce, 0, saved)
     with pytest.raises(
         PrivacyError, match=r"Expected batch 1 of the stream, got batch 2.*first_step=1"
     ):
         spend(ledger, plan, nonce, 2, saved)
-    saved.assign(3)
-    assert spend(ledger, plan, new_nonce(None), 3, saved) == 4
+    assert spend(ledger, plan, nonce, 1, saved) == 2
+
+
+A, B, OWN = 0, 1, 2  # two iterators of a dataset; arrays
+
+
+@pytest.mark.parametrize(
+    ("before", "batch", "spent"),
+    [
+        ([(A, 0), (A, 1)], (A, 2), 3),
+        ([(A, 0), (A, 1)], (B, 2), None),
+        ([(A, 0), (A, 1)], (OWN, 2), None),
+        ([(A, 0), (A, 1)], (B, 0), None),
+        ([(A, 0), (A, 1)], (B, 4), 5),
+        ([(A, 0), (A, 1)], (OWN, 4), 5),
+        ([(A, 0), (A, 1)], (A, 4), None),  # the same iterator, as after a filter
+        ([(A, 0), (A, 1)], (B, 3), None),
+        ([(A, 0), (A, 1)], (B, 8), None),  # a whole pass left out
+        ([(A, 0), (A, 1), (B, 4)], (A, 5), None),
+        ([(A, 0), (A, 1), (B, 4)], (A, 2), None),
+        ([(A, 0), (A, 1), (B, 4)], (B, 5), 6),
+        ([(A, 0), (A, 1), (A, 2), (A, 3)], (A, 4), 5),
+        ([(A, 0), (A, 1), (A, 2), (A, 3)], (B, 4), 5),
+        ([(A, 0), (A, 1), (A, 2), (A, 3)], (OWN, 4), 5),
+        ([(OWN, 0), (OWN, 1)], (OWN, 2), 3),
+        ([(OWN, 0), (OWN, 1)], (OWN, 1), None),
+        ([(OWN, 0), (OWN, 1)], (OWN, 4), None),
+        ([(OWN, 0), (OWN, 1)], (A, 2), None),
+        ([(OWN, 0), (OWN, 1)], (A, 4), 5),
+        ([], (A, 2), None),
+    ],
+)
+def test_whose_turn_it_is(
+    before: list[tuple[int, int]], batch: tuple[int, int], spent: int | None
+) -> None:
+    plan = stream_plan()
+    ledger, saved = StepLedger(plan), saved_count(plan)
+    nonces = [new_nonce(None), new_nonce(None), OWN_ORDER]
+    for which, index in before:
+        spend(ledger, plan, nonces[which], index, saved)
+    (which, index), spent_before = batch, int(saved.steps)
+    if spent is not None:
+        assert spend(ledger, plan, nonces[which], index, saved) == spent
+        return
+    with pytest.raises(PrivacyError, match=r"Expected batch \d (of|from)"):
+        spend(ledger, plan, nonces[which], index, saved)
+    assert int(saved.steps) == spent_before
+
+
+@pytest.mark.parametrize("own_order", [0, 1])
+def test_a_count_that_another_process_saved(own_order: int) -> None:
+    """Arrays go on within a pass if it was theirs; whoever saved it, a dataset does not."""
+    for nonce, allowed in [(OWN_ORDER, own_order), (new_nonce(None), 0)]:
+        plan = stream_plan()
+        ledger, saved = StepLedger(plan), saved_count(plan, 2, own_order)
+        if allowed:
+            assert spend(ledger, plan, nonce, 2, saved) == 3
+        else:
+            with pytest.raises(PrivacyError, match=r"from a new one.*first_step=4\)"):
+                spend(ledger, plan, nonce, 2, saved)
+
+
+def test_an_older_count_does_not_say_in_which_order_a_pass_is() -> None:
+    """A second optimizer, or an old checkpoint: what this process did holds."""
+    for nonce, allowed in [(OWN_ORDER, True), (new_nonce(None), False)]:
+        plan = stream_plan()
+        ledger = StepLedger(plan)
+        for index in range(2):
+            spend(ledger, plan, nonce, index)
+        if allowed:
+            assert spend(ledger, plan, OWN_ORDER, 2, saved_count(plan, 1, 0)) == 3
+        else:
+            with pytest.raises(PrivacyError, match="from a new one"):
+                spend(ledger, plan, OWN_ORDER, 2, saved_count(plan, 1, 1))
+
+
+def test_the_last_pass_cannot_be_begun_anew() -> None:
+    plan = stream_plan(1)
+    ledger, saved = StepLedger(plan), saved_count(plan)
+    spend(ledger, plan, new_nonce(None), 0, saved)
+    with pytest.raises(PrivacyError, match="After 1 of 4 steps no pass is left"):
+        spend(ledger, plan, new_nonce(None), 1, saved)
 
 
 def test_in_a_graph_the_update_waits_for_the_checks() -> None:
     plan = plan_for(8, steps=1)
-    ledger, saved = StepLedger(plan), saved_count()
+    ledger, saved = StepLedger(plan), saved_count(plan)
     weight = tf.Variable(0.0)
 
     @tf.function(autograph=False)
@@ -173,7 +263,7 @@ def test_in_a_graph_the_update_waits_for_the_checks() -> None:
     with pytest.raises(PrivacyError), translated():
         step(tf.constant(mark._replace(position=1).rows(8)))
     assert float(weight) == 1.0
-    assert int(saved) == 1
+    assert int(saved.steps) == 1
 
 
 def test_threads_share_one_budget() -> None:
@@ -181,7 +271,7 @@ def test_threads_share_one_budget() -> None:
     plan, spent = plan_for(8, steps=60), []
 
     def train(ledger: StepLedger) -> None:
-        saved = saved_count()
+        saved = saved_count(plan)
         with contextlib.suppress(PrivacyError):
             for _ in range(60):
                 spend(ledger, plan, new_nonce(None), 0, saved)

@@ -363,5 +363,5 @@ def test_event() -> None:
     assert sampler().event(gaussian, 3) == dp_accounting.SelfComposedDpEvent(subsampled, 3)
     whole = sampler(expected_batch_size=N).event(gaussian, 3)
     assert whole == dp_accounting.SelfComposedDpEvent(gaussian, 3)
-    assert not sampler().ordered
+    assert sampler().steps_per_pass is None
     assert "add or remove" in sampler().neighbouring

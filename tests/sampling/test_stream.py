@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse.errors import PrivacyError, translated
-from dp_sparse.sampling import Sampling, StreamSampling
-from dp_sparse.sampling.marker import Marker
+from dp_sparse.sampling import Sampling, Share, StreamSampling
+from dp_sparse.sampling.marker import OWN_ORDER, Marker
 
 N, BATCH = 22, 8
 
@@ -19,6 +19,11 @@ def numbers(count: int = N) -> tf.data.Dataset:
     """Examples whose feature is their number."""
     values = np.arange(count)
     return tf.data.Dataset.from_tensor_slices((values, values % 2))
+
+
+def unsized(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The same examples of which nobody knows how many there are."""
+    return dataset.filter(lambda *_: True)
 
 
 def sampler(**changes: Any) -> StreamSampling:
@@ -90,15 +95,52 @@ def test_features_of_text() -> None:
     assert x.numpy().tolist() == [b"v%d" % i for i in range(16, 22)] + [b"", b""]
 
 
+def arrays() -> tuple[np.ndarray, np.ndarray]:
+    values = np.arange(N)
+    return values, values % 2
+
+
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_resumed_run_goes_on(passes: int) -> None:
     sampling = sampler(passes=passes)
     whole = list(sampling.batches(numbers()))
     for first_step in range(sampling.steps):
-        rest = sampling.batches(numbers(), first_step=first_step)
+        rest = sampling.batches(arrays(), first_step=first_step)
         assert int(rest.cardinality()) == sampling.steps - first_step
         assert [members(batch) for batch in rest] == [members(b) for b in whole[first_step:]]
         assert [mark.position for mark in marks(rest)] == list(range(first_step, sampling.steps))
+
+
+def test_batches_of_arrays_and_of_a_dataset_are_the_same() -> None:
+    for values in ((np.arange(N), np.ones(N)), (*arrays(), np.full(N, 2.5))):
+        dataset = tf.data.Dataset.from_tensor_slices(values)
+        pairs = zip(sampler().batches(values), sampler().batches(dataset), strict=True)
+        for one, other in pairs:
+            flat = [
+                tf.nest.flatten((x, y, w["sample_weight"], w["present"]))
+                for x, y, w in (one, other)
+            ]
+            for left, right in zip(*flat, strict=True):
+                np.testing.assert_array_equal(left, right)
+                assert left.dtype == right.dtype and left.shape == right.shape
+
+
+@pytest.mark.parametrize("first_step", range(9))
+def test_a_dataset_goes_on_with_a_whole_pass(first_step: int) -> None:
+    sampling, begins = sampler(passes=3), -(-first_step // 3) * 3
+    if begins == first_step:
+        rest = sampling.batches(numbers(), first_step=first_step)
+    elif begins == sampling.steps:
+        message = f"after {first_step} of 9 no pass is left.*Arrays and a dp_sparse.RecordFile"
+        with pytest.raises(PrivacyError, match=message):
+            sampling.batches(numbers(), first_step=first_step)
+        return
+    else:
+        with pytest.warns(UserWarning, match=f"steps {first_step} to {begins - 1} of 9 are given"):
+            rest = sampling.batches(numbers(), first_step=first_step)
+    assert int(rest.cardinality()) == 9 - begins
+    assert [mark.position for mark in marks(rest)] == list(range(begins, 9))
+    assert [members(batch) for batch in rest] == EXPECTED * ((9 - begins) // 3)
 
 
 @pytest.mark.parametrize("first_step", [-1, 6, 100])
@@ -118,16 +160,20 @@ def test_marks() -> None:
 
 
 def test_one_dataset_read_twice_shows_it() -> None:
-    """The examples are the same again, so are the marks, and training refuses the second pass."""
-    batches = sampler().batches(numbers())
-    assert marks(batches) == marks(batches)
+    """Arrays are the same again, and so are the marks; a dataset may be in another order."""
+    same, other = sampler(passes=2).batches(arrays()), sampler(passes=2).batches(numbers())
+    assert marks(same) == marks(same)
+    assert {mark.nonce for mark in marks(same)} == {OWN_ORDER}
+    readings = [{mark.nonce for mark in marks(part)} for part in (other, other, other.take(1))]
+    assert len(set.union(*readings)) == 3 and all(len(nonces) == 1 for nonces in readings)
+    assert len({mark.nonce for mark in marks(other.repeat(2))}) == 2
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 16, 21])
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_short_pass_is_refused(count: int, passes: int) -> None:
     """Also for whole batches: the next pass would use its examples early."""
-    batches = sampler(passes=passes).batches(numbers(count))
+    batches = sampler(passes=passes).batches(unsized(numbers(count)))
     message = f"Expected num_examples={N} examples in each pass of the stream, but batch"
     with pytest.raises(PrivacyError, match=message), translated():
         list(batches)
@@ -136,15 +182,51 @@ def test_a_short_pass_is_refused(count: int, passes: int) -> None:
 def test_batches_before_the_gap_are_whole() -> None:
     seen = []
     with pytest.raises(PrivacyError, match="batch 1 holds 4"), translated():
-        seen.extend(members(batch) for batch in sampler().batches(numbers(12)))
+        seen.extend(members(batch) for batch in sampler().batches(unsized(numbers(12))))
     assert seen in ([], EXPECTED[:1])  # what came before the failure, if it was read at all
 
 
-def test_of_a_longer_stream_the_first_examples_count() -> None:
-    found = sampler(passes=2).batches(numbers(1000))
-    assert [members(batch) for batch in found] == EXPECTED * 2
-    endless = sampler(passes=2).batches(numbers().repeat())
-    assert [members(batch) for batch in endless] == EXPECTED * 2
+@pytest.mark.parametrize("count", [0, 21, 23, 1000])
+def test_a_source_of_another_size_is_refused(count: int) -> None:
+    values = np.arange(count)
+    for source in (numbers(count), (values, values)):
+        with pytest.raises(ValueError, match=f"Expected a source of num_examples={N}.*got {count}"):
+            sampler().batches(source)
+
+
+def test_a_source_without_end_is_refused() -> None:
+    """Shuffled, it gives some examples twice within a pass, and leaves others out."""
+    for endless in (numbers().repeat(), numbers().repeat().shuffle(N)):
+        with pytest.raises(ValueError, match=f"ends after num_examples={N} .*Leave repeat.. out"):
+            sampler(passes=2).batches(endless)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 8, 11, 22, 30])
+@pytest.mark.parametrize("source", ["one more", "endless"])
+def test_a_pass_that_does_not_end_is_refused(source: str, batch_size: int) -> None:
+    """Before its last batch is trained on, also if that is full."""
+    given = {"one more": numbers(N + 1), "endless": numbers().repeat().shuffle(N)}[source]
+    sampling, seen = sampler(batch_size=batch_size), []
+    with pytest.raises(PrivacyError, match=f"end after num_examples={N} .*got more"), translated():
+        seen.extend(1 for _ in sampling.batches(unsized(given)))
+    assert len(seen) < sampling.steps
+
+
+def test_several_workers_do_not_read_a_dataset_each() -> None:
+    """One that shuffles would give a worker examples that the other had in another batch."""
+    shares = [Share(*ends, 1, 2) for ends in ((0, 5), (5, 8))]
+    for share in shares:
+        with pytest.raises(PrivacyError, match="Expected arrays .* as the stream of several work"):
+            sampler().batches_of(numbers(), share, first_step=0)
+    parts = (sampler().batches_of(arrays(), share, first_step=1) for share in shares)
+    assert [members(one) + members(other) for one, other in zip(*parts, strict=True)] == EXPECTED[
+        1:
+    ]
+
+
+def test_batches_of_a_sampler_are_no_source() -> None:
+    with pytest.raises(ValueError, match="Expected examples, got batches of a sampler"):
+        sampler().batches(sampler().batches(numbers()))
 
 
 def test_a_source_without_random_access() -> None:
@@ -189,9 +271,9 @@ def test_bad_sample_weights_of_a_second_output_are_shown() -> None:
         list(sampler().batches(source))
 
 
-@pytest.mark.parametrize("source", [(np.arange(N), np.arange(N)), [1, 2], None, np.arange(N)])
+@pytest.mark.parametrize("source", [[1, 2], None, np.arange(N)])
 def test_other_sources_are_refused(source: Any) -> None:
-    with pytest.raises(ValueError, match="Expected a tf.data.Dataset of single examples, got"):
+    with pytest.raises(ValueError, match=r"Expected \(x, y\) or \(x, y, sample_weight\) arrays"):
         sampler().batches(source)
 
 
@@ -229,6 +311,6 @@ def test_event() -> None:
     for steps, passes in [(1, 1), (3, 1), (4, 2), (7, 3), (9, 3)]:
         event = sampling.event(gaussian, steps)
         assert event == dp_accounting.SelfComposedDpEvent(gaussian, passes)
-    assert sampling.ordered
+    assert sampling.steps_per_pass == 3
     assert sampling.overflow_delta(1.0, 9) == 0
     assert "zero-out" in sampling.neighbouring and "no amplification" in sampling.description

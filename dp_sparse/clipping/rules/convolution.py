@@ -38,6 +38,7 @@ class KernelGradients:
     """
 
     float_fields: ClassVar[tuple[str, ...]] = ("parts",)
+    holds_gradients: ClassVar[bool] = True
     parts: tuple[tf.Tensor, ...]
     form: Form
 

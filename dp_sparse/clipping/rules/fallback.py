@@ -2,19 +2,23 @@
 
 The layer is called once more on each example, as a batch of one, so it costs a second pass of this
 layer and memory batch × (its trainable parameters); above a budget it is refused. A layer that drew
-random numbers cannot be called again with the same result, and is refused too.
+random numbers cannot be called again with the same result, and is refused too. So is one in whose
+second call a tensor of the whole batch is found, or whose outputs have another shape then.
 """
 
+import contextlib
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping.graph_audit import is_constant
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Direct, Use
-from dp_sparse.errors import UnsupportedLayerError
+from dp_sparse.errors import PrivacyError, UnsupportedLayerError, require
 
 MEMORY_BUDGET = 2**29  # bytes of per-example gradients of one call
 
@@ -24,6 +28,7 @@ def call_any_layer(
 ) -> Any:
     """Runs the layer's own call and records its inputs and outputs."""
     variables = [v for v in layer.trainable_variables if tap.trains(v)]
+    again, inputs = _call_to_repeat(layer, variables, (args, kwargs))
     drawn = tap.seeds_drawn()
     outputs = call(*args, **kwargs)
     if tap.seeds_drawn() != drawn:
@@ -34,17 +39,14 @@ def call_any_layer(
             "its own, or set it to 0."
         )
     flat_outputs = tf.nest.flatten(outputs)
-    inputs = [value for value in tf.nest.flatten((args, kwargs)) if tf.is_tensor(value)]
     _refuse(layer, variables, [*inputs, *flat_outputs], tap.batch_capacity)
 
     def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
         values = [tf.convert_to_tensor(variable.value) for variable in variables]
-
-        def gradients(example: tuple[list[tf.Tensor], list[tf.Tensor]]) -> list[tf.Tensor]:
-            tensors, cotangent = example
-            return _one_example(call, (args, kwargs), variables, values, tensors, cotangent)
-
-        per_example = tf.vectorized_map(gradients, (inputs, cotangents))
+        _refuse_the_batch(again, values, inputs, flat_outputs)
+        with tf.control_dependencies(_same_sizes(layer, [*inputs, *flat_outputs])):
+            own = tf.nest.map_structure(tf.identity, (inputs, cotangents))
+        per_example = tf.vectorized_map(lambda example: again.gradients(values, *example), own)
         uses = zip(variables, per_example, strict=True)
         return [(variable, Direct(tf.cast(gradient, tf.float32))) for variable, gradient in uses]
 
@@ -52,29 +54,110 @@ def call_any_layer(
     return outputs
 
 
-def _one_example(
-    call: Callable[..., Any],
-    arguments: tuple[Any, Any],
-    variables: list[keras.Variable],
-    values: list[tf.Tensor],
-    tensors: list[tf.Tensor],
-    cotangents: list[tf.Tensor],
-) -> list[tf.Tensor]:
-    remaining = iter(tensors)
-    args, kwargs = tf.nest.map_structure(
-        lambda value: next(remaining)[tf.newaxis] if tf.is_tensor(value) else value, arguments
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call of a layer, to be made again with other tensors: with its masks, as in training.
+
+    Attributes:
+        layer: The layer.
+        variables: Those that train.
+        arguments: `args` and `kwargs`.
+        masked: For each tensor among them, whether it carries a mask of Keras.
+        context: What Keras tells the layers inside, `training` above all.
+    """
+
+    layer: keras.layers.Layer
+    variables: list[keras.Variable]
+    arguments: Any
+    masked: list[bool]
+    context: dict[str, Any]
+
+    def outputs(self, values: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Those of a batch, `tensors` being its inputs and then their masks."""
+        inputs, masks = iter(tensors), iter(tensors[len(self.masked) :])
+        for own, masked in zip(tensors, self.masked, strict=False):
+            if masked:
+                own._keras_mask = next(masks)
+        args, kwargs = tf.nest.map_structure(
+            lambda value: next(inputs) if tf.is_tensor(value) else value, self.arguments
+        )
+        mapping = list(zip(self.variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping), self._as_before():
+            return tf.nest.flatten(self.layer(*args, **kwargs))
+
+    def gradients(
+        self, values: list[tf.Tensor], tensors: list[tf.Tensor], cotangents: list[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Of the variables, for one example: all given is without the batch's axis."""
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            outputs = self.outputs(values, [tensor[tf.newaxis] for tensor in tensors])
+        pairs = zip(cotangents, outputs, strict=True)
+        return tape.gradient(
+            outputs,
+            values,
+            output_gradients=[tf.cast(c, o.dtype)[tf.newaxis] for c, o in pairs],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+
+    @contextlib.contextmanager
+    def _as_before(self) -> Iterator[None]:
+        """Layers inside learn from Keras' context what they learnt in the model's own call."""
+        context = self.layer._get_call_context()
+        for name, value in self.context.items():
+            context.set_value(name, value)
+        try:
+            yield
+        finally:
+            self.layer._maybe_reset_call_context()
+
+
+def _call_to_repeat(
+    layer: keras.layers.Layer, variables: list[keras.Variable], arguments: Any
+) -> tuple[_Call, list[tf.Tensor]]:
+    """A call that is being made, and its inputs, their masks behind."""
+    inputs = [value for value in tf.nest.flatten(arguments) if tf.is_tensor(value)]
+    masks = [getattr(value, "_keras_mask", None) for value in inputs]
+    context = {k: v for k, v in vars(layer._get_call_context()).items() if k != "entry_layer"}
+    again = _Call(layer, variables, arguments, [mask is not None for mask in masks], context)
+    return again, [*inputs, *(mask for mask in masks if mask is not None)]
+
+
+def _refuse_the_batch(
+    again: _Call, values: list[tf.Tensor], inputs: list[tf.Tensor], outputs: list[tf.Tensor]
+) -> None:
+    """Raises if the call on one example would use more of the batch, or give no example."""
+    specs = [tf.TensorSpec([1, *value.shape[1:]], value.dtype) for value in inputs]
+    traced = tf.function(again.outputs, autograph=False).get_concrete_function(values, specs)
+    name = _name(again.layer)
+    for outside, _ in traced.graph.captures:
+        if outside.dtype != tf.resource and not is_constant(outside):
+            raise UnsupportedLayerError(
+                f"{name}: uses {outside.name}, a tensor of the batch that an attribute holds, so "
+                "it cannot be called again on one example. Pass it as an argument of the call."
+            )
+    for one, whole in zip(traced.structured_outputs, outputs, strict=True):
+        if one.shape[:1] != [1] or not one.shape[1:].is_compatible_with(whole.shape[1:]):
+            raise UnsupportedLayerError(
+                f"{name}: gives {one.shape} for one example and {whole.shape} for a batch, so the "
+                "example's gradient cannot be told. Give outputs [batch, ...] of one shape."
+            )
+
+
+def _same_sizes(layer: keras.layers.Layer, tensors: list[tf.Tensor]) -> list[tf.Operation]:
+    """Checks that all tensors have as many examples, now or when the step runs."""
+    message = (
+        f"{_name(layer)}: takes or gives tensors with {{}} and {{}} examples, so an example's "
+        "cannot be told. Fold no axis into the batch."
     )
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(values)
-        with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
-            outputs = tf.nest.flatten(call(*args, **kwargs))
-    cotangents = [tf.cast(c, o.dtype)[tf.newaxis] for c, o in zip(cotangents, outputs, strict=True)]
-    return tape.gradient(
-        outputs,
-        values,
-        output_gradients=cotangents,
-        unconnected_gradients=tf.UnconnectedGradients.ZERO,
-    )
+    known = {value.shape[0] for value in tensors} - {None}
+    if len(known) > 1:
+        raise UnsupportedLayerError(message.format(min(known), max(known)))
+    if all(value.shape[0] is not None for value in tensors):
+        return []
+    sizes = tf.stack([tf.shape(value)[0] for value in tensors])
+    least, most = tf.reduce_min(sizes), tf.reduce_max(sizes)
+    return [require(tf.equal(least, most), PrivacyError, message, least, most)]
 
 
 def _refuse(

@@ -29,6 +29,7 @@ class Span:
     """
 
     float_fields: ClassVar[tuple[str, ...]] = ("gradients",)
+    holds_gradients: ClassVar[bool] = True
     gradients: tf.Tensor
     start: tf.Tensor
     num_rows: int

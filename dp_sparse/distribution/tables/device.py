@@ -1,5 +1,6 @@
 """The step on the device: look rows up, run the model, clip, hand the layer its gradients."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,8 +13,7 @@ from dp_sparse.clipping.uses import Rows, exact
 from dp_sparse.distribution.tables.features import PrivateTables, Table
 from dp_sparse.distribution.tables.lookups import TableLayer
 from dp_sparse.errors import UnsupportedLayerError
-from dp_sparse.isolation import Losses
-from dp_sparse.passes import losses_with_padding, real_examples
+from dp_sparse.passes import Used, led_by_batch, losses_with_padding, real_examples
 
 Batch = dict[str, Any]
 
@@ -36,24 +36,13 @@ def sums_of(
     with xla.postponing() as checks:
         lookup = layer.look_up(batch["features"], batch["id_weights"])
         activations = {f.name: lookup.activations[f.name] for f in tables.features}
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(activations)
-            recording, losses, of_outputs = _forward(model, tables, batch, activations, tape, draw)
-            total = tf.reduce_sum(losses)
-        targets = recording.targets
-        gradients = tape.gradient(total, [*targets, *activations.values()])
-        cotangents = {
-            name: tf.zeros_like(activations[name]) if own is None else tf.cast(own, tf.float32)
-            for name, own in zip(activations, gradients[len(targets) :], strict=True)
-        }
-        uses = recording.uses(gradients[: len(targets)])
-        uses += [(table, _rows(table, batch, cotangents)) for table in tables.tables]
+        run = _backward(model, tables, batch, activations, draw)
         optimizer, real = tables.private_optimizer, real_examples((None, None, batch["weights"]))
         clip_norm, style = tables.lattice.clip_norm_before_rounding, optimizer.clipping
-        found = clipping.scaled(uses, clip_norm, losses, real, style)
+        found = clipping.scaled(run.uses, clip_norm, run.losses, real, style)
         sums = {id(variable): total for variable, total in found.dense_sums()}
     good = tf.reduce_all([check.condition for check in checks]) if checks else tf.constant(True)
-    lookup.push(_output_gradients(tables, batch, cotangents, found, good, draw))
+    lookup.push(_output_gradients(tables, batch, run.cotangents, found, good, draw))
     everyone: dict[str, Any] = {
         "counts": count_examples(found, real, tf.int32),
     }
@@ -62,17 +51,17 @@ def sums_of(
     dense = [sums.get(id(v), tf.zeros(v.shape)) for v in model.trainable_variables]
     own = {
         "dense": dense,
-        "losses": losses,
-        "output_losses": of_outputs,
-        "outputs": recording.outputs,
+        "losses": run.losses,
+        "output_losses": run.output_losses,
+        "outputs": run.recording.outputs,
     }
     return {**everyone, **own}, checks
 
 
-def coupled_losses(
+def observed(
     model: keras.Model, tables: PrivateTables, batch: Batch, draw: noise.Draw
-) -> tuple[Any, Any]:
-    """The model's losses as `isolation.coupled` calls them, and its `(x, y)`.
+) -> tuple[clipping.Observer, Any]:
+    """The model's pass as the isolation checks call it, and its batch.
 
     The layer looks up each id on its own, so only the model can couple examples; made-up
     activations show that as well as true ones.
@@ -84,18 +73,59 @@ def coupled_losses(
         feature.name: tf.random.stateless_normal([rows, t.width], seeds(_MADE_UP + i, "int32"))
         for i, (t, feature) in numbered
     }
+    own = {name: batch[name] for name in ("x", "y", "weights", "keep", "first")}
+    own["weights"] = {**own["weights"], "marker": own["weights"]["present"]}
 
-    def losses_of(x: Any, y: Any, tape: tf.GradientTape) -> Losses:
-        rest, activations = x
-        size = tf.shape(tf.nest.flatten(activations)[0])[0]
-        weights = tf.nest.map_structure(lambda w: tf.ones_like(w[:size]), batch["weights"])
-        own = {"x": rest, "y": y, "weights": weights}
+    def observe(company: Any) -> tuple[Used, tf.Tensor, bool]:
+        examples, rows = company
+        found = _backward(model, tables, examples, rows, draw)
+        return found.uses, found.losses, found.recording.seeds_drawn > 0
+
+    company = own, activations
+    return clipping.Observer(model, observe, company), company
+
+
+@dataclasses.dataclass(frozen=True)
+class _Backward:
+    """A forward and a backward pass of the model, from activations that were looked up.
+
+    Attributes:
+        recording: The forward pass.
+        losses: float32 `[batch]`.
+        output_losses: The same for each output whose loss Keras tracks by itself.
+        cotangents: Of the activations, by feature.
+        uses: Of the model's variables, and of the tables.
+    """
+
+    recording: clipping.Recording
+    losses: tf.Tensor
+    output_losses: list[tf.Tensor]
+    cotangents: dict[str, tf.Tensor]
+    uses: Used
+
+
+def _backward(
+    model: keras.Model,
+    tables: PrivateTables,
+    batch: Batch,
+    activations: dict[str, tf.Tensor],
+    draw: noise.Draw,
+) -> _Backward:
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(activations)
-        recording, losses, _ = _forward(model, tables, own, activations, tape, draw)
-        targets = [*recording.targets, *activations.values()]
-        return Losses(losses, targets, recording.seeds_drawn > 0)
-
-    return losses_of, ((batch["x"], activations), batch["y"])
+        recording, losses, of_outputs = _forward(model, tables, batch, activations, tape, draw)
+        total = tf.reduce_sum(losses)
+    targets = recording.targets
+    with clipping.audited():
+        gradients = tape.gradient(total, [*targets, *activations.values()])
+        uses = recording.uses(gradients[: len(targets)])
+    cotangents = {
+        name: tf.zeros_like(activations[name]) if own is None else tf.cast(own, tf.float32)
+        for name, own in zip(activations, gradients[len(targets) :], strict=True)
+    }
+    uses += [(table, _rows(table, batch, cotangents)) for table in tables.tables]
+    losses = led_by_batch(uses, losses, batch["weights"])
+    return _Backward(recording, losses, of_outputs, cotangents, uses)
 
 
 def _forward(

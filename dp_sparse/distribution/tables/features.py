@@ -103,7 +103,7 @@ class PrivateTables(tf.Module):
     Raises:
         ValueError: A feature or table that cannot be trained privately, naming it and the mend.
             Batches so large, or with so many lookups, that float32 cannot sum them exactly.
-        PrivacyError: Another optimizer or clipping style.
+        PrivacyError: Another optimizer or clipping style, or a TPU with several hosts.
 
     ### Formal Guarantees
     `feature_config` adds a feature of noise for each table, with room for every row that any batch
@@ -124,6 +124,7 @@ class PrivateTables(tf.Module):
     ) -> None:
         super().__init__()
         check_optimizer(optimizer)
+        _refuse_several_hosts(strategy)
         self.private_optimizer = optimizer
         self.on_tpu = strategy is not None
         self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
@@ -278,4 +279,13 @@ def check_optimizer(optimizer: Any) -> None:
         raise PrivacyError(
             f"Expected Adagrad's default epsilon for the tables, got {own.epsilon}: an embedding "
             "layer's own Adagrad has none. Leave it out."
+        )
+
+
+def _refuse_several_hosts(strategy: tf.distribute.TPUStrategy | None) -> None:
+    hosts = 1 if strategy is None else strategy.extended.num_hosts
+    if hosts > 1:
+        raise PrivacyError(
+            f"Expected a TPU with one host, got {hosts}: each would choose rows and draw noise "
+            "with a key of its own, for its own part of a batch. Use a smaller slice."
         )

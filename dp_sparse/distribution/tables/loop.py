@@ -1,13 +1,14 @@
 """Training with an embedding layer: the host prepares a batch, the device trains on it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse import isolation, metrics, noise, replicas, xla
+from dp_sparse import clipping, isolation, metrics, noise, replicas, xla
 from dp_sparse.clipping.uses import exact
 from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.tables import device
@@ -75,16 +76,18 @@ def train_tables(
     own = layer_of(layer, tables)
     steps = _Steps(model, tables, own)
 
-    def begin(spent: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
+    def begin(first_step: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
         sampling = tables.private_optimizer.plan.sampling
         share = epochs_of.whole_share(sampling)
-        batches = sampling.batches_of(source, share, first_step=spent, class_weight=class_weight)
+        batches = sampling.batches_of(
+            source, share, first_step=first_step, class_weight=class_weight
+        )
         _build(model, tables, own, batches.element_spec)
         prepared = batches.map(HostStep(tables)).prefetch(2)
         iterator = iter(_shared_out(model, prepared))
         return lambda: steps.take(next(iterator)), steps.logs
 
-    return epochs_of.run(model, begin, epochs, steps_per_epoch, callbacks, verbose)
+    return epochs_of.run(model, source, begin, epochs, steps_per_epoch, callbacks, verbose)
 
 
 def _check(model: keras.Model, tables: PrivateTables) -> None:
@@ -153,19 +156,35 @@ class _Steps:
         self._strategy = model._distribute_strategy or tf.distribute.get_strategy()
         self._losses: list[tf.Tensor] = []
         self._begin = tf.function(self._spend, autograph=False)
-        self._isolated = tf.function(self._coupled, autograph=False)
+        self._names: list[str] = []  # of what isolation checks compare
+        self._coupled = tf.function(self._seen_coupled, autograph=False)
+        self._recorded = tf.function(self._seen_recorded, autograph=False)
         self._train = tf.function(self._train_on, autograph=False)
 
     def take(self, batch: device.Batch) -> None:
         """Trains on one batch."""
         draw = self._begin(batch["marker"])
-        passed = self._optimizer.diagnostics.isolation_checks
-        present = self._strategy.experimental_local_results(batch["weights"]["present"])
-        if passed < isolation.BATCHES and sum(np.count_nonzero(part) for part in present) > 1:
-            if bool(self._isolated(batch, draw)):
-                raise PrivacyError(isolation.COUPLED)
-            passed.assign_add(1)
+        self._check_isolation(batch, draw)
         self._losses.append(self._train(batch, draw))
+
+    def _check_isolation(self, batch: device.Batch, draw: _DRAW) -> None:
+        """Before the step, which updates the layer's tables on its way."""
+        progress = self._optimizer.diagnostics.isolation
+        present = self._strategy.experimental_local_results(batch["weights"]["present"])
+        if not any(np.any(part) for part in present):
+            return
+        scheduled = bool(progress.scheduled())
+        not_zero = self._recorded(batch, draw) if scheduled or progress.some_unseen() else None
+        due = scheduled or (not_zero is not None and bool(progress.first_seen(not_zero)))
+        if due:
+            worst = int(self._coupled(batch, draw))
+            if worst >= 0:
+                raise PrivacyError(isolation.COUPLED.format(self._names[worst]))
+        there, by_schedule, checked, seen = (
+            tf.cast(False if flag is None else flag, tf.int64)
+            for flag in (True, scheduled, due, not_zero)
+        )
+        progress.passed(there, by_schedule, checked, seen)
 
     def logs(self) -> dict[str, float]:
         """Loss and metrics since the last call."""
@@ -181,15 +200,36 @@ class _Steps:
         with tf.control_dependencies([spent]):
             return tf.identity(draw.key), tf.identity(draw.number), tf.identity(draw.offset)
 
-    def _coupled(self, batch: device.Batch, draw: _DRAW) -> tf.Tensor:
-        def of_replica(batch: device.Batch, draw: _DRAW) -> tf.Tensor:
-            with xla.postponing():  # what else is wrong is found by the step
-                return isolation.coupled(
-                    *device.coupled_losses(self._model, self._tables, batch, noise.Draw(*draw))
-                )
+    def _seen_coupled(self, batch: device.Batch, draw: _DRAW) -> tf.Tensor:
+        """What `isolation.coupled` gives on the replica that finds something."""
+        seed = tf.cast(self._optimizer.diagnostics.isolation.batches.read_value(), tf.int32)
 
-        leaked = self._strategy.run(of_replica, args=(batch, draw))
-        return tf.reduce_any(tf.stack(self._strategy.experimental_local_results(leaked)))
+        def of_replica(batch: device.Batch, draw: _DRAW) -> tf.Tensor:
+            observer, company = self._observed(batch, draw)
+            return isolation.coupled(observer, company, batch["weights"]["present"], seed)
+
+        return tf.reduce_max(tf.stack(self._of_replicas(of_replica, batch, draw)))
+
+    def _seen_recorded(self, batch: device.Batch, draw: _DRAW) -> tf.Tensor:
+        """Which tensors that the model records are not 0, bool `[tensors]`."""
+
+        def of_replica(batch: device.Batch, draw: _DRAW) -> tf.Tensor:
+            observer, company = self._observed(batch, draw)
+            return observer.not_zero(company)
+
+        return tf.reduce_any(tf.stack(self._of_replicas(of_replica, batch, draw)), 0)
+
+    def _of_replicas(self, function: Callable[..., tf.Tensor], *args: Any) -> Any:
+        def of_replica(*args: Any) -> tf.Tensor:
+            with xla.postponing():  # what else is wrong is found by the step
+                return function(*args)
+
+        return self._strategy.experimental_local_results(self._strategy.run(of_replica, args=args))
+
+    def _observed(self, batch: device.Batch, draw: _DRAW) -> tuple[Any, Any]:
+        observer, company = device.observed(self._model, self._tables, batch, noise.Draw(*draw))
+        self._names = observer.names
+        return observer, company
 
     def _train_on(self, batch: device.Batch, draw: _DRAW) -> tf.Tensor:
         made: list[xla.Postponed] = []
@@ -201,14 +241,15 @@ class _Steps:
 
         found, outcomes = self._strategy.run(of_replica, args=(batch, draw))
         with tf.control_dependencies(self._checks(made, outcomes)):  # counts of steps wait, too
-            self._apply([self._summed(total) for total in found["dense"]], draw)
+            if not self._tables.on_tpu:  # before the update: regularisers count at the same weights
+                data = batch["x"], batch["y"], batch["weights"]
+                kept = found["outputs"], found["losses"], found["output_losses"]
+                metrics.update(self._model, data, *kept)
+            with clipping.reading_none_of(partial(clipping.metric_variables, self._model)):
+                self._apply([self._summed(total) for total in found["dense"]], draw)
             totals = self._optimizer.diagnostics
             totals.add(self._own(found["counts"]))
             totals.rows.assign_add(tf.cast(self._own(found["rows"]), tf.int64))
-        if not self._tables.on_tpu:
-            data = batch["x"], batch["y"], batch["weights"]
-            kept = found["outputs"], found["losses"], found["output_losses"]
-            metrics.update(self._model, data, *kept)
         losses = self._strategy.experimental_local_results(found["losses"])
         total = tf.add_n([tf.reduce_sum(of_replica) for of_replica in losses])
         return tf.stack([total, tf.cast(self._own(found["counts"])[0], tf.float32)])

@@ -275,4 +275,4 @@ def test_fit(microbatch_size: int | None) -> None:
         assert not np.array_equal(old, weight), weight.path
     moved = np.any(np.array(table.embeddings) != rows, axis=1)
     assert moved.sum() < 200 and moved[:50].any()  # a table: rows were selected
-    assert int(optimizer.diagnostics.isolation_checks) == 3
+    assert int(optimizer.diagnostics.isolation.checks) == 3

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_sparse import DPSGDOptimizer, UnsupportedLayerError
+from dp_sparse import DPSGDOptimizer, PrivacyError, UnsupportedLayerError, clipping
 from dp_sparse.clipping.rules import fallback
-from tests.clipping_cases import assert_as_brute_force, clipped
+from tests.clipping_cases import assert_as_brute_force, clipped, square_loss
 from tests.training_cases import plan_for
 
 
@@ -226,3 +226,203 @@ def test_a_tensor_without_a_batch_axis_is_refused() -> None:
     message = refusal(model, 3)
     assert "scaled" in message
     assert "without a batch axis; pass constants as attributes" in message
+
+
+# ---- A layer called again on one example, while something still holds the whole batch.
+
+
+def traced(model: keras.Model, *shape: int) -> None:
+    """A forward and a backward pass in a graph, as training has it, of a batch of unknown size."""
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, *shape])])
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            recording = clipping.record(model, x, tape, batch_capacity=8)
+            total = tf.reduce_sum(recording.outputs)
+        recording.uses(tape.gradient(total, recording.targets))
+
+    step.get_concrete_function()
+
+
+class Keeps(Affine):
+    """Multiplies with what an attribute holds, set in its first call or by somebody else."""
+
+    context: Any = None
+
+    def call(self, inputs: Any) -> Any:
+        if self.context is None:
+            self.context = keras.ops.sum(inputs, -1, keepdims=True)
+        return super().call(inputs) * self.context
+
+
+class Lends(keras.Model):
+    """Its own call gives the layer a tensor of the batch, with the batch leading or summed."""
+
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self.layer, self.what = Keeps(name="keeps"), what
+        self.head = keras.layers.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        self.layer.context = self.what(inputs)
+        return self.head(self.layer(inputs))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda x: x,
+        lambda x: x[:, :1],
+        lambda x: tf.reduce_sum(x),
+        lambda x: tf.stop_gradient(tf.reduce_mean(x, 0)),
+        lambda x: tf.shape(x)[0] * tf.constant([1, 2, 3]),
+    ],
+    ids=["whole", "column", "sum", "mean", "size"],
+)
+def test_a_tensor_of_the_batch_in_an_attribute_is_refused(what: Any) -> None:
+    model = Lends(lambda x: tf.cast(what(x), tf.float32))
+    model(values(4, 3))
+    with pytest.raises(UnsupportedLayerError, match=r"keeps \(Keeps\): uses .*attribute"):
+        traced(model, 3)
+    plan = plan_for(4)
+    model.compile(optimizer=DPSGDOptimizer("sgd", plan, 1.0), loss="mse", run_eagerly=True)
+    with pytest.raises(UnsupportedLayerError, match=r"keeps \(Keeps\): uses .*attribute"):
+        model.fit(plan.sampling.batches((values(4, 3), values(4, 2))), verbose=0)
+
+
+def test_an_attribute_set_in_the_first_call_is_refused() -> None:
+    layer = Keeps(name="keeps")
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, layer(inputs))
+    layer.context = None
+    with pytest.raises(UnsupportedLayerError, match=r"keeps \(Keeps\): uses .*attribute"):
+        traced(model, 3)
+
+
+def test_a_constant_in_an_attribute_is_fine() -> None:
+    for constant in (tf.constant([1.0, 2.0, 3.0]), tf.ones([200, 3])[:1], 2.0):
+        model = Lends(lambda x, constant=constant: constant)
+        model(values(1, 3))
+        traced(model, 3)
+        assert_as_brute_force(model, values(4, 3))
+
+
+def test_a_constant_made_in_the_call_is_fine() -> None:
+    model = Lends(lambda x: tf.constant([1.0, 2.0, 3.0]) + 1.0)
+    model(values(1, 3))
+    traced(model, 3)
+
+
+def test_an_attribute_that_each_call_sets_anew_is_fine() -> None:
+    class Sets(Keeps):
+        def call(self, inputs: Any) -> Any:
+            self.context = None
+            return super().call(inputs)
+
+    model = sequential(Sets(), 3)
+    traced(model, 3)
+    assert_as_brute_force(model, values(4, 3))
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda h: h[:, tf.newaxis] * tf.ones([1, 3, 1]),
+        lambda h: tf.concat([h, h], 0),
+        lambda h: tf.reshape(h, [-1]),
+        lambda h: tf.transpose(h),
+    ],
+)
+def test_an_output_without_the_batch_in_front_is_refused(mix: Any) -> None:
+    """Or whose shape is another for one example."""
+
+    class Mixes(Affine):
+        def call(self, inputs: Any) -> Any:
+            hidden = super().call(inputs)
+            return mix(hidden) if hidden.shape[0] == 1 else hidden
+
+    with pytest.raises(UnsupportedLayerError, match=r"mixes \(Mixes\): gives .* for one example"):
+        traced(sequential(Mixes(name="mixes"), 3), 3)
+
+
+def test_inputs_of_different_numbers_of_examples_are_refused() -> None:
+    """Folded positions would give an example the row of another."""
+
+    class Adds(Affine):
+        def call(self, inputs: Any, other: Any) -> Any:
+            return super().call(inputs) + 0 * keras.ops.mean(other, 0)
+
+    class Folds(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.adds = Adds(name="adds")
+
+        def call(self, inputs: Any) -> Any:
+            return self.adds(inputs[:, 0], keras.ops.reshape(inputs, (-1, 3)))
+
+    model = Folds()
+    model(values(4, 2, 3))
+    with pytest.raises(UnsupportedLayerError, match=r"adds \(Adds\).* 4 and 8|8 and 4"):
+        clipped(model, values(4, 2, 3), np.ones(4, np.float32), 1.0)
+    plan = plan_for(4)
+    model.compile(optimizer=DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    with pytest.raises(PrivacyError, match=r"adds \(Adds\).* of 4 and 8 rows"):
+        model.fit(plan.sampling.batches((values(4, 2, 3), values(4, 3))), verbose=0)
+
+
+# ---- The one-example call is the same call.
+
+
+def test_masks_that_inputs_carry_reach_the_layers_inside() -> None:
+    class Pools(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.supports_masking = True
+            self.pool = keras.layers.GlobalAveragePooling1D()
+
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(shape[-1],), initializer="random_normal")
+
+        def compute_mask(self, inputs: Any, mask: Any = None) -> None:
+            return None
+
+        def call(self, inputs: Any) -> Any:
+            return self.pool(inputs) * self.scale
+
+    ids = keras.Input((5,), dtype="int32")
+    model = keras.Model(ids, Pools()(keras.layers.Embedding(7, 3, mask_zero=True)(ids)))
+    assert_as_brute_force(model, np.array([[1, 2, 0, 0, 0], [3, 0, 4, 5, 0], [6, 6, 6, 6, 6]]))
+
+
+def test_layers_inside_know_that_they_train() -> None:
+    class Doubles(keras.layers.Layer):
+        def call(self, inputs: Any, training: Any = None) -> Any:
+            return inputs * 2 if training else inputs
+
+    class Wraps(Affine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Doubles()
+
+        def call(self, inputs: Any) -> Any:
+            return super().call(self.inner(inputs))
+
+    layer = Wraps()
+    model = sequential(layer, 3)
+    x, y = values(4, 3), np.ones(4, np.float32)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(square_loss(y, model(x, training=True)))
+    expected = tape.gradient(loss, [v.value for v in model.trainable_variables])
+    found = clipped(model, x, y, 1e6).sums
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_mixed_precision() -> None:
+    class Multiplies(Affine):
+        def call(self, inputs: Any) -> Any:
+            return tf.sin(inputs * self.scale) + tf.convert_to_tensor(self.shift)
+
+    layer = Multiplies(dtype="mixed_bfloat16")
+    result = clipped(sequential(layer, 3), values(4, 3), np.ones(4, np.float32), 1.0)
+    assert result.finite.all()

@@ -229,4 +229,4 @@ def test_fit() -> None:
     assert np.all(np.isfinite(history.history["loss"]))
     for old, weight in zip(before, model.trainable_variables, strict=True):
         assert not np.array_equal(old, weight), weight.path
-    assert int(optimizer.diagnostics.isolation_checks) == 3
+    assert int(optimizer.diagnostics.isolation.checks) == 3

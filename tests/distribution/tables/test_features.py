@@ -1,6 +1,7 @@
 """What `PrivateTables` accepts, what it adds, and how much room it leaves."""
 
 import dataclasses
+import types
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import distribution
+from dp_sparse.distribution.tables.host import HostStep
 from dp_sparse.errors import PrivacyError
 from tests.distribution.tables import cases
 
@@ -18,6 +20,9 @@ class Strategy:
     """As much of a TPUStrategy as a configuration needs."""
 
     num_replicas_in_sync = 4
+
+    def __init__(self, num_hosts: int = 1) -> None:
+        self.extended = types.SimpleNamespace(num_hosts=num_hosts)
 
 
 def test_features_of_noise_and_of_bags() -> None:
@@ -34,6 +39,18 @@ def test_features_of_noise_and_of_bags() -> None:
     assert of["words"] is of["private_backward_words"] is of["private_noise_bag"]
     assert all(table.optimizer is tables.layer_optimizer for table in of.values())
     assert all(tf.TensorShape(feature.output_shape).rank is None for feature in config.values())
+
+
+def test_several_hosts_are_refused() -> None:
+    """A choice is made with a key of the host's own, so each would release another one."""
+    optimizer = cases.private_optimizer()
+    with pytest.raises(PrivacyError, match="Expected a TPU with one host, got 2"):
+        cases.private_tables(optimizer, strategy=Strategy(num_hosts=2))
+    one, other = (
+        HostStep(cases.private_tables(optimizer)),
+        HostStep(cases.private_tables(optimizer)),
+    )
+    assert one._key.words().numpy().tolist() != other._key.words().numpy().tolist()
 
 
 def test_shapes_on_a_tpu() -> None:

@@ -1,0 +1,69 @@
+"""What the isolation checks cost a run of 200 steps of the pCTR model, and how often they trace it.
+
+A step with a check and one without are timed in turns on the model of `benchmarks.pctr_step` (26
+tables, 1e5 rows, batch 2,048); three of the first 200 batches are checked.
+"""
+
+import itertools
+import time
+
+import keras
+import tensorflow as tf
+
+import dp_sparse
+from benchmarks import harness
+from benchmarks.pctr_step import BATCH, examples, vocabularies
+from models.pctr import pctr
+
+STEPS, CHECKED = 200, 3
+ROUNDS, QUICK_ROUNDS, WARM_UP = 30, 6, 4
+
+
+class Counting(keras.layers.Layer):
+    """Counts how often the model around it is traced."""
+
+    calls = 0
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The inputs as they are."""
+        Counting.calls += 1
+        return inputs
+
+
+def main() -> None:
+    """Prints ms a step and the share of a run."""
+    rounds = QUICK_ROUNDS if harness.arguments(__doc__ or "").quick else ROUNDS
+    batches = 2 * (rounds + WARM_UP)
+    sampling = dp_sparse.StreamSampling(num_examples=BATCH * batches, batch_size=BATCH)
+    budget = dp_sparse.PrivacyBudget(epsilon=8.0, delta=1e-6)
+    plan = dp_sparse.PrivacyPlan(budget, sampling).calibrate()
+    sizes = vocabularies(10**5)
+    data = tf.data.Dataset.from_tensor_slices(examples(sizes, BATCH * batches))
+    click_model = pctr(sizes)
+    model = keras.Model(click_model.input, Counting()(click_model.output))
+    optimizer = dp_sparse.DPAdaFESTOptimizer(keras.optimizers.Adagrad(0.01), plan, clip_norm=1.0)
+    model.compile(optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    optimizer.build(model.trainable_variables)
+    model.make_train_function()
+    iterator, progress = iter(sampling.batches(data)), optimizer.diagnostics.isolation
+    Counting.calls = 0
+    begun = time.perf_counter()
+    model.train_function(iter([next(iterator)]))
+    print(f"first step, with its trace: {time.perf_counter() - begun:.2f} s")
+    traces = Counting.calls
+    ready = itertools.chain([next(iterator)], iterator)
+
+    def step(checked: bool) -> object:
+        progress.checks.assign(0 if checked else 3)
+        return model.train_function(iter([next(ready)]))
+
+    candidates = {"checked": lambda: step(True), "plain": lambda: step(False)}
+    seconds = harness.in_turns(candidates, rounds - 1, WARM_UP)
+    extra = seconds["checked"] / seconds["plain"] - 1
+    rows = [(1000 * seconds["checked"], 1000 * seconds["plain"], extra)]
+    metrics = {"share_of_200_steps": CHECKED * extra / STEPS, "traces_of_the_model": traces}
+    harness.report("isolation", ("checked ms", "plain ms", "steps a check"), rows, metrics)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""What a traced graph does beside computing: state that is written, files, Python, random numbers.
+
+An audit of Keras' variables sees no `tf.Variable`, hash table, queue or file, and no Python code
+that runs in a step. The graph has them all, as operations that TensorFlow marks as stateful: each
+of them must be known to be harmless, in the functions that the graph calls, too. Costs time while a
+step is traced, and none when it runs.
+
+### Formal Guarantees
+Of what is traced inside `audited`, nothing outlives the step but assignments to `writable`, and no
+random number can be foretold from constants. Whoever runs such code eagerly is not covered, so
+private steps are always traced.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.errors import PrivacyError, UnsupportedLayerError
+
+_HARMLESS = re.compile(
+    "ReadVariableOp|ResourceGather(Nd)?|VarHandleOp|VariableShape|VarIsInitializedOp|"  # reading
+    "LookupTable(Find|Size|Export)V2|"
+    "Assert|CheckNumerics(V2)?|"
+    "If|While|Case|StatefulPartitionedCall|"  # what they call is read, too
+    "TensorArray.*|Stack.*V2|"  # as long as a step
+    "StatelessRandomGetAlg|IsTensorFloat32Enabled|DeviceIndex|_Arg"
+)
+_KNOWN = "ReadVariableOp", "Shape", "ShapeN", "Size", "Rank", "Const"  # as seeds
+_CONSOLE = "Print", "PrintV2"
+_WITHOUT_STATE = re.compile("PyFuncStateless|Debug.*")  # which TensorFlow does not mark as stateful
+_READS = re.compile("ReadVariableOp|ResourceGather(Nd)?")
+_ASSIGNMENTS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|StridedSlice).*")
+_REASONS = {
+    "Assign.*|Resource.*|LookupTable.*|Mut.*|.*Queue.*|.*Stage|.*Table.*|.*Accumul.*": (
+        "keeps what was computed from examples, without noise. Remove what is assigned or inserted"
+    ),
+    ".*PyFunc.*": (
+        "runs Python code, which may keep or send anything. Write it in TensorFlow's operations"
+    ),
+    "(Random|Multinomial|Truncated|Parameterized|Stateful|Rng|NonDet|SampleDist|Skipgram).*|"
+    ".*CandidateSampler|Stateless.*": (
+        "draws random numbers that can be foretold. Draw them by keras.random with a "
+        "keras.random.SeedGenerator that the layer owns"
+    ),
+    ".*(Print|Summary|Write|Save|Debug|Dump|Record).*": (
+        "writes to a file or a log. Remove it, or use tf.print, which writes to the console"
+    ),
+    ".*": "has state or effects that are not known to be harmless. Remove it",
+}
+
+
+@dataclasses.dataclass
+class _Audit:
+    """The graph that is audited, and ranges of its operations that are the package's own."""
+
+    graph: tf.Graph
+    own: list[range] = dataclasses.field(default_factory=list)
+
+
+_CURRENT: contextvars.ContextVar[_Audit | None] = contextvars.ContextVar("audit", default=None)
+
+
+@contextlib.contextmanager
+def audited(
+    kind: type[Exception] = UnsupportedLayerError,
+    writable: Callable[[], Sequence[keras.Variable]] = list,
+) -> Iterator[None]:
+    """Reads every operation that is traced inside; eagerly there is no graph to be read.
+
+    Args:
+        kind: What to raise.
+        writable: Gives, afterwards, the variables that may be assigned.
+
+    Raises:
+        `kind`, with each operation that is not known to be harmless, under the names of its layers.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    audit = _Audit(tf.compat.v1.get_default_graph())
+    start, token = len(audit.graph.get_operations()), _CURRENT.set(audit)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+    own = {place for places in audit.own for place in places}
+    made = enumerate(audit.graph.get_operations()[start:], start)
+    lines = _problems([op for place, op in made if place not in own], _handles(writable()))
+    if lines:
+        raise kind("Cannot train privately:\n" + "\n".join(dict.fromkeys(lines)))
+
+
+@contextlib.contextmanager
+def reading_none_of(variables: Callable[[], Sequence[keras.Variable]]) -> Iterator[None]:
+    """Reads what is traced inside, an update, which may not depend on training metrics.
+
+    Args:
+        variables: Gives, afterwards, the metrics' own.
+
+    Raises:
+        PrivacyError: A schedule, regulariser, constraint or optimizer reads one of them.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    start = 0 if tf.executing_eagerly() else len(graph.get_operations())
+    yield
+    if tf.executing_eagerly():
+        return
+    found = _reading(graph.get_operations()[start:], _handles(variables()))
+    if found:
+        raise PrivacyError(
+            f"The update reads a training metric, which no noise covers, in {found[0]}. Leave "
+            "metrics out of schedules, regularizers, constraints and optimizers."
+        )
+
+
+@contextlib.contextmanager
+def own_operations() -> Iterator[None]:
+    """What is traced inside is the package's own, and not looked at."""
+    audit = _CURRENT.get()
+    if audit is None:
+        yield
+        return
+    start = len(audit.graph.get_operations())
+    yield
+    audit.own.append(range(start, len(audit.graph.get_operations())))
+
+
+def _handles(variables: Sequence[keras.Variable]) -> set[Any]:
+    """Of every copy of the variables that a strategy keeps."""
+    copies_of = tf.distribute.get_strategy().experimental_local_results
+    return {copy.handle.ref() for variable in variables for copy in copies_of(variable.value)}
+
+
+def _problems(
+    operations: Sequence[tf.Operation],
+    writable: set[Any],
+    caller: str = "",
+    seeds: "_Seeds | None" = None,
+) -> list[str]:
+    """Of these operations, and of the functions that they call, under the name of the caller."""
+    lines: list[str] = []
+    seeds = (seeds or _Seeds()).within(operations)
+    for op in operations:
+        name = caller or op.name
+        harmful = _is_harmful(op) or seeds.is_known_of(op)
+        if harmful and not _assigns(op, writable):
+            lines.append(f"- {name} ({op.type}): {_reason(op)}.")
+        for function in _called(op):
+            if function is None:
+                lines.append(f"- {name} ({op.type}): calls a function that cannot be read.")
+                continue
+            inner = writable | _passed_on(op, function.graph, writable)
+            inside = function.graph.get_operations()
+            lines += _problems(inside, inner, name, seeds.passed_on(op, function.graph))
+    return lines
+
+
+def _reading(operations: Sequence[tf.Operation], handles: set[Any], caller: str = "") -> list[str]:
+    """Names of these operations that read one of the handles, also in functions they call."""
+    names: list[str] = []
+    for op in operations:
+        name = caller or op.name
+        if _READS.fullmatch(op.type) and _is_one_of(op.inputs[0], handles):
+            names.append(name)
+        for function in _called(op):
+            if function is not None:
+                inner = handles | _passed_on(op, function.graph, handles)
+                names += _reading(function.graph.get_operations(), inner, name)
+    return names
+
+
+def _is_harmful(op: tf.Operation) -> bool:
+    if op.type in _CONSOLE:
+        return op.type == "PrintV2" and b"file:" in op.get_attr("output_stream")
+    if not op.op_def.is_stateful:
+        return bool(_WITHOUT_STATE.fullmatch(op.type))
+    return not _HARMLESS.fullmatch(op.type)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seeds:
+    """Tells seeds into which only constants, variables, shapes and counters go from secret ones.
+
+    Attributes:
+        audited: Operations of this graph and of those that call it; secrets come from others.
+        secret: References of the graph's arguments that are secret.
+    """
+
+    audited: frozenset[tf.Operation] = frozenset()
+    secret: frozenset[Any] = frozenset()
+
+    def within(self, operations: Sequence[tf.Operation]) -> "_Seeds":
+        """The same for one more graph."""
+        return dataclasses.replace(self, audited=self.audited | set(operations))
+
+    def passed_on(self, op: tf.Operation, function: tf.Graph) -> "_Seeds":
+        """The same inside a function that `op` calls."""
+        inputs = _arguments(op, function)
+        secret = {inside.ref() for given, inside in inputs if not self.is_known(given)}
+        return dataclasses.replace(self, secret=self.secret | secret)
+
+    def is_known_of(self, op: tf.Operation) -> bool:
+        """Whether it is a random operation, and its seed known."""
+        names = [argument.name for argument in op.op_def.input_arg]
+        places = [names.index(name) for name in ("seed", "key") if name in names]
+        if not op.type.startswith(("Stateless", "RandomIndexShuffle")) or not places:
+            return False
+        return all(self.is_known(op.inputs[place]) for place in places)
+
+    def is_known(self, tensor: tf.Tensor) -> bool:
+        """Whether nothing but constants, variables, shapes and counters goes into it."""
+        ends = lambda op: op.type in _KNOWN or op not in self.audited  # noqa: E731
+        return all(map(self._is_known_root, _roots(tensor, ends)))
+
+    def _is_known_root(self, op: tf.Operation) -> bool:
+        if op not in self.audited:
+            return False
+        if op.type != "Placeholder":
+            return op.type in _KNOWN
+        [argument] = op.outputs
+        outside = _outside(argument)
+        if outside:
+            return all(not tf.is_symbolic_tensor(t) or self.is_known(t) for t in outside)
+        return argument.ref() not in self.secret
+
+
+def is_constant(tensor: tf.Tensor) -> bool:
+    """Whether nothing but constants goes into a tensor; one made outside of graphs is constant."""
+    if not tf.is_symbolic_tensor(tensor):
+        return True
+    return all(op.type == "Const" for op in _roots(tensor, lambda op: op.op_def.is_stateful))
+
+
+def _roots(tensor: tf.Tensor, ends: Callable[[tf.Operation], bool]) -> list[tf.Operation]:
+    """What a tensor is computed from, back to operations without inputs or where it `ends`."""
+    found, seen, waiting = [], set(), [tensor.op]
+    while waiting:
+        op = waiting.pop()
+        if op not in seen:
+            seen.add(op)
+            if ends(op) or not op.inputs:
+                found.append(op)
+            else:
+                waiting += [source.op for source in op.inputs]
+    return found
+
+
+def _reason(op: tf.Operation) -> str:
+    return next(text for types, text in _REASONS.items() if re.fullmatch(types, op.type))
+
+
+def _assigns(op: tf.Operation, writable: set[Any]) -> bool:
+    """Whether it assigns to a variable that may be written."""
+    return bool(_ASSIGNMENTS.fullmatch(op.type)) and _is_one_of(op.inputs[0], writable)
+
+
+def _is_one_of(tensor: tf.Tensor, handles: set[Any]) -> bool:
+    """Whether a tensor is one of these, by way of the functions that captured it."""
+    while tensor.ref() not in handles:
+        outside = _outside(tensor)
+        if not outside:
+            return False
+        [tensor] = outside
+    return True
+
+
+def _outside(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """What a function captured as this tensor, if it did."""
+    captures = getattr(getattr(tensor, "graph", None), "captures", ())
+    return [external for external, internal in captures if internal is tensor]
+
+
+def _called(op: tf.Operation) -> Iterator[Any]:
+    """The functions that an operation calls, None for one that the graph does not have."""
+    for attribute in op.op_def.attr:
+        if attribute.type in ("func", "list(func)"):
+            value = op.get_attr(attribute.name)
+            for called in value if isinstance(value, list) else [value]:
+                yield op.graph._get_function(called.name)
+
+
+def _passed_on(op: tf.Operation, function: tf.Graph, writable: set[Any]) -> set[Any]:
+    """Inside a function, the arguments that are handles of variables that may be written."""
+    if not writable:
+        return set()
+    inputs = _arguments(op, function)
+    return {inside.ref() for given, inside in inputs if _is_one_of(given, writable)}
+
+
+def _arguments(op: tf.Operation, function: tf.Graph) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+    """What a function is given by the operation that calls it, beside what it is inside."""
+    given = list(op.inputs)[1 if op.type in ("If", "StatelessIf", "Case") else 0 :]
+    return zip(given, function.inputs, strict=False)

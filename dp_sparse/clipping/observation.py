@@ -1,0 +1,156 @@
+"""What is recorded of each example of a batch, short enough to be kept and compared.
+
+A tensor is kept as two random projections and the norm of each example's part, so that comparing
+two passes takes the memory of one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.clipping.uses import Use, exact, fields_of
+
+_HALF_PRECISION = ("bfloat16", "float16")
+
+Used = Sequence[tuple[keras.Variable, Use]]
+
+
+class Observation(NamedTuple):
+    """What is recorded of a batch, as far as it is compared.
+
+    Attributes:
+        projections: float32 `[batch, tensors, 2]`.
+        norms: Of each example's part of each tensor, float32 `[batch, tensors]`.
+        totals: The norm of an example's whole gradient where the tensor is a gradient, of whose
+            terms rounding may be all that is left; 0 elsewhere. Float32 `[batch, tensors]`.
+        ids: A hash of the ids that an example looks up, int64 `[batch]`.
+        random: Whether masks belong to places; bool scalar.
+    """
+
+    projections: tf.Tensor
+    norms: tf.Tensor
+    totals: tf.Tensor
+    ids: tf.Tensor
+    random: tf.Tensor
+
+
+Observe = Callable[[Any], Observation]  # of a batch whose leaves are [batch, ...]
+RecordedPass = Callable[[Any], tuple[Used, tf.Tensor, bool]]  # uses, losses, whether it drew seeds
+
+
+class Observer:
+    """A pass, made ready for batches of any size at the cost of one more trace.
+
+    Attributes:
+        names: What each number that `coupled` gives stands for.
+        half_precision: Whether some layer computes in bfloat16 or float16.
+    """
+
+    def __init__(self, model: keras.Model, recorded: RecordedPass, batch: Any) -> None:
+        self.names: list[str] = []
+        self.half_precision = any(
+            layer.compute_dtype in _HALF_PRECISION for layer in model._flatten_layers()
+        )
+        self._recorded = recorded
+        specs = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), batch
+        )
+        function = tf.function(self._trace, autograph=False)
+        self._observe: Observe = function.get_concrete_function(specs)
+
+    def __call__(self, batch: Any) -> Observation:
+        """What the pass records of `batch`."""
+        return self._observe(batch)
+
+    def not_zero(self, batch: Any) -> tf.Tensor:
+        """Which tensors that the pass records of `batch` are not 0; bool `[tensors]`."""
+        uses, losses, _ = self._recorded(batch)
+        return not_zero(uses, losses, tf.constant(True))
+
+    def _trace(self, batch: Any) -> Observation:
+        uses, losses, random = self._recorded(batch)
+        self.names = names(uses, losses)
+        with tf.control_dependencies([losses]):  # which follow the check of shapes
+            return observation(uses, losses, random)
+
+
+def observation(uses: Used, losses: tf.Tensor, random: bool) -> Observation:
+    """What is compared of a pass.
+
+    Args:
+        uses: Each variable with its use, as clipping reads it.
+        losses: float32 `[batch]`.
+        random: Whether the pass drew seeds.
+    """
+    floats, integers = _tensors(uses, losses)
+    size = tf.shape(losses)[0]
+    parts = [tf.reshape(tf.cast(each.tensor, tf.float32), [size, -1]) for each in floats]
+    pairs = [_projected(part, number) for number, part in enumerate(parts)]
+    norms = [tf.cast(tf.norm(exact(part), axis=1), tf.float32) for part in parts]
+    total = tf.sqrt(tf.add_n([use.squared_norms() for _, use in uses]))
+    totals = [total if each.is_gradient else tf.zeros_like(total) for each in floats]
+    hashes = [_hash(tf.reshape(ids, [size, -1]), number) for number, ids in enumerate(integers)]
+    ids = tf.add_n(hashes) if hashes else tf.zeros([size], tf.int64)
+    sizes = tf.stack(norms, 1), tf.stack(totals, 1)
+    return Observation(tf.stack(pairs, 1), *sizes, ids, tf.constant(random))
+
+
+def names(uses: Used, losses: tf.Tensor) -> list[str]:
+    """What each number that `coupled` gives stands for: a tensor's variable, the loss, the ids."""
+    return [*(each.name for each in _tensors(uses, losses)[0]), "the ids that it looks up"]
+
+
+def count_tensors(uses: Used, losses: tf.Tensor) -> int:
+    """How many an observation has."""
+    return len(_tensors(uses, losses)[0])
+
+
+def not_zero(uses: Used, losses: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
+    """Which tensors of an observation have an entry that is not 0; bool `[tensors]`.
+
+    All false unless `wanted`.
+    """
+    floats = _tensors(uses, losses)[0]
+    return tf.cond(
+        wanted,
+        lambda: tf.stack([tf.reduce_any(tf.not_equal(each.tensor, 0)) for each in floats]),
+        lambda: tf.zeros([len(floats)], tf.bool),
+    )
+
+
+class _Named(NamedTuple):
+    """A floating tensor, the variable it belongs to, and whether it is a gradient of it."""
+
+    name: str
+    tensor: tf.Tensor
+    is_gradient: bool
+
+
+def _tensors(uses: Used, losses: tf.Tensor) -> tuple[list[_Named], list[tf.Tensor]]:
+    """What clipping reads: floating tensors, and integers; each once."""
+    floats, integers = [_Named("the loss", losses, False)], []
+    seen: set[int] = set()
+    for variable, use in uses:
+        for tensor in fields_of(use):
+            if id(tensor) in seen or 0 in tensor.shape[1:]:
+                continue
+            seen.add(id(tensor))
+            if tensor.dtype.is_floating:
+                floats.append(_Named(variable.path, tensor, use.holds_gradients))
+            else:
+                integers.append(tf.cast(tensor, tf.int64))
+    return floats, integers
+
+
+def _projected(part: tf.Tensor, number: int) -> tf.Tensor:
+    """`[batch, 2]`: two random directions of `[batch, entries]`, the same for every batch."""
+    directions = tf.random.stateless_normal([tf.shape(part)[1], 2], [number, 0])
+    return tf.matmul(part, directions)
+
+
+def _hash(part: tf.Tensor, number: int) -> tf.Tensor:
+    """int64 `[batch]`: the same for the same entries, and hardly ever for others."""
+    factors = tf.random.stateless_uniform([tf.shape(part)[1]], [number, 1], None, None, tf.int64)
+    return tf.reduce_sum((part + 1) * factors, 1)

@@ -1,0 +1,142 @@
+"""Passes over a `tf.data.Dataset`, whose order is its own: each reading may have another one.
+
+A pass is one reading of the dataset, which must end with its last example. The marker of each batch
+names the iterator that made it, so that nobody can join the parts of two readings to one pass.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from dp_sparse.errors import PrivacyError, require
+from dp_sparse.sampling import marker
+from dp_sparse.sampling.base import Sampling
+from dp_sparse.sampling.marker import is_sampled
+from dp_sparse.sampling.records import refuse_ragged, unpacked
+
+
+def batches(source: tf.data.Dataset, sampling: Sampling, first_step: int) -> tf.data.Dataset:
+    """The batches from `first_step` on, with which a pass begins, each `[capacity, ...]`.
+
+    Raises:
+        ValueError: Examples of no fixed shape, or as many as the sampler does not expect.
+        PrivacyError: While iterating, when a pass has more or fewer examples than expected.
+    """
+    _check(source, sampling.num_examples)
+    assert sampling.steps_per_pass is not None
+    size, steps = sampling.batch_capacity, sampling.steps - first_step
+    one_pass = source.take(sampling.num_examples + 1).map(_weighted).batch(size)
+    nothing = _empty_like(one_pass.element_spec)
+    endless = one_pass.concatenate(tf.data.Dataset.from_tensors(nothing).repeat())
+    pairs = _with_next_size(endless.take(sampling.steps_per_pass + 1), nothing)
+    checked = pairs.enumerate().map(lambda *args: _whole(sampling, *args))
+    run = checked.repeat(steps // sampling.steps_per_pass).enumerate(first_step)
+    run = tf.data.Dataset.zip(run, _nonce_of_iterator())
+    run = run.map(lambda batch, nonce: _marked(sampling, batch[0], batch[1], nonce))
+    return run.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(2)
+
+
+def _check(source: tf.data.Dataset, num_examples: int) -> None:
+    if is_sampled(source.element_spec):
+        raise ValueError(
+            "Expected examples, got batches of a sampler: pass what sampling.batches(...) was "
+            "given."
+        )
+    refuse_ragged(source.element_spec)
+    cardinality = int(source.cardinality())
+    if cardinality == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            f"Expected a source that ends after num_examples={num_examples} examples, got one "
+            "without end: it would give examples more than once in a pass. Leave repeat() out; "
+            "passes= says how often the source is read."
+        )
+    if cardinality not in (tf.data.UNKNOWN_CARDINALITY, num_examples):
+        raise ValueError(
+            f"Expected a source of num_examples={num_examples} examples, got {cardinality}: a pass "
+            "has each example once. Give the true number, or cut the source by take(...)."
+        )
+
+
+def _with_next_size(dataset: tf.data.Dataset, nothing: Any) -> tf.data.Dataset:
+    """Each batch but the last one, with the size of the batch that follows it."""
+
+    def step(before: Any, batch: Any) -> Any:
+        return batch, (before, _size(batch))
+
+    return dataset.scan(nothing, step).skip(1)
+
+
+def _whole(sampling: Sampling, index: tf.Tensor, pair: Any) -> Any:
+    """The batch; fails on a pass that ends early, or does not end.
+
+    Repeating it, or reading on, would use examples more often than was paid for.
+    """
+    batch, next_size = pair
+    assert sampling.steps_per_pass is not None
+    total, capacity = sampling.num_examples, tf.constant(sampling.batch_capacity, tf.int64)
+    expected = tf.minimum(capacity, total - index * capacity)
+    last = tf.equal(index, sampling.steps_per_pass - 1)
+    size = _size(batch) + tf.where(last, next_size, 0)
+    message = (
+        f"Expected num_examples={total} examples in each pass of the stream, but batch {{}} "
+        "holds {}."
+    )
+    longer = (
+        f"Expected the stream to end after num_examples={total} examples, got more: a source that "
+        "repeats examples would use them more often than was paid for. If it gives each once, "
+        "cut it by take(...)."
+    )
+    checks = [
+        require(size <= expected, PrivacyError, longer),
+        require(size >= expected, PrivacyError, message, index, size),
+    ]
+    with tf.control_dependencies(checks):
+        return tf.nest.map_structure(tf.identity, batch)
+
+
+def _nonce_of_iterator() -> tf.data.Dataset:
+    """One number without end, another one for each iterator."""
+
+    def draw() -> Iterator[int]:
+        yield marker.new_nonce(None)
+
+    drawn = tf.data.Dataset.from_generator(draw, output_signature=tf.TensorSpec([], tf.int64))
+    return drawn.flat_map(lambda nonce: tf.data.Dataset.from_tensors(nonce).repeat())
+
+
+def _marked(sampling: Sampling, index: tf.Tensor, batch: Any, nonce: tf.Tensor) -> Any:
+    x, y, weights = batch
+    count, capacity = tf.cast(_size(batch), tf.int32), sampling.batch_capacity
+
+    def pad(leaf: tf.Tensor) -> tf.Tensor:
+        widths = [[0, capacity - count]] + [[0, 0]] * (leaf.shape.rank - 1)
+        return tf.ensure_shape(tf.pad(leaf, widths), [capacity, *leaf.shape[1:]])
+
+    checks = [_weight_check(weight, index) for weight in tf.nest.flatten(weights)]
+    with tf.control_dependencies(checks):
+        x, y, weights = tf.nest.map_structure(pad, (x, y, weights))
+    present = tf.cast(tf.range(capacity) < count, tf.float32)
+    numbers = tf.constant(marker.Marker(sampling.fingerprint, 0, 0).rows(capacity))
+    mark = numbers + tf.stack([[0, nonce, index, 0]])
+    return x, y, {"sample_weight": weights, "present": present, "marker": mark}
+
+
+def _size(batch: Any) -> tf.Tensor:
+    return tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+
+
+def _weight_check(weights: tf.Tensor, index: tf.Tensor) -> tf.Operation:
+    bad = tf.boolean_mask(weights, ~(tf.math.is_finite(weights) & (weights >= 0)))
+    message = "Expected sample weights >= 0 and finite, got {} in batch {}."
+    return require(tf.equal(tf.size(bad), 0), ValueError, message, bad[:1], index)
+
+
+def _weighted(*example: Any) -> tuple[Any, Any, Any]:
+    x, y, weight = unpacked(example)
+    weight = tf.constant(1.0) if weight is None else weight
+    return x, y, tf.nest.map_structure(lambda value: tf.cast(value, tf.float32), weight)
+
+
+def _empty_like(spec: Any) -> Any:
+    return tf.nest.map_structure(lambda s: tf.zeros([0, *s.shape[1:]], s.dtype), spec)

@@ -1,0 +1,62 @@
+"""Batches of examples that are had by their index, as a dataset; O(batch) a batch."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse.errors import marked
+from dp_sparse.sampling import marker, padding, records
+
+Draws = Callable[[], Iterator[tuple[np.ndarray, marker.Marker]]]
+
+_NOBODY = marker.Marker(0, 0, 0)
+
+
+def dataset(
+    source: records.Source,
+    draws: Draws,
+    rows: tuple[int, int],
+    steps: int,
+    class_weight: dict[int, float] | None = None,
+) -> tf.data.Dataset:
+    """`steps` batches, for each reading of which `draws` gives the indices and marks anew.
+
+    Args:
+        source: The examples.
+        draws: For each batch the indices of its examples, int64 `[n]`, and its marker.
+        rows: Which rows of a batch are made: the first, and the one after the last.
+        steps: How many batches `draws` gives.
+        class_weight: Factor of each label's sample weight.
+    """
+    make = functools.partial(_batch, source, rows, class_weight)
+
+    def generate() -> Iterator[Any]:
+        with marked():
+            for indices, mark in draws():
+                yield make(indices, mark)
+
+    signature = tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec(leaf.shape, padding.tf_dtype(leaf)),
+        make(np.zeros(0, np.int64), _NOBODY),
+    )
+    batches = tf.data.Dataset.from_generator(generate, output_signature=signature)
+    return batches.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(2)
+
+
+def _batch(
+    source: records.Source,
+    rows: tuple[int, int],
+    class_weight: dict[int, float] | None,
+    indices: np.ndarray,
+    mark: marker.Marker,
+) -> Any:
+    begin, end = rows
+    own = indices[begin:end]
+    x, y, weights = records.unpacked(source.gather(own))
+    weights = padding.checked_weights(weights, len(own), class_weight, y)
+    x, y, weights = padding.padded((x, y, weights), end - begin)
+    present = padding.presence(len(own), end - begin)
+    return marker.sampled_batch(x, y, weights, present, mark, begin)

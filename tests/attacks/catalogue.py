@@ -1,0 +1,34 @@
+"""All attacks."""
+
+from tests.attacks import (
+    batches,
+    examples,
+    mixing_batch,
+    mixing_gradients,
+    mixing_losses,
+    mixing_positions,
+    pipelines,
+    resuming,
+    settings,
+    state,
+    steering,
+    streams,
+    tables,
+)
+from tests.attacks.entries import Entry
+
+CATALOGUE: list[Entry] = [
+    *mixing_positions.ENTRIES,
+    *mixing_batch.ENTRIES,
+    *mixing_gradients.ENTRIES,
+    *mixing_losses.ENTRIES,
+    *state.ENTRIES,
+    *batches.ENTRIES,
+    *streams.ENTRIES,
+    *resuming.ENTRIES,
+    *examples.ENTRIES,
+    *pipelines.ENTRIES,
+    *steering.ENTRIES,
+    *tables.ENTRIES,
+    *settings.ENTRIES,
+]

@@ -1,0 +1,180 @@
+"""The roads by which a user trains, and one step of a problem on each of them."""
+
+import contextlib
+import dataclasses
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import dp_sparse
+from dp_sparse import distribution
+from tests.attacks.measuring import (
+    Problem,
+    Released,
+    attacking,
+    contributions_kept,
+    hidden_state,
+    private_optimizer,
+    sensitivity,
+    too_late,
+    without,
+    zeroed,
+)
+from tests.training_cases import marked_dataset, plan_for
+
+SIGMA = 1e-6  # noise is off; what is computed from σ must not be
+STEPS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Road:
+    """A way to train.
+
+    Attributes:
+        compiled: Arguments of `compile`.
+        optimizer: Arguments of the private optimizer.
+        replicas: Of a `MirroredStrategy`; 1 is none.
+        examples: How many of a problem's examples make a batch; by default all.
+        loop: Fit on forced batches of a Poisson plan ("fit"), fit on a stream ("stream") or
+            `distribution.train` on a stream ("train").
+        seen: Whether a spy can see the contribution map.
+    """
+
+    compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
+    optimizer: dict[str, Any] = dataclasses.field(default_factory=dict)
+    replicas: int = 1
+    examples: int | None = None
+    loop: str = "fit"
+    seen: bool = True
+
+
+ROADS: dict[str, Road] = {
+    "graph": Road(),
+    "eager": Road({"run_eagerly": True}),
+    "xla": Road({"jit_compile": True}, seen=False),
+    "microbatches": Road(optimizer={"microbatch_size": 2}),
+    "mirrored": Road(replicas=2),
+    "stream": Road(loop="stream"),
+    "train": Road(loop="train", replicas=2),
+    # A batch, a part or a share of one example:
+    "one": Road(examples=1),
+    "one_eager": Road({"run_eagerly": True}, examples=1),
+    "one_xla": Road({"jit_compile": True}, examples=1, seen=False),
+    "one_a_part": Road(optimizer={"microbatch_size": 1}),
+    "one_a_replica": Road(replicas=2, examples=2),
+    "one_of_a_stream": Road(loop="stream", examples=1),
+    "one_by_train": Road(loop="train", examples=1),
+    "one_a_replica_by_train": Road(loop="train", replicas=2, examples=2),
+}
+ONES = tuple(name for name in ROADS if name.startswith("one"))
+
+
+class Trainee:
+    """A model compiled for a road, and its steps; weights are set back after each.
+
+    Attributes:
+        model: The model, compiled.
+        plan: Its plan, of 100 steps.
+        data: `(x, y)` or `(x, y, weights)`, as many examples as the road takes.
+    """
+
+    def __init__(self, problem: Problem, road: Road) -> None:
+        self.problem, self.road = problem, road
+        self.data = tf.nest.map_structure(
+            lambda leaf: np.asarray(leaf)[: road.examples], problem.data()
+        )
+        size = len(tf.nest.flatten(self.data)[0])
+        self.plan = plan_for(size, steps=STEPS, noise_multiplier=SIGMA, capacity=size)
+        if road.loop != "fit":
+            self.plan = stream_plan(size, size, STEPS)
+        with strategy_of(road.replicas).scope():
+            keras.utils.set_random_seed(7)
+            self.model = problem.model()
+            self.optimizer = private_optimizer(problem, self.plan, **road.optimizer)
+            settings = {**problem.compiled, **road.compiled}
+            loss = problem.loss() if isinstance(problem.loss, type) else problem.loss
+            self.model.compile(self.optimizer, loss=loss, **settings)
+        self._seen: dict[int, float] = {}
+        self._first = [np.array(v) for v in self.model.variables]
+
+    def on(self, removed: int | None = None) -> Released:
+        """One step on the data, or on the neighbour without one example."""
+        self.optimizer.use_noise_key(tf.constant([123, 456], tf.int64))  # for equal masks
+        before = self._trained()
+        self._seen.clear()
+        with contributions_kept(self._seen) if self.road.seen else contextlib.nullcontext():
+            self._step(removed)
+        after = self._trained()
+        scale = self.plan.sampling.expected_batch_size
+        state = hidden_state(self.model, self.problem.state(self.model))
+        self._set_back()
+        return Released((before - after) * scale, state, dict(self._seen))
+
+    def _step(self, removed: int | None) -> None:
+        if self.road.loop == "train":
+            distribution.train(self.model, self._source(removed), steps_per_epoch=1)
+        else:
+            self.model.fit(self._batches(removed), steps_per_epoch=1, verbose=0)
+
+    def _batches(self, removed: int | None) -> tf.data.Dataset:
+        if self.road.loop != "fit":
+            spent = int(self.optimizer.steps_spent.numpy())
+            return self.plan.sampling.batches(self._source(removed), first_step=spent)
+        data = self.data if removed is None else without(self.data, removed)
+        x, y, *weights = data
+        present = np.ones(len(tf.nest.flatten(x)[0]), np.float32)
+        present[len(present) - (removed is not None) :] = 0
+        return marked_dataset(
+            self.plan, x, y, present=present, weights=weights[0] if weights else None
+        )
+
+    def _source(self, removed: int | None) -> tf.data.Dataset:
+        x, y, *weights = self.data
+        ones = np.ones(len(tf.nest.flatten(x)[0]), np.float32)
+        data = x, y, weights[0] if weights else ones
+        return tf.data.Dataset.from_tensor_slices(
+            data if removed is None else zeroed(data, removed)
+        )
+
+    def _trained(self) -> np.ndarray:
+        parts = [np.array(v, np.float64).ravel() for v in self.model.trainable_variables]
+        return np.concatenate(parts)
+
+    def _set_back(self) -> None:
+        for variable, value in zip(self.model.variables, self._first, strict=True):
+            variable.assign(value)
+
+
+def measured(problem: Problem) -> Callable[[Road], float]:
+    """The sensitivity of a problem on a road, over the neighbours that it names."""
+
+    def attack(road: Road) -> float:
+        with attacking():
+            trainee = Trainee(problem, road)
+        with attacking(trainee.model, kept=lambda: problem.state(trainee.model)):
+            whole = trainee.on()
+        size = len(tf.nest.flatten(trainee.data)[0])
+        indices = {index % size for index in problem.removed if -size <= index < size}
+        with too_late():
+            return sensitivity(whole, [trainee.on(index) for index in indices])
+
+    return attack
+
+
+def stream_plan(num_examples: int, batch_size: int, passes: int) -> dp_sparse.PrivacyPlan:
+    """An uncalibrated plan for a stream."""
+    sampling = dp_sparse.StreamSampling(num_examples, batch_size, passes)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(epsilon=1.0, delta=1e-5), sampling)
+    return dataclasses.replace(plan, noise_multiplier=SIGMA, plan_id=secrets.token_hex(16))
+
+
+def strategy_of(replicas: int) -> tf.distribute.Strategy:
+    """TensorFlow's own collectives cannot serve several strategies in one process."""
+    if replicas == 1:
+        return tf.distribute.get_strategy()
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    return tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
