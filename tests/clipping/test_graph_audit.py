@@ -22,7 +22,13 @@ from dp_sparse import (
 )
 from dp_sparse.clipping import audited
 from dp_sparse.errors import PrivacyError
-from tests.training_cases import click_model, clicks, marked_dataset, plan_for
+from tests.training_cases import (
+    click_model,
+    clicks,
+    marked_dataset,
+    no_noise,  # noqa: F401  (a fixture)
+    plan_for,
+)
 
 SIZE = 6
 START = [0.0, 0.0, 0.0]
@@ -365,17 +371,24 @@ def test_functions_that_run_eagerly_are_refused() -> None:
         tf.config.run_functions_eagerly(False)
 
 
-def test_what_python_keeps_from_step_to_step_does_not_pass_under_run_eagerly() -> None:
-    """A running mean in an attribute, which an eager step would carry along."""
+@pytest.mark.usefixtures("no_noise")
+def test_what_python_keeps_from_step_to_step_is_not_used_under_run_eagerly() -> None:
+    """The last batch's mean in an attribute, which an eager step would carry along."""
 
     def keep(layer: Any, inputs: Any) -> Any:
-        mean = tf.reduce_mean(inputs, 0)
-        layer.mean = mean if layer.made is None else 0.9 * layer.made + mean
-        layer.made = layer.mean
-        return inputs - layer.mean
+        before, layer.made = layer.made, tf.reduce_mean(inputs, 0)
+        return inputs if before is None else inputs - before
 
-    with pytest.raises(Exception, match="out of scope"):
-        train(model_with(Calls(keep)), run_eagerly=True, steps=3)
+    def weights_with(do: Callable[..., Any]) -> np.ndarray:
+        keras.utils.set_random_seed(1)
+        model = model_with(Calls(do))
+        train(model, run_eagerly=True, steps=3)
+        return np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+    with_nothing = weights_with(lambda layer, inputs: inputs + 0)
+    np.testing.assert_array_equal(weights_with(keep), with_nothing)
+    with_something = weights_with(lambda layer, inputs: inputs - 0.1)
+    assert np.abs(with_something - with_nothing).max() > 1e-4
 
 
 # ---- What is left alone.

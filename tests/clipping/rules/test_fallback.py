@@ -366,7 +366,7 @@ def test_inputs_of_different_numbers_of_examples_are_refused() -> None:
         clipped(model, values(4, 2, 3), np.ones(4, np.float32), 1.0)
     plan = plan_for(4)
     model.compile(optimizer=DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
-    with pytest.raises(PrivacyError, match=r"adds \(Adds\).* of 4 and 8 rows"):
+    with pytest.raises(PrivacyError, match=r"adds \(Adds\).* with 4 and 8 examples"):
         model.fit(plan.sampling.batches((values(4, 2, 3), values(4, 3))), verbose=0)
 
 
