@@ -167,13 +167,17 @@ def clipped_sums(
     real: tf.Tensor,
 ) -> BatchSums:
     """Clips each example's gradient, restricted to the chosen rows, and sums."""
-    restricted: Used = [
-        (variable, use.restricted(choices[id(variable)].slots) if isinstance(use, Rows) else use)
-        for variable, use in run.uses
-    ]
-    num_slots = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
     clip_norm, style = optimizer.current_clip_norm, optimizer.clipping
-    found = clipping.clip(restricted, num_slots, clip_norm, run.losses, real, style)
+    num_slots = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
+    with tf.control_dependencies([run.losses]):  # which follow the check of shapes
+        restricted: Used = [
+            (
+                variable,
+                use.restricted(choices[id(variable)].slots) if isinstance(use, Rows) else use,
+            )
+            for variable, use in run.uses
+        ]
+        found = clipping.clip(restricted, num_slots, clip_norm, run.losses, real, style)
     statistic = style.statistic(found.squared_norms, clip_norm, real)
     wanted = optimizer.diagnostics.isolation.some_unseen()
     not_zero = clipping.not_zero(run.uses, run.losses, wanted)

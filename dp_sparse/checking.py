@@ -185,7 +185,7 @@ def _of_a_batch(model: keras.Model, examples: Any, batch_size: int) -> list[str]
         observer = clipping.Observer(model, recorded, examples)
         found[:] = observer.names
         present = tf.ones(tf.shape(tf.nest.flatten(examples)[0])[:1])
-        return isolation.coupled(observer, examples, present, tf.constant(0))
+        return isolation.coupled(observer, examples, present, tf.constant(0), True)
 
     x, y, weights = examples
     given = (x, weights) if y is None or model._compile_loss is None else (x, y, weights)
@@ -214,7 +214,8 @@ def _recorded(
     with clipping.audited():
         uses = recording.uses(tape.gradient(total, recording.targets))
     present = tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1])
-    with tf.control_dependencies(clipping.require_batch_leads(uses, losses, present)):
+    named = clipping.recorded_tensors(uses, losses)
+    with tf.control_dependencies(clipping.require_batch_leads(named, present)):
         return uses, tf.identity(losses), recording.seeds_drawn > 0
 
 

@@ -13,7 +13,9 @@ between the batch itself and three other companies of its examples:
 - one example alone.
 
 The first three batches are checked, then the 257th, the 2,049th and so on, and each batch in which
-a tensor that was 0 so far is not 0 any more: what it hides from a comparison shows only then.
+a tensor that was 0 so far is not 0 any more: what it hides from a comparison shows only then. The
+first check and those of such a batch take all of its examples, the others a quarter of them, drawn
+at random, but 64 at least.
 """
 
 import dataclasses
@@ -36,6 +38,7 @@ COUPLED = (
 _SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3
 _HALF_PRECISION = 4  # times the latter two in bfloat16 or float16
 _FEW = 32
+_SHARE, _LEAST = 4, 64  # a later check takes one in so many examples, and so many at least
 FIRST, _LATER, _APART = 3, 256, 8  # the first batches, then after 256, 2,048, … of them
 
 
@@ -109,11 +112,11 @@ def checks(
             `progress.some_unseen()`.
     """
     there = tf.reduce_any(present > 0)
-    scheduled = progress.scheduled() & there
-    due = scheduled | (progress.first_seen(not_zero) & there)
+    scheduled, new = progress.scheduled() & there, progress.first_seen(not_zero) & there
+    due = scheduled | new
     seed = tf.cast(progress.batches.read_value(), tf.int32)
     worst = tf.cond(
-        due, lambda: coupled(observer, batch, present, seed), lambda: tf.constant(-1, tf.int32)
+        due, lambda: coupled(observer, batch, present, seed, new), lambda: tf.constant(-1, tf.int32)
     )
     required = [refusal(worst, observer)]
     with tf.control_dependencies(required):
@@ -128,16 +131,24 @@ def refusal(worst: tf.Tensor, observer: Observer) -> tf.Operation:
     return require(worst < 0, PrivacyError, COUPLED, name)
 
 
-def coupled(observer: Observer, batch: Any, present: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+def coupled(
+    observer: Observer, batch: Any, present: tf.Tensor, seed: tf.Tensor, whole: tf.Tensor | bool
+) -> tf.Tensor:
     """The number of a tensor in which examples are seen to depend on their company, -1 for none.
 
     Args:
         observer: The pass; what it draws at random must be the same at every call.
         batch: Its argument, nested tensors `[batch, ...]`.
         present: float32 `[batch]`, 0 for padding; some example must be there.
-        seed: int32 scalar: which examples stay; those of an even number are the others of the
-            next one, and for 0 both are tried.
+        seed: int32 scalar: which examples stay; for 0 both halves are tried.
+        whole: Whether to take all examples, as for seed 0, or a share of them.
     """
+    rows = tf.cond(
+        tf.equal(seed, 0) | whole,
+        lambda: tf.range(tf.size(present)),
+        lambda: _order(present, seed)[: tf.maximum(tf.size(present) // _SHARE, _LEAST)],
+    )
+    batch, present = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), (batch, present))
     trial = _Trial(observer, batch, present, _order(present, seed // 2), observer(batch))
     first_stays = seed % 2 > 0
     worst = _others_replaced(trial, first_stays)
@@ -198,7 +209,7 @@ def _others_replaced(trial: _Trial, first_stays: tf.Tensor) -> tf.Tensor:
     """A half of the examples stays in its places, copies of it fill those of the others.
 
     The first check keeps one half and then the other, so that every place is replaced and every
-    example doubled before the first update; two later checks on end keep one half each.
+    example doubled before the first update; a later check keeps one half.
     """
     places, rank = tf.range(tf.size(trial.order)), tf.argsort(trial.order)
     count = tf.math.count_nonzero(trial.present > 0, dtype=tf.int32)

@@ -28,9 +28,9 @@ def by_parts(
 
     The first pass is there for its ids: of the rest of it, nothing is used and so nothing computed.
     """
-    whole = passes.run(model, optimizer, batch, draw)
+    whole = passes.unchecked(model, optimizer, batch, draw)
     _build_metrics(model, batch, whole)
-    choices = choose_rows(optimizer, whole.uses, passes.real_examples(batch), draw)
+    choices = choose_rows(optimizer, whole.uses, _examples_with_ids(whole, batch), draw)
     tables = [variable for variable, use in whole.uses if isinstance(use, Rows)]
     dense = [v for v in model.trainable_variables if id(v) not in choices]
     found_at = {id(variable): use.row_ids for variable, use in whole.uses if isinstance(use, Rows)}
@@ -58,6 +58,13 @@ def by_parts(
     sums = _sums(state, dense, tables, choices)
     found = BatchSums(sums, state["counts"], state["statistic"], state["not_zero"])
     return found, model.get_metrics_result()
+
+
+def _examples_with_ids(whole: Pass, batch: Any) -> tf.Tensor:
+    """The real examples, once the ids were found to lead with the batch; parts check the rest."""
+    ids = [(v.path, use.row_ids) for v, use in whole.uses if isinstance(use, Rows)]
+    with tf.control_dependencies(clipping.require_batch_leads(ids, batch[2]["present"])):
+        return tf.identity(passes.real_examples(batch))
 
 
 def _part(structure: Any, begin: tf.Tensor, size: int) -> Any:

@@ -56,6 +56,23 @@ def run(
     Raises:
         PrivacyError: Something recorded does not lead with the batch.
     """
+    found = unchecked(model, optimizer, batch, draw, part, settles)
+    losses = led_by_batch(found.uses, found.losses, batch[2])
+    return dataclasses.replace(found, losses=losses)
+
+
+def unchecked(
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    batch: Any,
+    draw: noise.Draw,
+    part: tf.Tensor | int = 0,
+    settles: bool = True,
+) -> Pass:
+    """As `run`, but whether its records lead with the batch is left to be checked elsewhere.
+
+    A check needs the shape of all that is recorded, so all of it would be computed.
+    """
     x, y, weights = batch
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         settle = optimizer.before_lookup(draw) if settles and not xla.inside() else None
@@ -65,13 +82,13 @@ def run(
     with clipping.audited():
         used = recording.uses(tape.gradient(total, recording.targets))
     used += _unused_tables(optimizer, used, tf.shape(losses)[0])
-    losses = led_by_batch(used, losses, weights)
     return Pass(recording.outputs, losses, of_outputs, used, recording.seeds_drawn > 0)
 
 
 def led_by_batch(uses: Used, losses: tf.Tensor, weights: dict[str, Any]) -> tf.Tensor:
     """The losses, once they and all that was recorded were found to have one lead, the batch's."""
-    checks = clipping.require_batch_leads(uses, losses, weights["present"])
+    named = clipping.recorded_tensors(uses, losses)
+    checks = clipping.require_batch_leads(named, weights["present"])
     with tf.control_dependencies(checks):
         return tf.identity(losses)
 

@@ -6,7 +6,7 @@ Only of small variables are there per-example gradients: of biases, scales, smal
 from dp_sparse.clipping.audit import Seeds, metric_variables
 from dp_sparse.clipping.gradients import ClippedSums, Scaled, clip, scaled
 from dp_sparse.clipping.graph_audit import audited, reading_none_of
-from dp_sparse.clipping.leading_axis import require_batch_leads
+from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
 from dp_sparse.clipping.machine_check import self_check
 from dp_sparse.clipping.observation import Observer, Used, count_tensors, not_zero
 from dp_sparse.clipping.recorder import Recording, record
@@ -50,6 +50,7 @@ __all__ = [
     "not_zero",
     "reading_none_of",
     "record",
+    "recorded_tensors",
     "require_batch_leads",
     "scaled",
     "self_check",

@@ -29,10 +29,12 @@ _HARMLESS = re.compile(
     "Assert|CheckNumerics(V2)?|"
     "If|While|Case|StatefulPartitionedCall|"  # what they call is read, too
     "TensorArray.*|Stack.*V2|"  # as long as a step
-    "StatelessRandomGetAlg|IsTensorFloat32Enabled|DeviceIndex|_Arg"
+    "StatelessRandomGetAlg|IsTensorFloat32Enabled|DeviceIndex|_Arg|"
+    "CollectiveBcastRecv(V2)?"  # what was sent is read where it is sent
 )
 _KNOWN = "ReadVariableOp", "Shape", "ShapeN", "Size", "Rank", "Const"  # as seeds
 _CONSOLE = "Print", "PrintV2"
+_SENDS = "CollectiveBcastSend", "CollectiveBcastSendV2"  # a new variable's value, to other workers
 _WITHOUT_STATE = re.compile("PyFuncStateless|Debug.*")  # which TensorFlow does not mark as stateful
 _READS = re.compile("ReadVariableOp|ResourceGather(Nd)?")
 _ASSIGNMENTS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|StridedSlice).*")
@@ -180,6 +182,8 @@ def _is_harmful(op: tf.Operation) -> bool:
         return op.type == "PrintV2" and b"file:" in op.get_attr("output_stream")
     if not op.op_def.is_stateful:
         return bool(_WITHOUT_STATE.fullmatch(op.type))
+    if op.type in _SENDS:
+        return not is_constant(op.inputs[0])
     return not _HARMLESS.fullmatch(op.type)
 
 

@@ -19,17 +19,23 @@ _MEND = (
 )
 
 
+def recorded_tensors(
+    uses: Sequence[tuple[keras.Variable, Use]], losses: tf.Tensor
+) -> list[tuple[str, tf.Tensor]]:
+    """All that clipping reads, each under the name of its variable."""
+    return [("the loss", losses), *((v.path, t) for v, use in uses for t in fields_of(use))]
+
+
 def require_batch_leads(
-    uses: Sequence[tuple[keras.Variable, Use]], losses: tf.Tensor, present: tf.Tensor
+    named: Sequence[tuple[str, tf.Tensor]], present: tf.Tensor
 ) -> list[tf.Operation]:
-    """Fails unless all tensors of `uses`, and `losses`, lead with the axis of `present` `[batch]`.
+    """Fails unless all tensors, under their variables' names, lead with the axis of `present`.
 
     Shapes that are known when the step is traced cost nothing; all others together four operations.
 
     Raises:
         PrivacyError: Naming the variable; at once, or when the operations returned run.
     """
-    named = [("the loss", losses), *((v.path, t) for v, use in uses for t in fields_of(use))]
     known = {t.shape[0] for t in (present, *(t for _, t in named))} - {None}
     batch = present.shape[0] if present.shape[0] is not None else min(known, default=None)
     for name, tensor in named:

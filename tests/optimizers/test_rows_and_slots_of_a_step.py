@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from dp_sparse import batch_sums, microbatches
+from dp_sparse import passes
 from dp_sparse.distribution.tables import host, updates
 from dp_sparse.optimizers import exponential, row_wise
 from tests.distribution.test_mirrored import strategy_of
@@ -170,7 +170,7 @@ VOTES = [
 def test_votes_of_weight_0_are_noticed(
     method: str, road: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (batch_sums, microbatches, host):
+    for module in (passes, host):
         monkeypatch.setattr(module, "real_examples", lambda batch: batch[2]["present"])
     assert len(rows_of_weight_0(method, road)[1]) > 500
 

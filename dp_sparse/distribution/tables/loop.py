@@ -175,9 +175,10 @@ class _Steps:
             return
         scheduled = bool(progress.scheduled())
         not_zero = self._recorded(batch, draw) if scheduled or progress.some_unseen() else None
-        due = scheduled or (not_zero is not None and bool(progress.first_seen(not_zero)))
+        new = not_zero is not None and bool(progress.first_seen(not_zero))
+        due = scheduled or new
         if due:
-            worst = int(self._coupled(batch, draw))
+            worst = int(self._coupled(batch, draw, tf.constant(new)))
             if worst >= 0:
                 raise PrivacyError(isolation.COUPLED.format(self._names[worst]))
         there, by_schedule, checked, seen = (
@@ -200,13 +201,14 @@ class _Steps:
         with tf.control_dependencies([spent]):
             return tf.identity(draw.key), tf.identity(draw.number), tf.identity(draw.offset)
 
-    def _seen_coupled(self, batch: device.Batch, draw: _DRAW) -> tf.Tensor:
+    def _seen_coupled(self, batch: device.Batch, draw: _DRAW, whole: tf.Tensor) -> tf.Tensor:
         """What `isolation.coupled` gives on the replica that finds something."""
         seed = tf.cast(self._optimizer.diagnostics.isolation.batches.read_value(), tf.int32)
 
         def of_replica(batch: device.Batch, draw: _DRAW) -> tf.Tensor:
             observer, company = self._observed(batch, draw)
-            return isolation.coupled(observer, company, batch["weights"]["present"], seed)
+            present = batch["weights"]["present"]
+            return isolation.coupled(observer, company, present, seed, whole)
 
         return tf.reduce_max(tf.stack(self._of_replicas(of_replica, batch, draw)))
 
