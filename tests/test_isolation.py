@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import isolation
+from dp_sparse.clipping.observation import Observation
 from dp_sparse.errors import PrivacyError
 from tests.training_cases import marked_dataset, plan_for, weights_of
 
@@ -233,6 +234,33 @@ def test_a_tensor_that_was_zero_is_checked_when_it_is_not() -> None:
     model.layers[-1].kernel.assign(tf.ones([4, 1]))
     with pytest.raises(PrivacyError, match=MIXES):
         model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("seed", "whole", "size", "compared"),
+    [(0, False, 1000, 1000), (1, True, 1000, 1000), (1, False, 1000, 255), (2, False, 100, 64)],
+)
+def test_the_first_check_takes_the_batch_and_a_later_one_a_share(
+    seed: int, whole: bool, size: int, compared: int
+) -> None:
+    """Of the examples that are there, which padding does not count among."""
+    sizes, padding = [], 20
+
+    def observed(values: tf.Tensor) -> Observation:
+        sizes.append(len(values))
+        assert compared < size or np.all(values[:size] == np.arange(size)) or len(sizes) > 1
+        assert compared == size or np.all(values < size)
+        norms = tf.ones([len(values), 1])
+        ids = tf.zeros([len(values)], tf.int64)
+        return Observation(norms[..., tf.newaxis], norms, norms, ids, tf.constant(False))
+
+    observed.half_precision = False  # type: ignore[attr-defined]
+    batch = tf.range(float(size + padding))
+    present = tf.cast(batch < size, tf.float32)
+    assert isolation.coupled(observed, batch, present, tf.constant(seed), whole) == -1  # type: ignore[arg-type]
+    halves = 2 if seed == 0 else 1
+    large = compared + (padding if compared == size else 0)
+    assert sizes == [large] * (1 + halves) + [33, 1]
 
 
 def test_the_schedule() -> None:
