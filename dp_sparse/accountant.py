@@ -21,6 +21,7 @@ from dp_sparse.events import GumbelTopKDpEvent, PureDpEvent
 from dp_sparse.selection import gumbel
 
 _SLACK = 1e-9  # by which ε is raised until its δ, a sum of positive terms, is low enough
+_TRIALS = 1000  # after which no finite ε is stated; more than any error of rounding asks for
 
 
 @functools.lru_cache(maxsize=1024)
@@ -62,9 +63,11 @@ class Accountant(PLDAccountant):
     def get_epsilon(self, target_delta: float) -> float:
         """An ε whose δ is at most `target_delta`, the least of them up to rounding."""
         epsilon = float(super().get_epsilon(target_delta))
-        while math.isfinite(epsilon) and self.get_delta(epsilon) > target_delta:
+        for _ in range(_TRIALS):
+            if not math.isfinite(epsilon) or self.get_delta(epsilon) <= target_delta:
+                return epsilon
             epsilon += _SLACK * (1 + epsilon)
-        return epsilon
+        return math.inf
 
     def _maybe_compose(self, event: dp_accounting.DpEvent, count: int, do_compose: bool) -> Any:
         if isinstance(event, dp_accounting.PoissonSampledDpEvent) and isinstance(

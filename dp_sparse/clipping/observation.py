@@ -57,7 +57,9 @@ class Observer:
         specs = tf.nest.map_structure(
             lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), batch
         )
-        function = tf.function(self._trace, autograph=False)
+        # Written out at each of its calls it would be optimised, and so round, in another way.
+        apart = {"_noinline": True}
+        function = tf.function(self._trace, autograph=False, experimental_attributes=apart)
         self._observe: Observe = function.get_concrete_function(specs)
 
     def __call__(self, batch: Any) -> Observation:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -33,7 +34,6 @@ def words(length: int, vocabulary: int) -> np.ndarray:
 
 
 def bert() -> keras.Model:
-    keras_hub = pytest.importorskip("keras_hub")
     backbone = keras_hub.models.BertBackbone(
         vocabulary_size=90,
         num_layers=2,
@@ -82,7 +82,10 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Callable[[], Any]]] = {
 SLOW = [
     pytest.param(name, "mixed_bfloat16", marks=pytest.mark.slow) for name in ("resnet18", "vgg16")
 ]
-MIXED = [(name, "mixed_bfloat16") for name in MODELS if name not in ("resnet18", "vgg16")]
+MIXED = [
+    *((name, "mixed_bfloat16") for name in MODELS if name not in ("resnet18", "vgg16")),
+    *((name, "mixed_float16") for name in ("pctr", "mlp", "cnn", "transformer", "bert")),
+]
 
 
 @pytest.mark.parametrize(

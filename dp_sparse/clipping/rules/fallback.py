@@ -133,8 +133,9 @@ def _refuse_the_batch(
     for outside, _ in traced.graph.captures:
         if outside.dtype != tf.resource and not is_constant(outside):
             raise UnsupportedLayerError(
-                f"{name}: uses {outside.name}, a tensor of the batch that an attribute holds, so "
-                "it cannot be called again on one example. Pass it as an argument of the call."
+                f"{name}: uses {outside.name}, a tensor made outside of its call, which may hold "
+                "the whole batch, so it cannot be called again on one example. Pass it as an "
+                "argument of the call, or make it inside."
             )
     for one, whole in zip(traced.structured_outputs, outputs, strict=True):
         if one.shape[:1] != [1] or not one.shape[1:].is_compatible_with(whole.shape[1:]):
