@@ -214,6 +214,7 @@ def train(loss: Any, model: keras.Model | None = None, **arguments: Any) -> None
     model.compile(DPSGDOptimizer("sgd", plan, 1.0), loss=loss, **arguments)
     x, y = (rng.normal(size=(4, width)).astype(np.float32) for width in (3, 2))
     model.fit(marked_dataset(plan, x, y, steps=2), verbose=0)
+    assert int(model.optimizer.diagnostics.steps) == 2
 
 
 class Centred(keras.losses.Loss):

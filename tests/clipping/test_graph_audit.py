@@ -74,6 +74,7 @@ def train(model: keras.Model, loss: Any = "mse", steps: int = 1, **arguments: An
     optimizer = DPSGDOptimizer(sgd, plan, 1.0, microbatch_size=microbatch_size)
     model.compile(optimizer, loss=loss, **arguments)
     model.fit(marked_dataset(plan, *features(), steps=steps), verbose=0)
+    assert int(optimizer.diagnostics.steps) == steps
 
 
 def variable(layer: keras.layers.Layer) -> tf.Variable:
@@ -443,6 +444,7 @@ def test_noise_that_is_delayed_is_written_before_rows_are_read() -> None:
     model, plan = click_model(), plan_for(SIZE)
     model.compile(LazyDPSGDOptimizer("sgd", plan, 1.0), "mse")
     model.fit(marked_dataset(plan, *clicks(SIZE), steps=2), verbose=0)
+    assert int(model.optimizer.diagnostics.steps) == 2
 
 
 def test_a_function_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
