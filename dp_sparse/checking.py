@@ -70,7 +70,8 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
 
     Raises:
         ValueError: No model, or one without weights yet and no `batch` to build it with; a
-            `batch_size` that is no whole number above 0.
+            `batch_size` that is no whole number above 0; a batch without examples, or whose parts
+            have not as many.
         BadExampleError: The batch has an id or a label out of range.
     """
     if not isinstance(model, keras.Model):
@@ -102,7 +103,7 @@ def _examples(batch: Any) -> tuple[Any, Any, tf.Tensor]:
     """x, y or None, and weights, of what the user calls a batch; a sampler's has no padding left.
 
     Raises:
-        ValueError: It is empty.
+        ValueError: It is empty, or its parts differ in their number of examples.
     """
     if is_sampled(batch):
         x, y, weights = batch
@@ -111,11 +112,28 @@ def _examples(batch: Any) -> tuple[Any, Any, tf.Tensor]:
     x, y, weights = (*batch, None, None)[:3] if isinstance(batch, tuple) else (batch, None, None)
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     y = None if y is None else tf.nest.map_structure(tf.convert_to_tensor, y)
-    size = tf.nest.flatten(x)[0].shape[0]
-    if not size:
-        raise ValueError("Expected a batch with examples, got an empty one.")
+    size = _size((x, y, weights))
     weights = tf.ones([size]) if weights is None else weights
     return x, y, tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
+
+
+def _size(batch: Any) -> int:
+    """How many examples a batch has.
+
+    Raises:
+        ValueError: None, or not everywhere as many.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    shapes = [tuple(np.shape(leaf)) for leaf in leaves]
+    sizes = {shape[:1] for shape in shapes}
+    if len(sizes) != 1 or sizes == {()}:
+        raise ValueError(
+            f"Expected batch to be (x, y), arrays of as many examples each, got shapes {shapes}: "
+            "give each the examples on its first axis."
+        )
+    if sizes == {(0,)}:
+        raise ValueError("Expected a batch with examples, got an empty one.")
+    return int(shapes[0][0])
 
 
 def _rules(model: keras.Model, survey: clipping.Survey) -> dict[str, str]:

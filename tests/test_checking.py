@@ -164,3 +164,10 @@ def test_an_empty_batch() -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     with pytest.raises(ValueError, match="Expected a batch with examples"):
         dp_sparse.check_model(model, np.zeros((0, 4), np.float32))
+
+
+@pytest.mark.parametrize("batch", [(np.ones((4, 3)), np.ones((2, 1))), "abc", (np.ones((0, 3)),)])
+def test_a_batch_that_is_none(batch: Any) -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match=r"Expected (batch to be \(x, y\)|a batch with examples)"):
+        dp_sparse.check_model(model, batch)
