@@ -30,6 +30,7 @@ _PHILOX = 1
 _PURPOSE_BITS = 24
 REACH = 8.2  # deviations up to which 64 bits reach each point of `grid_step` by ten values or more
 _BLOCK = 2**14  # values of a changing number are drawn in blocks: XLA needs fixed shapes
+_ROW = 2**10  # values of small tensors are drawn in whole rows
 
 
 class Purpose(enum.IntEnum):
@@ -169,10 +170,34 @@ def seed_state(draw: Draw, part: tf.Tensor | int, index: int, dtype: str) -> tf.
 def noisy_means(
     totals: Sequence[tf.Tensor], deviation: Number, divisor: float, draw: Draw, purpose: int
 ) -> list[tf.Tensor]:
-    """`noisy_mean` of each, in one kernel; shapes are static, purposes count from `purpose` on."""
+    """`noisy_mean` of each; shapes are static, purposes count from `purpose` on.
+
+    Large ones have a stream and a kernel each. Small ones lie end to end in the stream of the first
+    of them, whose length is rounded up: models of about one size share a kernel, since compiling
+    one takes longer than a hundred steps of a small model.
+    """
     numbers = _numbers(deviation, divisor)
-    starts = [draw.counter(purpose + index) for index in range(len(totals))]
-    return list(_noisy_means(tuple(totals), numbers, draw.key, starts)) if totals else []
+    sizes = [total.shape.num_elements() for total in totals]
+    small = [index for index, size in enumerate(sizes) if size < _BLOCK]
+    means: dict[int, tf.Tensor] = {}
+    for index, size in enumerate(sizes):
+        if size >= _BLOCK:
+            flat = tf.reshape(totals[index], [-1])
+            means[index] = _noisy(flat, numbers, draw.key, draw.counter(purpose + index))
+    if small:
+        flat = _end_to_end([totals[index] for index in small])
+        noisy = _noisy(flat, numbers, draw.key, draw.counter(purpose + small[0]))
+        lengths = [sizes[index] for index in small]
+        parts = tf.split(noisy, [*lengths, flat.shape[0] - sum(lengths)])
+        means.update(zip(small, parts[:-1], strict=True))
+    return [tf.reshape(means[index], total.shape) for index, total in enumerate(totals)]
+
+
+def _end_to_end(totals: Sequence[tf.Tensor]) -> tf.Tensor:
+    """All values, and zeros up to a whole number of `_ROW`, float64."""
+    flat = [tf.reshape(tf.cast(total, tf.float64), [-1]) for total in totals]
+    length = sum(each.shape[0] for each in flat)
+    return tf.concat([*flat, tf.zeros([-length % _ROW], tf.float64)], 0)
 
 
 def noisy_mean(
@@ -190,7 +215,7 @@ def noisy_mean(
     blocks = -(-tf.size(flat) // _BLOCK)
     padded = tf.pad(flat, [[0, blocks * _BLOCK - tf.size(flat)]])
     noisy = tf.map_fn(
-        lambda block: _noisy_means((block[0],), numbers, draw.key, [_skipped(start, block[1])])[0],
+        lambda block: _noisy(block[0], numbers, draw.key, _skipped(start, block[1])),
         (tf.reshape(padded, [blocks, _BLOCK]), tf.range(blocks)),
         fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32),
     )
@@ -219,16 +244,10 @@ def grid_step(deviation: Number) -> tf.Tensor:
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _noisy_means(
-    totals: tuple[tf.Tensor, ...], numbers: tf.Tensor, key: tf.Tensor, counters: list[tf.Tensor]
-) -> tuple[tf.Tensor, ...]:
-    def noisy(total: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-        words = philox.words(key, counter, total.shape.num_elements())
-        noise = tf.reshape(_standard_normal(words), total.shape)
-        on_grid = tf.round((tf.cast(total, tf.float64) + numbers[0] * noise) / numbers[1])
-        return tf.cast(on_grid * numbers[1] * numbers[2], tf.float32)
-
-    return tuple(noisy(*each) for each in zip(totals, counters, strict=True))
+def _noisy(total: tf.Tensor, numbers: tf.Tensor, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    noise = _standard_normal(philox.words(key, counter, total.shape.num_elements()))
+    on_grid = tf.round((tf.cast(total, tf.float64) + numbers[0] * noise) / numbers[1])
+    return tf.cast(on_grid * numbers[1] * numbers[2], tf.float32)
 
 
 @tf.function(jit_compile=True, autograph=False)

@@ -80,6 +80,41 @@ def test_noisy_mean_keeps_the_shape(shape: list[int]) -> None:
     assert mean.dtype == tf.float32
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [[3, 4], [], [2]],
+        [[2**14], [5], [130, 130], [0, 7], [2**13, 2]],
+        [[2**14 - 1], [2**14]],
+        [[600, 2], [700]],
+    ],
+)
+def test_means_of_many_take_each_value_of_a_stream_once(shapes: list[list[int]]) -> None:
+    """Small tensors lie end to end in the stream of the first; large ones have their own."""
+    draw = noise.NoiseKey().next_draw()
+    totals = [tf.random.stateless_normal(shape, [3, len(shape)]) for shape in shapes]
+    totals[-1] = tf.cast(totals[-1], tf.float64)
+    means = noise.noisy_means(totals, 3.0, 7.0, draw, 5)
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    small = [index for index, size in enumerate(sizes) if size < 2**14]
+    stream = noise.normal(draw, 5 + small[0], sum(sizes[index] for index in small)).numpy()
+    units = dict(
+        zip(small, np.split(stream, np.cumsum([sizes[i] for i in small])[:-1]), strict=True)
+    )
+    step = noise.grid_step(3.0)
+    for index, (mean, total) in enumerate(zip(means, totals, strict=True)):
+        unit = units.get(index)
+        if unit is None:
+            unit = noise.normal(draw, 5 + index, sizes[index]).numpy()
+        noisy = np.asarray(total, np.float64) + 3.0 * unit.reshape(total.shape)
+        assert mean.dtype == tf.float32
+        np.testing.assert_allclose(mean, np.round(noisy / step) * step / 7.0, rtol=1e-6)
+
+
+def test_means_of_nothing() -> None:
+    assert noise.noisy_means([], 1.0, 2.0, noise.NoiseKey().next_draw(), 5) == []
+
+
 # ------------------------------------------------------------------------------------------ tails
 
 
