@@ -125,6 +125,12 @@ class _PerExample:
                 "examples of a batch. Return the values without reducing over the batch, from "
                 "outputs `[batch, ...]` of rank 2 or more."
             )
+        if values.shape[0] not in (None, y_pred.shape[0]):
+            raise ValueError(
+                f"Expected loss {self._loss.name} to give one value for each example, got "
+                f"{values.shape[0]} values whatever the batch. Reduce over an example's own axes "
+                f"only, and keep the first axis."
+            )
         own = getattr(values, "_keras_mask", None)  # of an ignored class
         mask = own if mask is None else mask if own is None else mask & own
         return _own_mean(tf.cast(values, tf.float32), mask, sample_weight)

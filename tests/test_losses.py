@@ -181,6 +181,19 @@ def test_a_scalar_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("batch", [2, None])
+def test_a_value_for_each_column_is_refused(batch: int | None) -> None:
+    """Also if a batch of unknown size has as many examples as there are columns."""
+    loss = compiled(lambda y, p: tf.reduce_mean(tf.square(y - p), axis=0))
+
+    @tf.function(input_signature=[tf.TensorSpec([batch, 4])])
+    def losses(y: tf.Tensor) -> tf.Tensor:
+        return total_losses(loss, y, y, None)
+
+    with pytest.raises(ValueError, match="one value for each example, got 4 values whatever"):
+        losses(tf.zeros((4 if batch is None else batch, 4)))
+
+
 @pytest.mark.parametrize("bad", [-0.5, 1.5, 2.0])
 @pytest.mark.parametrize("name", ["binary_crossentropy", "binary_focal_crossentropy"])
 def test_probabilities_out_of_range_are_shown(name: str, bad: float) -> None:

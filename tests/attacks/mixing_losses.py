@@ -160,97 +160,104 @@ LOSSES = {
     "one value for all": one_for_all,
 }
 
+_ONES = ("one", "one_eager", "one_xla", "one_of_a_stream", "one_by_train")
 _TURNING = (hard_half,)  # show where gradients point everywhere
 
-ENTRIES = [
-    Entry(
-        f"loss: {name}",
-        measured(problem(loss=loss, data=scattered if loss in _TURNING else numbers())),
-        MIXES,
-    )
-    for name, loss in LOSSES.items()
-] + [
-    Entry(
-        name,
-        measured(of),
-        expected,
-        roads,
-        apart=("one", "one_eager", "one_xla", "one_of_a_stream", "one_by_train"),
-    )
-    for name, of, expected, roads in [
-        (
-            "loss by the batch's size, 256 examples",
-            problem(loss=by_realised_size, data=opposed(256), fields={"clip_norm": 0.03}),
+ENTRIES = (
+    [
+        Entry(
+            f"loss: {name}",
+            measured(problem(loss=loss, data=scattered if loss in _TURNING else numbers())),
             MIXES,
-            ("graph",),
-        ),
-        (
-            "loss by the batch's size, 256 examples, with dropout",
-            problem(
-                loss=by_realised_size,
-                data=numbers(256),
-                between=_DROPOUT,
-                fields={"removed": (-1,)},
+        )
+        for name, loss in LOSSES.items()
+    ]
+    + [
+        Entry(name, measured(of), expected, apart=apart)
+        for name, of, expected, apart in [
+            (
+                "loss by the batch's size, 256 examples",
+                problem(loss=by_realised_size, data=opposed(256), fields={"clip_norm": 0.03}),
+                MIXES,
+                _ONES,
             ),
-            MIXES,
-            ("graph",),
-        ),
-        (
-            "loss by the batch's size, 8 examples",
-            problem(loss=by_realised_size, data=opposed(8), fields={"clip_norm": 1.2}),
-            MIXES,
-            ("graph",),
-        ),
-        (
-            "loss by the class ratio, rare positives",
-            problem(loss=by_class_ratio, data=shares(100)),
-            MIXES,
-            ("graph",),
-        ),
-        (
-            "loss by the class ratio, one positive",
-            problem(loss=by_class_ratio, data=shares(40)),
-            MIXES,
-            ("graph",),
-        ),
-        (
-            "tiny standardised losses",
-            problem(loss=standardised_tiny, data=numbers(outlier=1.0), fields={"clip_norm": 1e-7}),
-            MIXES,
-            ("graph",),
-        ),
-        (
-            "loss with weights among the labels",
-            Problem(tower(), with_weights, weights_among_labels, removed=(0, 1, -1)),
-            MIXES,
-            ("graph",),
-        ),
-        (
-            "a loss that normalises sample weights",
-            Problem(tower(), sample_weighted, NormalisedWeights(), removed=(0, 1, -1)),
-            REFUSED_OR_MEASURED,
-            ("graph",),
-        ),
-        (
-            "keras.losses.Circle",
-            Problem(wide, wide_data, keras.losses.Circle()),
-            REFUSED,
-            ("graph",),
-        ),
-        ("keras.losses.Dice over all axes", problem(loss=keras.losses.Dice()), REFUSED, ("graph",)),
-        (
-            "keras.losses.CosineSimilarity over the batch",
-            Problem(wide, wide_labels, keras.losses.CosineSimilarity(axis=0)),
-            REFUSED,
-            ("graph",),
-        ),
-        ("a loss of one value a column", problem(loss=transposed), REFUSED, ("graph",)),
-        ("honest: a loss of one's own", problem(loss=honest), MEASURED, ("graph",)),
-        (
+            (
+                "loss by the batch's size, 256 examples, with dropout",
+                problem(
+                    loss=by_realised_size,
+                    data=numbers(256),
+                    between=_DROPOUT,
+                    fields={"removed": (-1,)},
+                ),
+                MIXES,
+                _ONES,
+            ),
+            (
+                "loss by the batch's size, 8 examples",
+                problem(loss=by_realised_size, data=opposed(8), fields={"clip_norm": 1.2}),
+                MIXES,
+                _ONES,
+            ),
+            (
+                "loss by the class ratio, rare positives",
+                problem(loss=by_class_ratio, data=shares(100)),
+                MIXES,
+                _ONES,
+            ),
+            (
+                "loss by the class ratio, one positive",
+                problem(loss=by_class_ratio, data=shares(40)),
+                MIXES,
+                _ONES,
+            ),
+            (
+                "tiny standardised losses",
+                problem(
+                    loss=standardised_tiny, data=numbers(outlier=1.0), fields={"clip_norm": 1e-7}
+                ),
+                MIXES,
+                _ONES,
+            ),
+            (
+                "loss with weights among the labels",
+                Problem(tower(), with_weights, weights_among_labels, removed=(0, 1, -1)),
+                MIXES,
+                _ONES,
+            ),
+            (
+                "a loss that normalises sample weights",
+                Problem(tower(), sample_weighted, NormalisedWeights(), removed=(0, 1, -1)),
+                REFUSED_OR_MEASURED,
+                _ONES,
+            ),
+            (
+                "keras.losses.Circle",
+                Problem(wide, wide_data, keras.losses.Circle()),
+                REFUSED,
+                (*_ONES, "microbatches"),  # no two of a part are of one class: all losses are 0
+            ),
+            (
+                "keras.losses.Dice over all axes",
+                problem(loss=keras.losses.Dice()),
+                REFUSED,
+                _ONES,
+            ),
+            (
+                "keras.losses.CosineSimilarity over the batch",
+                Problem(wide, wide_labels, keras.losses.CosineSimilarity(axis=0)),
+                REFUSED,
+                _ONES,
+            ),
+            ("a loss of one value a column", problem(loss=transposed), REFUSED, _ONES),
+        ]
+    ]
+    + [
+        Entry("honest: a loss of one's own", measured(problem(loss=honest)), MEASURED),
+        Entry(
             "honest: sample weights",
-            Problem(tower(), sample_weighted, "mse", removed=(0, 1, -1)),
+            measured(Problem(tower(), sample_weighted, "mse", removed=(0, 1, -1))),
             MEASURED,
             ("graph", "stream"),
         ),
     ]
-]
+)

@@ -71,6 +71,7 @@ ROADS: dict[str, Road] = {
     "one_a_replica_by_train": Road(loop="train", replicas=2, examples=2),
 }
 ONES = tuple(name for name in ROADS if name.startswith("one"))
+SEVERAL = tuple(name for name, road in ROADS.items() if road.replicas > 1)
 
 
 class Trainee:

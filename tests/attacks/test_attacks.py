@@ -17,7 +17,7 @@ def _named(pairs: list[tuple[Entry, str]]) -> list[str]:
 def _check(entry: Entry, road: str, request: pytest.FixtureRequest) -> None:
     if not entry.noisy:
         request.getfixturevalue("no_noise")
-    found = entry.expected.problem(outcome(entry, road))
+    found = entry.expected_on(road).problem(outcome(entry, road))
     assert found is None, found
 
 
