@@ -1,11 +1,33 @@
-"""Four devices on one CPU, for the tests of several replicas; before TensorFlow looks for them."""
+"""What all tests have: four devices on one CPU, before TensorFlow looks for them, and a quiet log.
+
+Fixtures that several folders take are here, too.
+"""
 
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+from typing import Any
+
+import pytest
 import tensorflow as tf
+
+from dp_sparse import noise
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
+
+
+@pytest.fixture
+def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every normal is 0."""
+
+    def mean(total: tf.Tensor, deviation: float, divisor: float, *_: Any) -> tf.Tensor:
+        return tf.cast(total / divisor, tf.float32)
+
+    monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float64))
+    monkeypatch.setattr(noise, "noisy_mean", mean)
+    monkeypatch.setattr(
+        noise, "noisy_means", lambda totals, *given: [mean(total, *given) for total in totals]
+    )

@@ -1,9 +1,5 @@
 """check_model: every variable with its rule, every problem with its mend, nothing changed."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from typing import Any
 
 import keras

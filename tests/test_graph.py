@@ -1,9 +1,5 @@
 """Nothing of a table's size: neither in the graph of a DP-AdaFEST step, nor in memory."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import dataclasses
 import math
 from collections.abc import Iterator

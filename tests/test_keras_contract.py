@@ -1,9 +1,5 @@
 """One test for each internal of Keras that dp_sparse stands on; a Keras that moves one fails."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import inspect
 from typing import Any
 

@@ -1,9 +1,5 @@
 """Per-example losses: Keras' own values, one number an example, nothing of the batch in them."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from typing import Any
 
 import keras

@@ -1,9 +1,5 @@
 """Micro-batches: the same numbers as the whole batch, rows chosen once, noise once, less memory."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from typing import Any
 
 import keras
@@ -19,7 +15,6 @@ from tests.training_cases import (
     click_model,
     clicks,
     marked,
-    no_noise,  # noqa: F401  (a fixture)
     plan_for,
     weights_of,
 )

@@ -1,9 +1,5 @@
 """Quantile-adaptive clipping: where C goes, what its count costs, that it is saved."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import math
 import pathlib
 from typing import Any
@@ -23,7 +19,6 @@ from tests.training_cases import (
     click_model,
     clicks,
     marked_dataset,
-    no_noise,  # noqa: F401  (a fixture)
     plan_for,
 )
 

@@ -1,9 +1,5 @@
 """The private step as a whole: Algorithm 1, noise of the right size, and Keras around it."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +17,6 @@ from tests.training_cases import (
     clicks,
     marked,
     marked_dataset,
-    no_noise,  # noqa: F401  (a fixture)
     plan_for,
     weights_of,
 )
@@ -367,7 +362,7 @@ def test_epochs_continue_one_iterator() -> None:
     assert int(model.optimizer.steps_spent) == 100
 
 
-def test_training_metrics_leave_padding_out(no_noise: None) -> None:  # noqa: F811
+def test_training_metrics_leave_padding_out(no_noise: None) -> None:
     x, y = clicks(6)
     model, plan = click_model(), plan_for(6, capacity=10)
     model.compile(

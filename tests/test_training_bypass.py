@@ -1,9 +1,5 @@
 """Every way around the private step raises, and says what to do."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,9 +1,5 @@
 """Models changed between two fits, and masks that change between two steps."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,9 +1,5 @@
 """Every layer family through `compile` and `fit`: audits and isolation checks included."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from collections.abc import Callable
 
 import keras

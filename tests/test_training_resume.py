@@ -1,9 +1,5 @@
 """Saving, loading, resuming: the budget goes on where it stopped, the noise key never returns."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import json
 import pathlib
 import signal
@@ -19,7 +15,7 @@ import dp_sparse
 from dp_sparse import PrivacyError
 from dp_sparse.optimizers import ledger
 from tests.subprocesses import run_python, start_python
-from tests.training_cases import click_model, clicks, no_noise, plan_for, weights_of  # noqa: F401
+from tests.training_cases import click_model, clicks, plan_for, weights_of
 
 
 def trained(steps: int = 2, *, of: int = 5) -> tuple[keras.Model, Any, Any]:
@@ -78,7 +74,7 @@ def test_slots_go_on_after_loading(tmp_path: pathlib.Path, every_row_survives: N
 
 
 @pytest.fixture
-def every_row_survives(no_noise: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def every_row_survives(no_noise: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without noise either, so that two runs can be compared."""
     from dp_sparse.optimizers import adafest
 

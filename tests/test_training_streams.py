@@ -13,7 +13,7 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse import PrivacyError, distribution
 from dp_sparse.optimizers import ledger
-from tests.training_cases import no_noise, plan_for  # noqa: F401
+from tests.training_cases import plan_for
 
 N, BATCH = 24, 6
 A_PASS = N // BATCH

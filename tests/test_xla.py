@@ -1,9 +1,5 @@
 """Steps compiled by XLA: graph mode's numbers, one compilation, checks that still refuse."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import dataclasses
 import pathlib
 from collections.abc import Callable
@@ -25,11 +21,10 @@ from dp_sparse.groups import grouped, lower_bound
 from dp_sparse.selection import skips
 from models import classifiers, vision
 from tests.reference.distributions import SIGNIFICANCE, chi_square
-from tests.training_cases import (  # noqa: F401
+from tests.training_cases import (
     CHOOSING,
     click_model,
     clicks,
-    no_noise,
     plan_for,
     selected_rows,
     weights_of,

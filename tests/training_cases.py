@@ -8,12 +8,11 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 from scipy import stats
 
 import dp_sparse
-from dp_sparse import DPSGDOptimizer, PoissonSampling, PrivacyBudget, PrivacyPlan, noise
+from dp_sparse import DPSGDOptimizer, PoissonSampling, PrivacyBudget, PrivacyPlan
 from dp_sparse.sampling import marker
 
 TINY_SIGMA = (
@@ -76,20 +75,6 @@ def marked_dataset(
 
     dataset = tf.data.Dataset.from_generator(generate, output_signature=spec)
     return dataset.apply(tf.data.experimental.assert_cardinality(steps))
-
-
-@pytest.fixture
-def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every normal is 0."""
-
-    def mean(total: tf.Tensor, deviation: float, divisor: float, *_: Any) -> tf.Tensor:
-        return tf.cast(total / divisor, tf.float32)
-
-    monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float64))
-    monkeypatch.setattr(noise, "noisy_mean", mean)
-    monkeypatch.setattr(
-        noise, "noisy_means", lambda totals, *given: [mean(total, *given) for total in totals]
-    )
 
 
 def assert_deviation(samples: np.ndarray, deviation: float) -> None:

@@ -11,7 +11,7 @@ in micro-batches, on several replicas, by `distribution.train` and `distribution
 **Measured** means: the sensitivity ‖S(D) − S(D′)‖ / C is at most 1 + 1e-3, where D and D′ are
 neighbours (one example removed and the others moving up; for streams one example replaced by
 padding in its place) and S is what a step adds up, read from the weights: with noise switched off
-(`no_noise` of `tests/training_cases.py`), an SGD of learning rate 1/C and an expected batch size B,
+(`no_noise` of `tests/conftest.py`), an SGD of learning rate 1/C and an expected batch size B,
 S/C is −B times the change of all weights, tables included, jointly. The same bound holds for the
 contribution map in units of C1, over all tables jointly, which is seen by a spy in its place. State
 that is not trainable, and what an attack keeps outside of the model, may not differ at all: if it

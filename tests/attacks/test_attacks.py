@@ -4,7 +4,6 @@ import pytest
 
 from tests.attacks.catalogue import CATALOGUE
 from tests.attacks.entries import Entry, outcome
-from tests.training_cases import no_noise  # noqa: F401
 
 _OWN = [(entry, road) for entry in CATALOGUE for road in entry.roads]
 _OTHERS = [(entry, road) for entry in CATALOGUE for road in entry.others()]

@@ -15,7 +15,6 @@ from tests.attacks.mixing_batch import FORWARD
 from tests.attacks.mixing_positions import texts
 from tests.attacks.roads import ROADS, Problem, Trainee, measured
 from tests.attacks.towers import numbers, problem
-from tests.training_cases import no_noise  # noqa: F401
 
 
 def released(
@@ -75,7 +74,7 @@ def pooled() -> keras.Model:
     return keras.Model(ids, keras.layers.Dense(1)(rows))
 
 
-def test_uses_are_counted(no_noise: None) -> None:  # noqa: F811
+def test_uses_are_counted(no_noise: None) -> None:
     counter = Counter.on(ROADS["graph"], poisson())
     counter.fit(counter.batches(), steps_per_epoch=3)
     np.testing.assert_allclose(counter.uses, 3, rtol=1e-5)

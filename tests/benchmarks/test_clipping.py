@@ -10,7 +10,6 @@ import pytest
 from benchmarks import clipping, clipping_ways, harness
 from models import classifiers
 from tests.subprocesses import run_python
-from tests.training_cases import no_noise  # noqa: F401
 
 TINY = functools.partial(classifiers.mlp, (4, 4), hidden=(8,))
 

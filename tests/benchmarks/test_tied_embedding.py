@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks import clipping, clipping_ways, harness, tied_embedding
 from benchmarks.tied_embedding import Setting
-from tests.training_cases import no_noise  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,5 @@
 """Clipping whole models: random ones, sensitivity, examples that are not finite, precision."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from typing import Any
 
 import keras

@@ -1,9 +1,5 @@
 """State that no audit of Keras' variables sees: what is refused, on every road, and what is not."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +22,6 @@ from tests.training_cases import (
     click_model,
     clicks,
     marked_dataset,
-    no_noise,  # noqa: F401  (a fixture)
     plan_for,
 )
 

@@ -1,9 +1,5 @@
 """Layers that compute in half precision: records are float32, and near brute force."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from collections.abc import Callable, Iterator
 
 import keras

@@ -1,9 +1,5 @@
 """What is recorded, and what is refused, each refusal with the layer's path and the mend."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,9 +1,5 @@
 """Clipping styles: factors against NumPy, the sensitivity of each, what does not fit a model."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import contextlib
 import math
 from pathlib import Path

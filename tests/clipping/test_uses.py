@@ -1,9 +1,5 @@
 """Products, lookups and direct gradients: norms and clipped sums from the records."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import numpy as np
 import pytest
 import tensorflow as tf

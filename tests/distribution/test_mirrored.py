@@ -15,12 +15,11 @@ from dp_sparse import distribution, noise, replicas, strategies
 from dp_sparse.errors import PrivacyError
 from dp_sparse.passes import secret_seeds
 from tests.subprocesses import run_python
-from tests.training_cases import (  # noqa: F401
+from tests.training_cases import (
     CHOOSING,
     click_model,
     clicks,
     marked_dataset,
-    no_noise,
     plan_for,
 )
 

@@ -10,7 +10,7 @@ import dp_sparse
 from models.dlrm import dcn, dlrm
 from models.pctr import embedding_width
 from tests.clipping_cases import assert_as_brute_force
-from tests.training_cases import no_noise, plan_for, weights_of  # noqa: F401
+from tests.training_cases import plan_for, weights_of
 
 VOCABULARIES = (11, 7, 5)
 SMALL: dict[str, Any] = {

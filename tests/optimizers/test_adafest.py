@@ -1,9 +1,5 @@
 """DPAdaFESTOptimizer: the split of σ, thresholds, warnings, and what tables refuse."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import math
 import warnings
 from typing import Any

@@ -1,9 +1,5 @@
 """What all private optimizers share: validation, proxies, configuration, moving averages."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import copy
 import dataclasses
 import pickle

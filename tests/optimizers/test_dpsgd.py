@@ -1,9 +1,5 @@
 """DPSGDOptimizer: any Keras optimizer, tables included."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from typing import Any
 
 import keras

@@ -1,9 +1,5 @@
 """Exponential selection: exact steps on the selected rows, noise on those alone, refusals."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import dataclasses
 from typing import Any
 
@@ -19,7 +15,6 @@ from tests.training_cases import (
     click_model,
     clicks,
     marked_dataset,
-    no_noise,  # noqa: F401  (a fixture)
     plan_for,
     weights_of,
 )

@@ -1,9 +1,5 @@
 """DP-FEST and DP-AdaFEST+: rows selected beforehand, exact steps on them, and what is refused."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import pathlib
 from typing import Any
 
@@ -19,7 +15,6 @@ from tests.training_cases import (
     click_model,
     clicks,
     marked_dataset,
-    no_noise,  # noqa: F401  (a fixture)
     plan_for,
     weights_of,
 )

@@ -1,9 +1,5 @@
 """LazyDP: the distribution of DP-SGD's weights, when noise arrives, and who may not look before."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +18,6 @@ from tests.training_cases import (
     clicks,
     marked,
     marked_dataset,
-    no_noise,  # noqa: F401  (a fixture)
     plan_for,
     weights_of,
 )

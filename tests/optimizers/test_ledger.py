@@ -1,12 +1,8 @@
 """The counter behind the budget: one for each plan and process, never set back, each batch once."""
 
 import contextlib
-import os
-import threading
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import dataclasses
+import threading
 
 import keras
 import numpy as np

@@ -1,9 +1,5 @@
 """The row-wise twin equals the Keras optimizer on a gradient's rows; what has none is refused."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from typing import Any
 
 import keras

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import dp_sparse
 from tests.clipping_cases import clipped
-from tests.training_cases import no_noise  # noqa: F401
 
 parity = pytest.importorskip(
     "tests.parity.twins", reason="tensorflow-privacy is not here: make parity", exc_type=ImportError

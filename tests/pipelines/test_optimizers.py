@@ -1,9 +1,5 @@
 """The optimizer that a config names."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from typing import Any
 
 import ml_collections

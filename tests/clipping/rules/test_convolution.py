@@ -1,9 +1,5 @@
 """Convolutions: exact against brute force for every class, geometry and way of recording."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import functools
 import math
 from typing import Any

@@ -1,9 +1,5 @@
 """Dense: exact against brute force for inputs of every rank."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import numpy as np
 import pytest

@@ -1,9 +1,5 @@
 """EinsumDense, attention layers: exact against brute force for equations of every kind."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import numpy as np
 import pytest

@@ -1,9 +1,5 @@
 """EmbedReduce: combiners, weights, repeated and padded ids, types; by name and not imported."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from typing import Any
 
 import keras

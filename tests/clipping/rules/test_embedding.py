@@ -1,9 +1,5 @@
 """Embedding: several features on one table, repetitions inside an example, masks."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import numpy as np
 import pytest

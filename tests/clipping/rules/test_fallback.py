@@ -1,9 +1,5 @@
 """Any other layer: exact by a per-example product, or a refusal that names it and the mend."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from typing import Any
 
 import keras

@@ -1,9 +1,5 @@
 """Layers with low-rank adapters: only A and B train, exact against brute force."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import numpy as np
 import pytest

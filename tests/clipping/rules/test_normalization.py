@@ -1,9 +1,5 @@
 """LayerNormalization over several axes, with and without scale and centre."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import keras
 import numpy as np
 import pytest

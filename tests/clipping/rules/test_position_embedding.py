@@ -1,9 +1,5 @@
 """keras-hub's position embeddings and the transformers made with them, all without the fallback."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from typing import Any
 
 import keras

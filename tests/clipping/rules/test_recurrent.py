@@ -1,9 +1,5 @@
 """SimpleRNN, LSTM, GRU: exact against brute force, and the forward pass that of Keras."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 from collections.abc import Callable
 from typing import Any
 

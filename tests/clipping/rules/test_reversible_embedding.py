@@ -1,9 +1,5 @@
 """Tied and untied output layers: exact against brute force, and nothing of [batch, rows, width]."""
 
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import math
 
 import keras

@@ -12,7 +12,7 @@ from dp_sparse import distribution
 from dp_sparse.errors import BadExampleError, PrivacyError, translated
 from tests.distribution.tables import cases
 from tests.distribution.tables.test_features import Strategy
-from tests.training_cases import assert_deviation, no_noise, plan_for  # noqa: F401
+from tests.training_cases import assert_deviation, plan_for
 
 
 def tables_and_layer(**arguments: Any) -> tuple[distribution.PrivateTables, Any]:
