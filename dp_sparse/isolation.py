@@ -53,6 +53,10 @@ class Progress:
         self._seen = tf.Variable([], shape=[None], dtype=tf.bool, trainable=False)
         self._traced = False
 
+    def variables(self) -> list[tf.Variable]:
+        """All of them."""
+        return [self.batches, self.checks, self._seen]
+
     def traced(self) -> None:
         """A step was traced; another one than the first may hold what no check has seen."""
         if self._traced:
@@ -148,6 +152,7 @@ def coupled(
         lambda: tf.range(tf.size(present)),
         lambda: _order(present, seed)[: tf.maximum(tf.size(present) // _SHARE, _LEAST)],
     )
+    of_one_shape = functools.partial(_of_one_shape, observer, batch, present, seed)
     batch, present = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), (batch, present))
     trial = _Trial(observer, batch, present, _order(present, seed // 2), observer(batch))
     first_stays = seed % 2 > 0
@@ -158,7 +163,23 @@ def coupled(
         (True, lambda: _one_alone(trial)),
     ):
         worst = tf.cond((worst < 0) & due, company, functools.partial(tf.identity, worst))
-    return worst
+    if observer.fixed is None:
+        return worst
+    due = tf.equal(seed, 0) | whole
+    return tf.cond((worst < 0) & due, of_one_shape, functools.partial(tf.identity, worst))
+
+
+def _of_one_shape(observer: Observer, batch: Any, present: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """As `coupled`, but with companies of the shape that training has, known while it is traced.
+
+    A model may compute something else where Python sees how many examples there are.
+    """
+    assert observer.fixed is not None
+    order = _order(present, seed)
+    trial = _Trial(observer.fixed, batch, present, order, observer.fixed(batch))
+    worst = _others_replaced(trial, tf.constant(True))
+    other = lambda: _others_replaced(trial, tf.constant(False))  # noqa: E731
+    return tf.cond(worst < 0, other, lambda: tf.identity(worst))
 
 
 @dataclasses.dataclass(frozen=True)

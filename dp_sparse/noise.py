@@ -116,6 +116,10 @@ class Draw:
         self.number = number
         self.offset = offset
 
+    def tensors(self) -> list[tf.Tensor]:
+        """What it is made of."""
+        return [self.key, self.number, self.offset]
+
     def counter(self, purpose: int) -> tf.Tensor:
         """Where the stream of a purpose begins: uint64 `[2]`, low word first."""
         high = self.number * 2**_PURPOSE_BITS + purpose

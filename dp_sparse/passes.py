@@ -102,7 +102,10 @@ def observed(
         found = run(model, optimizer, company, draw, settles=False)
         return found.uses, found.losses, found.random
 
-    return clipping.Observer(model, observe, batch)
+    observer = clipping.Observer(model, observe, batch)
+    if optimizer.compiles:
+        observer.fixed = clipping.Observer(model, observe, batch, of_one_shape=True)
+    return observer
 
 
 def record(

@@ -102,6 +102,7 @@ def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
 
 
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    clipping.trains(model, optimizer.diagnostics)
     stock_make = model.make_train_function
     traced: list[int] = []  # the variables that the train function was made for
 
@@ -199,7 +200,7 @@ def private_train_step(
         checks = _isolation_checks(model, optimizer, (x, y, weights), draw, found)
     found = batch_sums.over_replicas(batch_sums.after(checks, found))
     with tf.control_dependencies([found.counts]):  # counts of steps, too, wait for every check
-        with clipping.reading_none_of(functools.partial(clipping.metric_variables, model)):
+        with clipping.update_from([*found.sums.tensors(), *draw.tensors()]):
             optimizer.apply_private(found.sums, draw)
         replicas.merged(functools.partial(_finish, optimizer, found, draw))
     return logs

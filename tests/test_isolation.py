@@ -254,7 +254,7 @@ def test_the_first_check_takes_the_batch_and_a_later_one_a_share(
         ids = tf.zeros([len(values)], tf.int64)
         return Observation(norms[..., tf.newaxis], norms, norms, ids, tf.constant(False))
 
-    observed.half_precision = False  # type: ignore[attr-defined]
+    observed.half_precision, observed.fixed = False, None  # type: ignore[attr-defined]
     batch = tf.range(float(size + padding))
     present = tf.cast(batch < size, tf.float32)
     assert isolation.coupled(observed, batch, present, tf.constant(seed), whole) == -1  # type: ignore[arg-type]

@@ -3,9 +3,9 @@
 Only of small variables are there per-example gradients: of biases, scales, small kernels.
 """
 
-from dp_sparse.clipping.audit import Seeds, metric_variables
+from dp_sparse.clipping.audit import Seeds
 from dp_sparse.clipping.gradients import ClippedSums, Scaled, clip, scaled
-from dp_sparse.clipping.graph_audit import audited, reading_none_of
+from dp_sparse.clipping.graph_audit import audited, update_from
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
 from dp_sparse.clipping.machine_check import self_check
 from dp_sparse.clipping.observation import Observer, Used, count_tensors, not_zero
@@ -26,6 +26,7 @@ from dp_sparse.clipping.survey import (
     tapped_layers,
 )
 from dp_sparse.clipping.tap import BeforeLookup
+from dp_sparse.clipping.unnoised import metric_variables, trains
 
 __all__ = [
     "STYLES",
@@ -48,7 +49,6 @@ __all__ = [
     "embedding_tables",
     "metric_variables",
     "not_zero",
-    "reading_none_of",
     "record",
     "recorded_tensors",
     "require_batch_leads",
@@ -57,4 +57,6 @@ __all__ = [
     "survey",
     "tables_read_whole",
     "tapped_layers",
+    "trains",
+    "update_from",
 ]

@@ -10,6 +10,7 @@ import tensorflow as tf
 from dp_sparse.clipping.graph_audit import own_operations
 from dp_sparse.clipping.rules import Rule, covers_inner_layers
 from dp_sparse.clipping.survey import own_variables
+from dp_sparse.clipping.unnoised import metric_variables
 from dp_sparse.errors import UnsupportedLayerError
 
 Seeds: TypeAlias = Callable[[int, str], tf.Tensor]  # from a number in the pass and a dtype, `[2]`
@@ -89,14 +90,6 @@ class Audit(keras.StatelessScope):
         lines = [f"- {path}: {mend}." for paths, mend in problems for path in dict.fromkeys(paths)]
         if lines:
             raise UnsupportedLayerError("Cannot train privately:\n" + "\n".join(lines))
-
-
-def metric_variables(model: keras.Model) -> list[keras.Variable]:
-    """Those of all metrics of a model: statistics of past batches, without noise."""
-    compiled = model._compile_metrics
-    given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
-    metrics = [*model.metrics, *tf.nest.flatten(given)]  # some are built with their first batch
-    return [v for m in metrics if isinstance(m, keras.metrics.Metric) for v in m.variables]
 
 
 def _is_seed(variable: keras.Variable) -> bool:

@@ -6,21 +6,24 @@ of them must be known to be harmless, in the functions that the graph calls, too
 step is traced, and none when it runs.
 
 ### Formal Guarantees
-Of what is traced inside `audited`, nothing outlives the step but assignments to `writable`, and no
-random number can be foretold from constants. Whoever runs such code eagerly is not covered, so
-private steps are always traced.
+Of what is traced inside `audited`, nothing outlives the step but assignments to `writable`, no
+random number can be foretold from constants, and no statistic of training without noise is read. Of
+what is traced inside `update_from`, nothing but what was released depends on the batch. Whoever
+runs such code eagerly is not covered, so private steps are always traced.
 """
 
 import contextlib
 import contextvars
 import dataclasses
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping.unnoised import unnoised_variables
 from dp_sparse.errors import PrivacyError, UnsupportedLayerError
 
 _HARMLESS = re.compile(
@@ -65,6 +68,7 @@ class _Audit:
     own: list[range] = dataclasses.field(default_factory=list)
 
 
+_RELEASED: weakref.WeakKeyDictionary[tf.Graph, set[Any]] = weakref.WeakKeyDictionary()
 _CURRENT: contextvars.ContextVar[_Audit | None] = contextvars.ContextVar("audit", default=None)
 
 
@@ -93,31 +97,47 @@ def audited(
         _CURRENT.reset(token)
     own = {place for places in audit.own for place in places}
     made = enumerate(audit.graph.get_operations()[start:], start)
-    lines = _problems([op for place, op in made if place not in own], _handles(writable()))
+    operations, written = [op for place, op in made if place not in own], _handles(writable())
+    lines = _problems(operations, written)
+    lines += [
+        f"- {name}: reads a statistic of training, which has no noise. Leave it out."
+        for name in _reading(operations, _handles(unnoised_variables()) - written)
+    ]
     if lines:
         raise kind("Cannot train privately:\n" + "\n".join(dict.fromkeys(lines)))
 
 
 @contextlib.contextmanager
-def reading_none_of(variables: Callable[[], Sequence[keras.Variable]]) -> Iterator[None]:
-    """Reads what is traced inside, an update, which may not depend on training metrics.
+def update_from(released: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Reads what is traced inside, an update, which may use `released` of a batch and nothing else.
 
-    Args:
-        variables: Gives, afterwards, the metrics' own.
+    Neither tensors of the step that Python kept, nor statistics of training without noise. Of
+    several replicas, traced in turns, each may use what is released to the others.
 
     Raises:
-        PrivacyError: A schedule, regulariser, constraint or optimizer reads one of them.
+        PrivacyError: A schedule, regulariser, constraint or optimizer does.
     """
     graph = tf.compat.v1.get_default_graph()
     start = 0 if tf.executing_eagerly() else len(graph.get_operations())
+    symbolic = (tensor.ref() for tensor in released if tf.is_symbolic_tensor(tensor))
+    _RELEASED.setdefault(graph, set()).update(symbolic)
     yield
     if tf.executing_eagerly():
         return
-    found = _reading(graph.get_operations()[start:], _handles(variables()))
+    made = graph.get_operations()[start:]
+    unnoised = _handles(unnoised_variables())
+    found = _reading(made, unnoised)
     if found:
         raise PrivacyError(
             f"The update reads a training metric, which no noise covers, in {found[0]}. Leave "
             "metrics out of schedules, regularizers, constraints and optimizers."
+        )
+    found = _foreign(made, _RELEASED[graph], unnoised)
+    if found:
+        raise PrivacyError(
+            f"The update uses what the step computed of its batch, which no noise covers, in "
+            f"{found[0]}. Leave tensors of layers, losses and metrics out of schedules, "
+            "regularizers, constraints and optimizers."
         )
 
 
@@ -133,10 +153,11 @@ def own_operations() -> Iterator[None]:
     audit.own.append(range(start, len(audit.graph.get_operations())))
 
 
-def _handles(variables: Sequence[keras.Variable]) -> set[Any]:
+def _handles(variables: Sequence[keras.Variable | tf.Variable]) -> set[Any]:
     """Of every copy of the variables that a strategy keeps."""
     copies_of = tf.distribute.get_strategy().experimental_local_results
-    return {copy.handle.ref() for variable in variables for copy in copies_of(variable.value)}
+    values = [v if isinstance(v, tf.Variable) else v.value for v in variables]
+    return {copy.handle.ref() for value in values for copy in copies_of(value)}
 
 
 def _problems(
@@ -175,6 +196,36 @@ def _reading(operations: Sequence[tf.Operation], handles: set[Any], caller: str 
                 inner = handles | _passed_on(op, function.graph, handles)
                 names += _reading(function.graph.get_operations(), inner, name)
     return names
+
+
+def _foreign(
+    operations: Sequence[tf.Operation], released: set[Any], unnoised: set[Any]
+) -> list[str]:
+    """Names of these operations that have effects, and use data of before that is not released.
+
+    Constants and weights may be used.
+    """
+    made, known = set(operations), {ref.deref().op for ref in released}
+    ends = lambda op: op in known or (op not in made and op.op_def.is_stateful)  # noqa: E731
+
+    def is_data(op: tf.Operation) -> bool:
+        if op in known or op.type in ("Const", "VarHandleOp", "NoOp"):
+            return False
+        if _READS.fullmatch(op.type):
+            return _is_one_of(op.inputs[0], unnoised)
+        if op.type != "Placeholder":
+            return True
+        [argument] = op.outputs
+        captured = _outside(argument)
+        inner = [root for t in captured if tf.is_symbolic_tensor(t) for root in _roots(t, ends)]
+        return any(map(is_data, inner)) if captured else argument.dtype != tf.resource
+
+    effects = [op for op in operations if op.op_def.is_stateful and op.type != "Assert"]
+    return [
+        op.name
+        for op in effects
+        if any(is_data(root) for source in op.inputs for root in _roots(source, ends))
+    ]
 
 
 def _is_harmful(op: tf.Operation) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.uses import Use, exact, fields_of
+from dp_sparse.clipping.uses import Use, exact, fields_of, scalars_of
 
 _HALF_PRECISION = ("bfloat16", "float16")
 
@@ -44,19 +44,25 @@ class Observer:
     """A pass, made ready for batches of any size at the cost of one more trace.
 
     Attributes:
+        fixed: One that takes batches of one known shape alone, that of training under XLA.
         names: What each number that `coupled` gives stands for.
         half_precision: Whether some layer computes in bfloat16 or float16.
     """
 
-    def __init__(self, model: keras.Model, recorded: RecordedPass, batch: Any) -> None:
+    def __init__(
+        self, model: keras.Model, recorded: RecordedPass, batch: Any, of_one_shape: bool = False
+    ) -> None:
+        self.fixed: Observer | None = None
         self.names: list[str] = []
         self.half_precision = any(
             layer.compute_dtype in _HALF_PRECISION for layer in model._flatten_layers()
         )
         self._recorded = recorded
+        lead = (lambda shape: shape[:1]) if of_one_shape else (lambda shape: [None])
         specs = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), batch
+            lambda leaf: tf.TensorSpec([*lead(leaf.shape), *leaf.shape[1:]], leaf.dtype), batch
         )
+        self._specs = specs if of_one_shape else None
         # Written out at each of its calls it would be optimised, and so round, in another way.
         apart = {"_noinline": True}
         function = tf.function(self._trace, autograph=False, experimental_attributes=apart)
@@ -64,6 +70,10 @@ class Observer:
 
     def __call__(self, batch: Any) -> Observation:
         """What the pass records of `batch`."""
+        if self._specs is not None:
+            batch = tf.nest.map_structure(
+                lambda leaf, spec: tf.ensure_shape(leaf, spec.shape), batch, self._specs
+            )
         return self._observe(batch)
 
     def not_zero(self, batch: Any) -> tf.Tensor:
@@ -131,7 +141,7 @@ class _Named(NamedTuple):
 
 
 def _tensors(uses: Used, losses: tf.Tensor) -> tuple[list[_Named], list[tf.Tensor]]:
-    """What clipping reads: floating tensors, and integers; each once."""
+    """What clipping reads: floating tensors, and integers; each once, one of all as each one's."""
     floats, integers = [_Named("the loss", losses, False)], []
     seen: set[int] = set()
     for variable, use in uses:
@@ -143,6 +153,8 @@ def _tensors(uses: Used, losses: tf.Tensor) -> tuple[list[_Named], list[tf.Tenso
                 floats.append(_Named(variable.path, tensor, use.holds_gradients))
             else:
                 integers.append(tf.cast(tensor, tf.int64))
+        for scalar in scalars_of(use):
+            integers.append(tf.fill([tf.shape(losses)[0], 1], tf.cast(scalar, tf.int64)))
     return floats, integers
 
 

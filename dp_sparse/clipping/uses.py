@@ -309,9 +309,17 @@ def joined(uses: Sequence[Use]) -> Use:
 
 def fields_of(use: Use) -> list[tf.Tensor]:
     """All tensors that a use holds of its examples, each `[batch, ...]`."""
+    return [tensor for tensor in _tensors_of(use) if tensor.shape.rank != 0]
+
+
+def scalars_of(use: Use) -> list[tf.Tensor]:
+    """All tensors that a use holds of its batch, which no example may decide."""
+    return [tensor for tensor in _tensors_of(use) if tensor.shape.rank == 0]
+
+
+def _tensors_of(use: Use) -> list[tf.Tensor]:
     fields = [getattr(use, field.name) for field in dataclasses.fields(use)]  # type: ignore[arg-type]
-    tensors = [value for value in tf.nest.flatten(fields) if tf.is_tensor(value)]
-    return [tensor for tensor in tensors if tensor.shape.rank != 0]
+    return [value for value in tf.nest.flatten(fields) if tf.is_tensor(value)]
 
 
 def squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:

@@ -22,6 +22,10 @@ class StepDiagnostics:
         self.isolation = isolation.Progress()
         self.rows = tf.Variable([], shape=[None], dtype=tf.int64, trainable=False)
 
+    def unnoised_variables(self) -> list[tf.Variable]:
+        """All that follow from batches without noise, which the rows do not."""
+        return [self.examples, self.clipped, self.not_finite, *self.isolation.variables()]
+
     def start(self, num_tables: int) -> None:
         """One total of rows for each table."""
         with tf.init_scope():

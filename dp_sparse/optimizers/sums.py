@@ -32,3 +32,8 @@ class PrivateSums:
 
     dense: list[tuple[keras.Variable, tf.Tensor]]
     tables: list[tuple[keras.Variable, tf.IndexedSlices]]
+
+    def tensors(self) -> list[tf.Tensor]:
+        """All that they hold."""
+        rows = [each for _, slices in self.tables for each in tf.nest.flatten(slices, True)]
+        return [*(total for _, total in self.dense), *rows]

@@ -8,6 +8,7 @@ from tests.attacks import (
     mixing_losses,
     mixing_positions,
     pipelines,
+    reaching,
     resuming,
     settings,
     state,
@@ -29,6 +30,7 @@ CATALOGUE: list[Entry] = [
     *examples.ENTRIES,
     *pipelines.ENTRIES,
     *steering.ENTRIES,
+    *reaching.ENTRIES,
     *tables.ENTRIES,
     *settings.ENTRIES,
 ]

@@ -27,6 +27,11 @@ def known(make: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
     return model
 
 
+def model_that_trains() -> keras.Model | None:
+    """The last that `known` made."""
+    return _MODELS[0] if _MODELS else None
+
+
 def training_loss() -> tf.Tensor:
     """The mean loss of the batches so far, which no noise covers."""
     return tf.cast(_MODELS[0].metrics[0].result(), tf.float32)

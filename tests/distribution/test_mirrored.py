@@ -114,7 +114,7 @@ def test_noise_and_rows_are_drawn_once(method: str) -> None:
     quiet, _ = trained(1, METHODS[method], noise_multiplier=1e-6)
     pairs = zip(one.get_weights(), quiet.get_weights(), strict=True)
     moved = [np.abs(a - b).max() for a, b in pairs]
-    assert min(moved) > 5e-5  # so that equal means something
+    assert min(moved) > 1e-5  # ten times what `assert_same` lets pass
 
 
 @pytest.mark.usefixtures("no_noise")

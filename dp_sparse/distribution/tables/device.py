@@ -82,7 +82,10 @@ def observed(
         return found.uses, found.losses, found.recording.seeds_drawn > 0
 
     company = own, activations
-    return clipping.Observer(model, observe, company), company
+    observer = clipping.Observer(model, observe, company)
+    if all(leaf.shape[0] is not None for leaf in tf.nest.flatten(company)):
+        observer.fixed = clipping.Observer(model, observe, company, of_one_shape=True)
+    return observer, company
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Training with an embedding layer: the host prepares a batch, the device trains on it."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import keras
@@ -242,13 +241,14 @@ class _Steps:
             return found, [(check.condition, check.values) for check in made]
 
         found, outcomes = self._strategy.run(of_replica, args=(batch, draw))
+        dense = [self._summed(total) for total in found["dense"]]
         with tf.control_dependencies(self._checks(made, outcomes)):  # counts of steps wait, too
             if not self._tables.on_tpu:  # before the update: regularisers count at the same weights
                 data = batch["x"], batch["y"], batch["weights"]
                 kept = found["outputs"], found["losses"], found["output_losses"]
                 metrics.update(self._model, data, *kept)
-            with clipping.reading_none_of(partial(clipping.metric_variables, self._model)):
-                self._apply([self._summed(total) for total in found["dense"]], draw)
+            with clipping.update_from([*dense, *draw]):
+                self._apply(dense, draw)
             totals = self._optimizer.diagnostics
             totals.add(self._own(found["counts"]))
             totals.rows.assign_add(tf.cast(self._own(found["rows"]), tf.int64))

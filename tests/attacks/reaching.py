@@ -1,0 +1,243 @@
+"""What the step computed of its batch reaches the update, or the next step, beside the noise."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import keras_hub
+import numpy as np
+import tensorflow as tf
+
+from tests.attacks.entries import MIXES, REFUSED, Entry
+from tests.attacks.measuring import Problem
+from tests.attacks.roads import Road, measured
+from tests.attacks.steering import dense, known, model_that_trains
+from tests.attacks.towers import WIDTH, layer, numbers
+
+_KEPT: dict[str, tf.Tensor] = {}  # tensors that Python code keeps while a step is traced
+_OTHERS: list[keras.Model] = []  # a model that trained before
+CLIP = 0.1
+
+
+class Keeping(keras.metrics.Metric):
+    """A metric that keeps what it was given."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        _KEPT["metric"] = tf.reduce_mean(y_pred)
+
+    def result(self) -> Any:
+        return tf.constant(0.0)
+
+
+class KeepingModel(keras.Model):
+    """A model that keeps what its metrics are given."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        _KEPT["model"] = tf.reduce_mean(y_pred)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+class KeepingFirst(keras.layers.Layer):
+    """A layer that keeps what it was called on first, which is the pass that is released."""
+
+    def call(self, values: Any) -> Any:
+        if "layer" not in _KEPT and not isinstance(values, keras.KerasTensor):
+            _KEPT["layer"] = tf.reduce_mean(values)
+        return values
+
+
+class KeptRegularizer(keras.regularizers.Regularizer):
+    """Its gradient is what was kept."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, weights: Any) -> Any:
+        return _KEPT.get(self._name, 0.0) * tf.reduce_sum(tf.convert_to_tensor(weights))
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self._name}
+
+
+class KeptConstraint(keras.constraints.Constraint):
+    """Moves weights by what was kept."""
+
+    def __call__(self, weights: Any) -> Any:
+        return weights + _KEPT.get("metric", 0.0)
+
+
+class Rate(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that follows from a number."""
+
+    def __init__(self, number: Callable[[], Any]) -> None:
+        self._number = number
+
+    def __call__(self, step: Any) -> Any:
+        return (1 / CLIP) * (1 + tf.abs(tf.cast(self._number(), tf.float32)))
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def counts() -> tf.Tensor:
+    """How many examples were clipped so far, which reports read and no noise covers."""
+    model = model_that_trains()
+    optimizer = None if model is None else model.optimizer
+    return (
+        tf.constant(0.0) if optimizer is None else tf.cast(optimizer.diagnostics.clipped, "float32")
+    )
+
+
+def loss_by_counts(y: Any, prediction: Any) -> Any:
+    return tf.reduce_sum(tf.square(prediction - y), axis=-1) * (1 + counts())
+
+
+def of_another_model() -> tf.Tensor:
+    return _OTHERS[0].metrics[0].result()
+
+
+def keeps_itself() -> keras.Model:
+    inputs = keras.Input((WIDTH,))
+    head = keras.layers.Dense(1, kernel_regularizer=KeptRegularizer("model"))
+    return KeepingModel(inputs, head(inputs))
+
+
+def keeps_first() -> keras.Model:
+    inputs = keras.Input((WIDTH,))
+    head = keras.layers.Dense(1, kernel_regularizer=KeptRegularizer("layer"))
+    return keras.Model(inputs, head(KeepingFirst()(inputs)))
+
+
+def reads_counts() -> keras.Model:
+    inputs = keras.Input((WIDTH,))
+    return keras.Model(inputs, keras.layers.Dense(1)(layer(lambda v: v * (1 + counts()))(inputs)))
+
+
+class StartByTheBatch(keras.layers.Layer):
+    """Positions that begin where the batch says, of a table whose rows are still alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = keras_hub.layers.PositionEmbedding(16, initializer="zeros")
+
+    def build(self, shape: Any) -> None:
+        self.positions.build(shape)
+
+    def call(self, values: Any) -> Any:
+        start = tf.math.count_nonzero(values[:, 0, 0] > 0, dtype=tf.int32)
+        return self.positions(values, start_index=start)
+
+
+def starts() -> keras.Model:
+    inputs = keras.Input((3, 2))
+    return keras.Model(
+        inputs, keras.layers.Dense(1)(keras.layers.Flatten()(StartByTheBatch()(inputs)))
+    )
+
+
+def sequences() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    x = np.abs(rng.normal(size=(8, 3, 2))).astype(np.float32)
+    return x, 100 * np.abs(rng.normal(size=(8, 1))).astype(np.float32)
+
+
+def where_known(values: Any) -> Any:
+    """Mixes only where Python sees how many examples there are."""
+    return values if values.shape[0] is None else values - 5 * tf.reduce_mean(values, axis=0)
+
+
+def loss_where_known(y: Any, prediction: Any) -> Any:
+    losses = tf.reduce_mean(tf.square(prediction - y), axis=-1)
+    return losses if losses.shape[0] is None else losses * tf.reduce_mean(y)
+
+
+def mixes_where_known() -> keras.Model:
+    inputs = keras.Input((WIDTH,))
+    return keras.Model(inputs, keras.layers.Dense(1)(layer(where_known)(inputs)))
+
+
+def reached(
+    make: Callable[[], keras.Model], wrapped: Any = None, metrics: Any = None, loss: Any = "mse"
+) -> Callable[[Road], float]:
+    """A problem in which something kept or read reaches what it should not."""
+
+    def attack(road: Road) -> float:
+        _KEPT.clear()
+        fields = {} if wrapped is None else {"wrapped": wrapped()}
+        compiled = {} if metrics is None else {"metrics": [metrics()]}
+        problem = Problem(
+            known(make), numbers(), loss, (1,), CLIP, optimizer=fields, compiled=compiled
+        )
+        return measured(problem)(road)
+
+    return attack
+
+
+def after_another(attack: Callable[[Road], float]) -> Callable[[Road], float]:
+    """The same once another model has trained."""
+
+    def both(road: Road) -> float:
+        assert reached(dense())(road) <= 1.001
+        model = model_that_trains()
+        assert model is not None
+        _OTHERS[:] = [model]
+        return attack(road)
+
+    return both
+
+
+def by(number: Callable[[], Any]) -> Callable[[], keras.optimizers.Optimizer]:
+    return lambda: keras.optimizers.SGD(Rate(number))
+
+
+_KNOWN_ONLY = "xla"  # where Python sees the size of a batch
+
+ENTRIES = [
+    Entry(f"reaching: {name}", attack, REFUSED, roads, elsewhere=False)
+    for name, attack, roads in [
+        (
+            "a metric's tensor in a regulariser",
+            reached(dense(kernel_regularizer=KeptRegularizer("metric")), metrics=Keeping),
+            ("graph", "eager", "xla", "mirrored", "stream", "train"),
+        ),
+        (
+            "a metric's tensor in a constraint",
+            reached(dense(kernel_constraint=KeptConstraint()), metrics=Keeping),
+            ("graph",),
+        ),
+        (
+            "a metric's tensor in a schedule",
+            reached(dense(), by(lambda: _KEPT.get("metric", 0.0)), Keeping),
+            ("graph",),
+        ),
+        ("a model's tensor in a regulariser", reached(keeps_itself), ("graph",)),
+        ("a layer's first tensor in a regulariser", reached(keeps_first), ("graph",)),
+        ("counts of examples in a schedule", reached(dense(), by(counts)), ("graph", "xla")),
+        ("counts of examples in a layer", reached(reads_counts), ("graph", "xla")),
+        ("counts of examples in a loss", reached(dense(), loss=loss_by_counts), ("graph", "xla")),
+        (
+            "another model's training loss in a schedule",
+            after_another(reached(dense(), by(of_another_model))),
+            ("graph",),
+        ),
+    ]
+] + [
+    Entry(name, measured(of), MIXES, roads, elsewhere=False)
+    for name, of, roads in [
+        (
+            "positions that begin where the batch says",
+            Problem(starts, sequences, removed=(0, 3)),
+            ("graph", "microbatches", "xla", "mirrored"),
+        ),
+        (
+            "a layer that mixes where the batch's size is known",
+            Problem(mixes_where_known, numbers(), removed=(0, 1)),
+            (_KNOWN_ONLY,),
+        ),
+        (
+            "a loss that mixes where the batch's size is known",
+            Problem(dense(), numbers(), loss_where_known, removed=(0, 1)),
+            (_KNOWN_ONLY,),
+        ),
+    ]
+]
