@@ -218,13 +218,17 @@ def _foreign(
         [argument] = op.outputs
         captured = _outside(argument)
         inner = [root for t in captured if tf.is_symbolic_tensor(t) for root in _roots(t, ends)]
-        return any(map(is_data, inner)) if captured else argument.dtype != tf.resource
+        if captured or op in made:  # or a number of Python's that is asked for at each call
+            return any(map(is_data, inner))
+        return argument.dtype != tf.resource
 
     effects = [op for op in operations if op.op_def.is_stateful and op.type != "Assert"]
     return [
-        op.name
+        f"{op.name} (from {root.name})"
         for op in effects
-        if any(is_data(root) for source in op.inputs for root in _roots(source, ends))
+        for source in op.inputs
+        for root in _roots(source, ends)
+        if is_data(root)
     ]
 
 
