@@ -7,7 +7,7 @@ step is traced, and none when it runs.
 
 ### Formal Guarantees
 Of what is traced inside `audited`, nothing outlives the step but assignments to `writable`, no
-random number can be foretold from constants, and no statistic of training without noise is read. Of
+random number can be foretold from constants, and what trains reads no statistic without noise. Of
 what is traced inside `update_from`, nothing but what was released depends on the batch. Whoever
 runs such code eagerly is not covered, so private steps are always traced.
 """
@@ -76,12 +76,14 @@ _CURRENT: contextvars.ContextVar[_Audit | None] = contextvars.ContextVar("audit"
 def audited(
     kind: type[Exception] = UnsupportedLayerError,
     writable: Callable[[], Sequence[keras.Variable]] = list,
+    trains: bool = True,
 ) -> Iterator[None]:
     """Reads every operation that is traced inside; eagerly there is no graph to be read.
 
     Args:
         kind: What to raise.
         writable: Gives, afterwards, the variables that may be assigned.
+        trains: Whether it has a part in training, so that it may read no statistics without noise.
 
     Raises:
         `kind`, with each operation that is not known to be harmless, under the names of its layers.
@@ -99,9 +101,10 @@ def audited(
     made = enumerate(audit.graph.get_operations()[start:], start)
     operations, written = [op for place, op in made if place not in own], _handles(writable())
     lines = _problems(operations, written)
+    unnoised = _handles(unnoised_variables()) if trains else set()
     lines += [
-        f"- {name}: reads a statistic of training, which has no noise. Leave it out."
-        for name in _reading(operations, _handles(unnoised_variables()) - written)
+        f"- {name}: reads a metric's variable, which has no noise. Leave it out."
+        for name in _reading(operations, unnoised)
     ]
     if lines:
         raise kind("Cannot train privately:\n" + "\n".join(dict.fromkeys(lines)))

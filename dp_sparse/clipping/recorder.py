@@ -96,7 +96,7 @@ def record(
             stack.enter_context(_tapped(layer, rule, tap, audit))
         with audit:
             outputs = model(x, training=True)
-    audit.refuse()
+        audit.refuse()  # first, since it names variables
     return Recording(outputs, records, audit.seeds_drawn())
 
 
