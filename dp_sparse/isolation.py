@@ -20,7 +20,8 @@ at random, but 64 at least.
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -156,13 +157,13 @@ def coupled(
     batch, present = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), (batch, present))
     trial = _Trial(observer, batch, present, _order(present, seed // 2), observer(batch))
     first_stays = seed % 2 > 0
-    worst = _others_replaced(trial, first_stays)
-    for due, company in (
-        (tf.equal(seed, 0), lambda: _others_replaced(trial, ~first_stays)),
-        (True, lambda: _few(trial)),
-        (True, lambda: _one_alone(trial)),
-    ):
-        worst = tf.cond((worst < 0) & due, company, functools.partial(tf.identity, worst))
+    companies = [
+        lambda: _others_replaced(trial, ~first_stays),
+        lambda: _others_replaced(trial, first_stays),
+        lambda: _few(trial),
+        lambda: _one_alone(trial),
+    ]
+    worst = _first_found(trial, companies, tf.where(tf.equal(seed, 0), 0, 1))
     if observer.fixed is None:
         return worst
     due = tf.equal(seed, 0) | whole
@@ -177,9 +178,45 @@ def _of_one_shape(observer: Observer, batch: Any, present: tf.Tensor, seed: tf.T
     assert observer.fixed is not None
     order = _order(present, seed)
     trial = _Trial(observer.fixed, batch, present, order, observer.fixed(batch))
-    worst = _others_replaced(trial, tf.constant(True))
-    other = lambda: _others_replaced(trial, tf.constant(False))  # noqa: E731
-    return tf.cond(worst < 0, other, lambda: tf.identity(worst))
+    companies = [
+        lambda: _others_replaced(trial, tf.constant(True)),
+        lambda: _others_replaced(trial, tf.constant(False)),
+    ]
+    return _first_found(trial, companies, tf.constant(0))
+
+
+class _Company(NamedTuple):
+    """Examples that are taken together, and how their observation is compared.
+
+    Attributes:
+        rows: Their places in the batch, int32 `[company]`.
+        compared: Which of them, bool `[company]`.
+        tolerance: Relative, float32 scalar.
+        least: How many must differ, int32 scalar.
+    """
+
+    rows: tf.Tensor
+    compared: tf.Tensor
+    tolerance: tf.Tensor
+    least: tf.Tensor
+
+
+def _first_found(
+    trial: "_Trial", companies: Sequence[Callable[[], _Company]], first: tf.Tensor
+) -> tf.Tensor:
+    """What `coupled` gives, of these companies in turn from the `first` on.
+
+    A loop, so that what compares them is traced once.
+    """
+
+    def of_one(number: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        rows, compared, tolerance, least = tf.switch_case(number, companies)
+        differ = trial.differ(rows, tolerance) & compared[:, tf.newaxis]
+        return number + 1, _worst(differ, least)
+
+    none = tf.constant(-1, tf.int32)
+    until = lambda number, worst: (number < len(companies)) & (worst < 0)  # noqa: E731
+    return tf.while_loop(until, of_one, (first, none), parallel_iterations=1)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +237,7 @@ class _Trial:
     order: tf.Tensor
     reference: Observation
 
-    def differ(self, rows: tf.Tensor, tolerance: float | tf.Tensor) -> tf.Tensor:
+    def differ(self, rows: tf.Tensor, tolerance: tf.Tensor) -> tf.Tensor:
         """What is recorded of the examples `rows`, taken together, is not what it was.
 
         An example's part of a tensor is compared relative to its own size and to a hundredth of
@@ -226,7 +263,7 @@ class _Trial:
         return tolerance * (_HALF_PRECISION if self.observer.half_precision else 1)
 
 
-def _others_replaced(trial: _Trial, first_stays: tf.Tensor) -> tf.Tensor:
+def _others_replaced(trial: _Trial, first_stays: tf.Tensor) -> _Company:
     """A half of the examples stays in its places, copies of it fill those of the others.
 
     The first check keeps one half and then the other, so that every place is replaced and every
@@ -240,10 +277,10 @@ def _others_replaced(trial: _Trial, first_stays: tf.Tensor) -> tf.Tensor:
     copied = tf.minimum(begin + rank % tf.maximum(end - begin, 1), tf.size(rank) - 1)
     copies = tf.gather(trial.order, copied)
     rows = tf.where(kept | (trial.present <= 0), places, copies)
-    return _worst(trial.differ(rows, _SAME_SHAPE) & kept[:, tf.newaxis], 1)
+    return _Company(rows, kept, tf.constant(_SAME_SHAPE), tf.constant(1))
 
 
-def _few(trial: _Trial) -> tf.Tensor:
+def _few(trial: _Trial) -> _Company:
     """Few of the examples in another order, and one of them twice.
 
     With random layers they are the first ones in their places, which have their masks.
@@ -256,16 +293,15 @@ def _few(trial: _Trial) -> tf.Tensor:
     comparable = tf.gather(trial.present > 0, again) & (~random | (tf.range(few + 1) < few))
     several = tf.math.count_nonzero(comparable, dtype=tf.int32) > 1
     tolerance = tf.where(several, trial.other_shape(_OTHER_SHAPE), trial.other_shape(_ALONE))
-    differ = trial.differ(again, tolerance)
     many = tf.math.count_nonzero(comparable, dtype=tf.int32) > 8
-    return _worst(differ & comparable[:, tf.newaxis], tf.where(many, 2, 1))
+    return _Company(again, comparable, tolerance, tf.where(many, 2, 1))
 
 
-def _one_alone(trial: _Trial) -> tf.Tensor:
+def _one_alone(trial: _Trial) -> _Company:
     """The first example that is there, alone."""
     other_mask = trial.reference.random & (trial.order[0] > 0)
-    differ = trial.differ(trial.order[:1], trial.other_shape(_ALONE))
-    return _worst(differ & ~other_mask, 1)
+    tolerance = tf.constant(trial.other_shape(_ALONE))
+    return _Company(trial.order[:1], ~other_mask[tf.newaxis], tolerance, tf.constant(1))
 
 
 def _order(present: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
