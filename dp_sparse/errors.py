@@ -17,18 +17,24 @@ from dp_sparse import xla
 _MARK = "dp_sparse refuses: "
 
 
-class PrivacyError(RuntimeError):
+class _OfTracing:
+    """What autograph would wrap in an error of its own if it were not told to pass it through."""
+
+    ag_pass_through = True
+
+
+class PrivacyError(_OfTracing, RuntimeError):
     """The requested operation would void the privacy guarantee."""
 
 
-class UnsupportedLayerError(ValueError):
+class UnsupportedLayerError(_OfTracing, ValueError):
     """A layer's per-example gradients cannot be had.
 
     The message lists each layer's path and the mend.
     """
 
 
-class BadExampleError(ValueError):
+class BadExampleError(_OfTracing, ValueError):
     """A batch holds a value outside the range its layer or loss accepts."""
 
 

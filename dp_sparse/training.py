@@ -133,10 +133,11 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
             dataset = iterator.data_adapter.get_tf_dataset()
             spec = dataset.element_spec
             strategies.check_shared_out(model, dataset)
-        if model._distribute_strategy is None or not is_sampled(spec):
+        early = model._distribute_strategy is not None or (model.built and not _all_built(model))
+        if early and is_sampled(spec):
+            build_for(model, optimizer, spec)
+        else:
             stock_build(iterator=iterator, data_batch=data_batch)
-            return
-        build_for(model, optimizer, spec)
 
     model._maybe_symbolic_build = maybe_symbolic_build
     step = functools.partial(private_train_step, model, optimizer)
@@ -268,9 +269,16 @@ def build_for(model: keras.Model, optimizer: PrivateOptimizer, batch: Any) -> No
     """
     x, y, _ = batch
     with tf.init_scope(), model.distribute_strategy.scope():
-        if not all(layer.built for layer in model._flatten_layers()):
+        if not _all_built(model):
             model._symbolic_build(data_batch=(x, y, None))  # weights may lack the losses' axes
+        if not _all_built(model):  # as a layer that is an activation, which needs a real call
+            specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), x)
+            tf.function(model, autograph=False).get_concrete_function(specs)
         _build_optimizer(model, optimizer)
+
+
+def _all_built(model: keras.Model) -> bool:
+    return all(layer.built for layer in model._flatten_layers())
 
 
 def _build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:

@@ -40,6 +40,7 @@ _CONSOLE = "Print", "PrintV2"
 _SENDS = "CollectiveBcastSend", "CollectiveBcastSendV2"  # a new variable's value, to other workers
 _WITHOUT_STATE = re.compile("PyFuncStateless|Debug.*")  # which TensorFlow does not mark as stateful
 _READS = re.compile("ReadVariableOp|ResourceGather(Nd)?")
+_CALLS = re.compile("(Stateful)?PartitionedCall")
 _ASSIGNMENTS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|StridedSlice).*")
 _REASONS = {
     "Assign.*|Resource.*|LookupTable.*|Mut.*|.*Queue.*|.*Stage|.*Table.*|.*Accumul.*": (
@@ -62,10 +63,16 @@ _REASONS = {
 
 @dataclasses.dataclass
 class _Audit:
-    """The graph that is audited, and ranges of its operations that are the package's own."""
+    """The graph that is audited, and ranges of its operations.
+
+    Attributes:
+        own: The package's own.
+        recorded: Those of calls that are recorded.
+    """
 
     graph: tf.Graph
     own: list[range] = dataclasses.field(default_factory=list)
+    recorded: list[range] = dataclasses.field(default_factory=list)
 
 
 _RELEASED: weakref.WeakKeyDictionary[tf.Graph, set[Any]] = weakref.WeakKeyDictionary()
@@ -77,6 +84,7 @@ def audited(
     kind: type[Exception] = UnsupportedLayerError,
     writable: Callable[[], Sequence[keras.Variable]] = list,
     trains: bool = True,
+    recorded: Callable[[], Sequence[keras.Variable]] = list,
 ) -> Iterator[None]:
     """Reads every operation that is traced inside; eagerly there is no graph to be read.
 
@@ -84,6 +92,7 @@ def audited(
         kind: What to raise.
         writable: Gives, afterwards, the variables that may be assigned.
         trains: Whether it has a part in training, so that it may read no statistics without noise.
+        recorded: Gives, afterwards, the variables that only calls which are recorded may use.
 
     Raises:
         `kind`, with each operation that is not known to be harmless, under the names of its layers.
@@ -97,14 +106,19 @@ def audited(
         yield
     finally:
         _CURRENT.reset(token)
-    own = {place for places in audit.own for place in places}
-    made = enumerate(audit.graph.get_operations()[start:], start)
-    operations, written = [op for place, op in made if place not in own], _handles(writable())
-    lines = _problems(operations, written)
+    made = list(enumerate(audit.graph.get_operations()[start:], start))
+    operations, written = _outside_of(made, audit.own), _handles(writable())
     unnoised = _handles(unnoised_variables()) if trains else set()
+    lines = [
+        f"- {name}: calls a function that was made before (tf.function) and uses a layer's "
+        "weights, so their gradients cannot be recorded. Call the layer outside of it, or freeze "
+        "it with trainable=False."
+        for name in _using(_outside_of(made, audit.recorded), _handles(recorded()), _CALLS)
+    ]
+    lines += _problems(operations, written)
     lines += [
         f"- {name}: reads a metric's variable, which has no noise. Leave it out."
-        for name in _reading(operations, unnoised)
+        for name in _using(operations, unnoised, _READS)
     ]
     if lines:
         raise kind("Cannot train privately:\n" + "\n".join(dict.fromkeys(lines)))
@@ -129,7 +143,7 @@ def update_from(released: Sequence[tf.Tensor]) -> Iterator[None]:
         return
     made = graph.get_operations()[start:]
     unnoised = _handles(unnoised_variables())
-    found = _reading(made, unnoised)
+    found = _using(made, unnoised, _READS)
     if found:
         raise PrivacyError(
             f"The update reads a training metric, which no noise covers, in {found[0]}. Leave "
@@ -148,12 +162,29 @@ def update_from(released: Sequence[tf.Tensor]) -> Iterator[None]:
 def own_operations() -> Iterator[None]:
     """What is traced inside is the package's own, and not looked at."""
     audit = _CURRENT.get()
-    if audit is None:
+    with _in_range(audit, audit.own if audit else []):
         yield
-        return
-    start = len(audit.graph.get_operations())
+
+
+@contextlib.contextmanager
+def recorded_operations() -> Iterator[None]:
+    """What is traced inside is recorded, with the weights that it uses."""
+    audit = _CURRENT.get()
+    with _in_range(audit, audit.recorded if audit else []):
+        yield
+
+
+@contextlib.contextmanager
+def _in_range(audit: _Audit | None, ranges: list[range]) -> Iterator[None]:
+    start = len(audit.graph.get_operations()) if audit else 0
     yield
-    audit.own.append(range(start, len(audit.graph.get_operations())))
+    if audit:
+        ranges.append(range(start, len(audit.graph.get_operations())))
+
+
+def _outside_of(made: Sequence[tuple[int, Any]], ranges: list[range]) -> list[tf.Operation]:
+    inside = {place for places in ranges for place in places}
+    return [op for place, op in made if place not in inside]
 
 
 def _handles(variables: Sequence[keras.Variable | tf.Variable]) -> set[Any]:
@@ -187,17 +218,19 @@ def _problems(
     return lines
 
 
-def _reading(operations: Sequence[tf.Operation], handles: set[Any], caller: str = "") -> list[str]:
-    """Names of these operations that read one of the handles, also in functions they call."""
+def _using(
+    operations: Sequence[tf.Operation], handles: set[Any], types: re.Pattern[str], caller: str = ""
+) -> list[str]:
+    """Names of these operations, also in functions they call, that take one of the handles."""
     names: list[str] = []
     for op in operations:
         name = caller or op.name
-        if _READS.fullmatch(op.type) and _is_one_of(op.inputs[0], handles):
+        if types.fullmatch(op.type) and any(_is_one_of(t, handles) for t in op.inputs):
             names.append(name)
         for function in _called(op):
             if function is not None:
                 inner = handles | _passed_on(op, function.graph, handles)
-                names += _reading(function.graph.get_operations(), inner, name)
+                names += _using(function.graph.get_operations(), inner, types, name)
     return names
 
 

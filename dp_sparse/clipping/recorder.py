@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from dp_sparse import replicas
 from dp_sparse.clipping.audit import Audit, Seeds
-from dp_sparse.clipping.graph_audit import audited, own_operations
+from dp_sparse.clipping.graph_audit import audited, own_operations, recorded_operations
 from dp_sparse.clipping.rules import Rule
 from dp_sparse.clipping.survey import tapped_layers
 from dp_sparse.clipping.tap import BeforeLookup, Record, Tap
@@ -87,7 +87,7 @@ def record(
     audit = Audit(model, seeds)
     records: list[Record] = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(audited())
+        stack.enter_context(audited(recorded=lambda: model.trainable_variables))
         stack.enter_context(replicas.apart())
         for layer, rule in taps:
             tap = Tap(
@@ -108,7 +108,7 @@ def _tapped(layer: keras.layers.Layer, rule: Rule, tap: Tap, audit: "Audit") -> 
     def call(*args: Any, **kwargs: Any) -> Any:
         if audit.covers_all:
             return original(*args, **kwargs)
-        with audit.inside(layer, rule):
+        with audit.inside(layer, rule), recorded_operations():
             return rule(layer, original, tap, *args, **kwargs)
 
     layer.call = call

@@ -58,10 +58,9 @@ class Tap:
         """Asks for the cotangents of `targets`, and keeps what they will mean."""
         if _current_graph() is not self._graph:
             raise UnsupportedLayerError(
-                f"{self.path}: called inside a loop or a branch (tf.while_loop, tf.cond, map_fn), "
-                f"where its per-example "
-                "gradients cannot be recorded. Call the layer outside, or freeze it with "
-                "trainable=False."
+                f"{self.path}: called inside a loop, a branch or a function (tf.while_loop, "
+                "tf.cond, map_fn, tf.function), where its per-example gradients cannot be "
+                "recorded. Call the layer outside, or freeze it with trainable=False."
             )
         self._tape.watch(list(targets))
         self._records.append(Record(self.path, list(targets), uses_of))

@@ -171,9 +171,11 @@ def test_lora_of_a_layer_without_a_rule_for_it() -> None:
     assert_as_brute_force(model, values(4, 5, 3))  # the mend that the message names
 
 
-@pytest.mark.parametrize("kind", ["while_loop", "map_fn", "cond"])
+@pytest.mark.parametrize("kind", ["while_loop", "map_fn", "cond", "function"])
 def test_a_layer_in_a_loop_or_a_branch(kind: str) -> None:
     def call(model: Any, inputs: Any) -> Any:
+        if kind == "function":
+            return tf.function(lambda inputs: model.dense(inputs))(inputs)
         if kind == "map_fn":
             return tf.map_fn(lambda row: model.dense(row[tf.newaxis])[0], inputs)
         if kind == "cond":
@@ -187,19 +189,37 @@ def test_a_layer_in_a_loop_or_a_branch(kind: str) -> None:
         return hidden
 
     model = subclassed(call, dense=keras.layers.Dense(3, name="looped"))
-    y = np.ones(3, np.float32)
+    with pytest.raises(UnsupportedLayerError, match="looped") as caught:
+        recorded_in_a_graph(model)
+    assert "called inside a loop, a branch or a function" in str(caught.value)
+    assert "Call the layer outside" in str(caught.value)
 
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_layer_in_a_function_that_was_traced_before(nested: bool) -> None:
+    def call(model: Any, inputs: Any) -> Any:
+        made = vars(model).setdefault("made", tf.function(lambda inputs: model.dense(inputs)))
+        if not nested:
+            return made(inputs)
+        return tf.cond(tf.reduce_sum(inputs) > 0, lambda: made(inputs), lambda: 2 * made(inputs))
+
+    model = subclassed(call, dense=keras.layers.Dense(3))
+    traced = tf.function(model, autograph=False)
+    traced.get_concrete_function(tf.TensorSpec([3, 3]))
+    with pytest.raises(UnsupportedLayerError, match="calls a function that was made before"):
+        recorded_in_a_graph(model)
+    model.dense.trainable = False
+    recorded_in_a_graph(model)  # as the mend says
+
+
+def recorded_in_a_graph(model: keras.Model) -> None:
     @tf.function(autograph=False)
     def step(x: Any) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             clipping.record(model, x, tape, batch_capacity=3)
         return x
 
-    with pytest.raises(UnsupportedLayerError, match="looped") as caught:
-        step(tf.constant(values(3, 3)))
-    assert "called inside a loop or a branch" in str(caught.value)
-    assert "Call the layer outside" in str(caught.value)
-    del y
+    step(tf.constant(values(3, 3)))
 
 
 def test_a_disconnected_output() -> None:

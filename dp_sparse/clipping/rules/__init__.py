@@ -37,7 +37,6 @@ _RULES: dict[type[keras.layers.Layer], Rule] = {
     keras.layers.GroupNormalization: normalization.call_group_normalization,
     keras.layers.PReLU: prelu.call_prelu,
     **convolution.RULES,
-    **recurrent.RULES,
 }
 
 
@@ -60,7 +59,7 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
     """The rule of this exact layer class, or None."""
     kind = type(layer)
     by_name = (rule for name, rule in _RULES_BY_NAME.items() if _imported(name) is kind)
-    return _RULES.get(kind) or next(by_name, None)
+    return _RULES.get(kind) or recurrent.rule_for(layer) or next(by_name, None)
 
 
 def tables_of(layer: keras.layers.Layer) -> list[keras.Variable]:
@@ -86,7 +85,7 @@ def covers_inner_layers(rule: Rule) -> bool:
 
     The others leave them to rules of their own, like that of a PReLU that is a Dense's activation.
     """
-    return rule is fallback.call_any_layer or rule in recurrent.RULES.values()
+    return rule is fallback.call_any_layer or rule in recurrent.RULES
 
 
 def _imported(name: str) -> Any:

@@ -46,12 +46,32 @@ def call_any_layer(
         _refuse_the_batch(again, values, inputs, flat_outputs)
         with tf.control_dependencies(_same_sizes(layer, [*inputs, *flat_outputs])):
             own = tf.nest.map_structure(tf.identity, (inputs, cotangents))
-        per_example = tf.vectorized_map(lambda example: again.gradients(values, *example), own)
+        per_example = _mapped(lambda example: again.gradients(values, *example), own)
         uses = zip(variables, per_example, strict=True)
         return [(variable, Direct(tf.cast(gradient, tf.float32))) for variable, gradient in uses]
 
     tap.watch(flat_outputs, uses_of)
     return outputs
+
+
+def _mapped(function: Callable[[Any], list[tf.Tensor]], examples: Any) -> list[tf.Tensor]:
+    """`function` of each example; one that is alone is taken twice.
+
+    TensorFlow's loops (as an LSTMCell's) cannot be vectorised over one element.
+    """
+    leaf = tf.nest.flatten(examples)[0]
+    if leaf.shape[0] not in (None, 1):
+        return tf.vectorized_map(function, examples)
+    size = tf.shape(leaf)[0]
+
+    def twice() -> Any:
+        return tf.nest.map_structure(lambda values: tf.concat([values, values], 0), examples)
+
+    def themselves() -> Any:
+        return tf.nest.map_structure(tf.identity, examples)
+
+    enough = twice() if leaf.shape[0] == 1 else tf.cond(tf.equal(size, 1), twice, themselves)
+    return [values[:size] for values in tf.vectorized_map(function, enough)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -282,8 +282,15 @@ def _value(cell: Any, variable: keras.Variable) -> tf.Tensor:
     return tf.cast(variable.value, cell.compute_dtype)
 
 
-RULES: dict[type[keras.layers.Layer], Callable[..., Any]] = {
-    keras.layers.SimpleRNN: call_simple_rnn,
-    keras.layers.LSTM: call_lstm,
-    keras.layers.GRU: call_gru,
+_OF_CELLS: dict[type[keras.layers.Layer], Callable[..., Any]] = {
+    keras.layers.SimpleRNNCell: call_simple_rnn,
+    keras.layers.LSTMCell: call_lstm,
+    keras.layers.GRUCell: call_gru,
 }
+_LAYERS = keras.layers.RNN, keras.layers.SimpleRNN, keras.layers.LSTM, keras.layers.GRU
+RULES = tuple(_OF_CELLS.values())
+
+
+def rule_for(layer: keras.layers.Layer) -> Callable[..., Any] | None:
+    """The rule of a layer's cell: each of these layers runs whatever cell it holds."""
+    return _OF_CELLS.get(type(layer.cell)) if type(layer) in _LAYERS else None

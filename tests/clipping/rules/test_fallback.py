@@ -1,5 +1,6 @@
 """Any other layer: exact by a per-example product, or a refusal that names it and the mend."""
 
+import importlib
 from typing import Any
 
 import keras
@@ -44,6 +45,13 @@ class Gated(keras.layers.Layer):
         return hidden * self.gate, keras.ops.tanh(hidden + other)
 
 
+@pytest.fixture
+def no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer goes to the fallback."""
+    survey = importlib.import_module("dp_sparse.clipping.survey")  # also a function's name
+    monkeypatch.setattr(survey, "rule_for", lambda layer: None)
+
+
 def sequential(layer: keras.layers.Layer, *shape: int) -> keras.Model:
     return keras.Sequential(
         [keras.Input(shape), layer, keras.layers.Flatten(), keras.layers.Dense(2)]
@@ -78,6 +86,7 @@ def sequential(layer: keras.layers.Layer, *shape: int) -> keras.Model:
         "attention",
     ],
 )
+@pytest.mark.usefixtures("no_rules")
 def test_layers_without_a_rule(make: Any, shape: tuple[int, ...] | None) -> None:
     if shape is None:
         inputs = keras.Input((4, 3))
@@ -94,11 +103,32 @@ def test_layers_without_a_rule(make: Any, shape: tuple[int, ...] | None) -> None
         lambda: keras.layers.LSTM(3),
         lambda: keras.layers.GRU(3, return_sequences=True),
         lambda: keras.layers.SimpleRNN(3),
+        lambda: keras.layers.RNN([keras.layers.LSTMCell(3), keras.layers.GRUCell(2)]),
     ],
-    ids=["LSTM", "GRU", "SimpleRNN"],
+    ids=["LSTM", "GRU", "SimpleRNN", "stacked cells"],
 )
-def test_recurrent_layers_without_dropout(make: Any) -> None:
-    assert_as_brute_force(sequential(make(), 4, 3), values(3, 4, 3), tolerance=2e-5)
+@pytest.mark.parametrize("examples", [3, 1])
+@pytest.mark.usefixtures("no_rules")
+def test_recurrent_layers_without_dropout(make: Any, examples: int) -> None:
+    assert_as_brute_force(sequential(make(), 4, 3), values(examples, 4, 3), tolerance=2e-5)
+
+
+@pytest.mark.usefixtures("no_rules")
+def test_batches_of_unknown_size() -> None:
+    model = sequential(keras.layers.LSTM(3), 4, 3)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4, 3])], autograph=False)
+    def squared_norms(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            recording = clipping.record(model, x, tape, 8)
+            total = tf.reduce_sum(tf.square(recording.outputs))
+        uses = recording.uses(tape.gradient(total, recording.targets))
+        return tf.add_n([use.squared_norms() for _, use in uses])
+
+    x = values(3, 4, 3)
+    alone = tf.concat([squared_norms(x[i : i + 1]) for i in range(3)], 0)
+    np.testing.assert_allclose(squared_norms(x), alone, rtol=1e-5)
+    assert squared_norms(x[:0]).shape == [0]
 
 
 def test_two_inputs_two_outputs_and_inner_layers() -> None:

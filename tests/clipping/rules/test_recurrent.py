@@ -12,12 +12,22 @@ from hypothesis import strategies as st
 
 from dp_sparse import clipping
 from dp_sparse.clipping import rules
-from dp_sparse.clipping.rules import recurrent
-from dp_sparse.clipping.rules.recurrent import RULES
+from dp_sparse.clipping.rules import recurrent, rule_for
 from dp_sparse.errors import UnsupportedLayerError
 from tests.clipping_cases import assert_as_brute_force
 
+
+def of_a_cell(units: int, **kwargs: Any) -> keras.layers.RNN:
+    """Keras' general layer, which leaves the LSTM to a cell."""
+    names = "activation", "use_bias", "dropout", "recurrent_dropout", "seed"
+    own = {name: kwargs.pop(name) for name in names if name in kwargs}
+    return keras.layers.RNN(
+        keras.layers.LSTMCell(units, **own, dtype=kwargs.get("dtype")), **kwargs
+    )
+
+
 KINDS: dict[str, Callable[..., keras.layers.RNN]] = {
+    "cell": of_a_cell,
     "simple": keras.layers.SimpleRNN,
     "lstm": keras.layers.LSTM,
     "gru": keras.layers.GRU,
@@ -26,10 +36,8 @@ KINDS: dict[str, Callable[..., keras.layers.RNN]] = {
 
 
 @pytest.fixture(autouse=True)
-def _rules_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rules under test, and no fallback that could stand in for them."""
-    for layer_class, rule in RULES.items():
-        monkeypatch.setitem(rules._RULES, layer_class, rule)
+def _no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which could stand in for the rules."""
 
     def refuse(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> None:
         raise AssertionError(f"{layer.path} went to the fallback")
@@ -372,6 +380,17 @@ def test_a_cell_with_weights_in_its_activation_is_refused() -> None:
     model(values(2, 4, 2))
     with pytest.raises(UnsupportedLayerError, match=r"simple_rnn.*an activation without weights"):
         recorded(model, values(2, 4, 2))
+
+
+def test_another_cell_has_no_rule() -> None:
+    class Own(keras.layers.LSTMCell):
+        """A subclass may do anything."""
+
+    layer = keras.layers.LSTM(3)
+    assert rule_for(layer) is rule_for(of_a_cell(3)) is recurrent.call_lstm
+    layer.cell = Own(3)
+    assert rule_for(layer) is None
+    assert rule_for(keras.layers.RNN(Own(3))) is None
 
 
 def test_padding_of_the_batch_adds_nothing() -> None:
