@@ -200,7 +200,8 @@ def _of_a_batch(model: keras.Model, examples: Any, batch_size: int) -> list[str]
         def recorded(company: Any) -> Any:
             return _recorded(model, company, batch_size)
 
-        observer = clipping.Observer(model, recorded, examples)
+        compiles = getattr(model, "jit_compile", False) is True
+        observer = clipping.Observer(model, recorded, examples, own_size=compiles)
         found[:] = observer.names
         present = tf.ones(tf.shape(tf.nest.flatten(examples)[0])[:1])
         return isolation.coupled(observer, examples, present, tf.constant(0), True)

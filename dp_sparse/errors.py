@@ -81,7 +81,7 @@ def marked() -> Iterator[None]:
 def translated() -> Iterator[None]:
     """Re-raises a failed `require`, or what `marked` marked, as its own exception.
 
-    The TensorFlow trace is left out.
+    So is the use of a tensor of an earlier trace. The TensorFlow trace is left out.
     """
     try:
         yield
@@ -90,3 +90,11 @@ def translated() -> Iterator[None]:
         if found is None:
             raise
         raise _KINDS[found[1]](base64.urlsafe_b64decode(found[2]).decode()) from None
+    except (TypeError, ValueError) as error:
+        if "cannot be accessed from" not in str(error):  # TensorFlow's words, of no public class
+            raise
+        raise PrivacyError(
+            "A layer, a loss or a metric uses a tensor that it kept in Python from an earlier "
+            "call. Keep none: compute it anew in each call, or pass it on as an output.\n"
+            f"TensorFlow says: {error}"
+        ) from None

@@ -2,15 +2,17 @@
 
 Clipping bounds what one example adds to a sum; it bounds nothing if the example also changes what
 is recorded of others. So what clipping reads (recorded inputs, cotangents, ids, losses) is compared
-between the batch itself and three other companies of its examples:
+between the batch itself and other companies of its examples:
 
 - half of the examples at their places, the others replaced by copies (in the first check also the
-  other way round): what is recorded of those
-  that stayed must be the same to 2⁻¹⁶ of its size, since kernels of one shape round alike;
+  other way round): what is recorded of those that stayed must be the same to 2⁻¹⁶ of its size,
+  since kernels of one shape round alike;
 - up to 32 examples and one of them again, in another order, without the rest: neither the size of
   the batch nor the place in it may matter. Other shapes round in another way, which may switch a
   unit on or off, so it takes two examples that differ by more than a sixty-fourth;
-- one example alone.
+- one example alone;
+- in the first check, and in that of a new tensor, both halves again in batches of training's own
+  size, if the step is traced for a size that Python knows (XLA, embedding layers of TPUs).
 
 The first three batches are checked, then the 257th, the 2,049th and so on, and each batch in which
 a tensor that was 0 so far is not 0 any more: what it hides from a comparison shows only then. The
@@ -26,7 +28,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dp_sparse import replicas
-from dp_sparse.clipping.observation import Observation, Observer
+from dp_sparse.clipping.observation import Observation, Observe, Observer
 from dp_sparse.errors import PrivacyError, require
 
 COUPLED = (
@@ -153,9 +155,9 @@ def coupled(
         lambda: tf.range(tf.size(present)),
         lambda: _order(present, seed)[: tf.maximum(tf.size(present) // _SHARE, _LEAST)],
     )
-    of_one_shape = functools.partial(_of_one_shape, observer, batch, present, seed)
+    of_own_size = functools.partial(_of_own_size, observer, batch, present, seed)
     batch, present = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), (batch, present))
-    trial = _Trial(observer, batch, present, _order(present, seed // 2), observer(batch))
+    trial = _trial(observer, observer.observe, batch, present, seed // 2)
     first_stays = seed % 2 > 0
     companies = [
         lambda: _others_replaced(trial, ~first_stays),
@@ -164,38 +166,38 @@ def coupled(
         lambda: _one_alone(trial),
     ]
     worst = _first_found(trial, companies, tf.where(tf.equal(seed, 0), 0, 1))
-    if observer.fixed is None:
+    if observer.observe_own_size is None:
         return worst
     due = tf.equal(seed, 0) | whole
-    return tf.cond((worst < 0) & due, of_one_shape, functools.partial(tf.identity, worst))
+    return tf.cond((worst < 0) & due, of_own_size, functools.partial(tf.identity, worst))
 
 
-def _of_one_shape(observer: Observer, batch: Any, present: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """As `coupled`, but with companies of the shape that training has, known while it is traced.
+def _of_own_size(observer: Observer, batch: Any, present: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """As `coupled`, but with companies of the size of the batch, known while it is traced.
 
     A model may compute something else where Python sees how many examples there are.
     """
-    assert observer.fixed is not None
-    order = _order(present, seed)
-    trial = _Trial(observer.fixed, batch, present, order, observer.fixed(batch))
+    assert observer.observe_own_size is not None
+    trial = _trial(observer, observer.observe_own_size, batch, present, seed)
     companies = [
         lambda: _others_replaced(trial, tf.constant(True)),
         lambda: _others_replaced(trial, tf.constant(False)),
     ]
-    return _first_found(trial, companies, tf.constant(0))
+    worst = _first_found(trial, companies, tf.constant(0))
+    return tf.where(worst < 0, worst, worst + observer.names_of_any_size)
 
 
 class _Company(NamedTuple):
     """Examples that are taken together, and how their observation is compared.
 
     Attributes:
-        rows: Their places in the batch, int32 `[company]`.
+        places: Theirs in the batch, int32 `[company]`.
         compared: Which of them, bool `[company]`.
         tolerance: Relative, float32 scalar.
         least: How many must differ, int32 scalar.
     """
 
-    rows: tf.Tensor
+    places: tf.Tensor
     compared: tf.Tensor
     tolerance: tf.Tensor
     least: tf.Tensor
@@ -210,8 +212,8 @@ def _first_found(
     """
 
     def of_one(number: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        rows, compared, tolerance, least = tf.switch_case(number, companies)
-        differ = trial.differ(rows, tolerance) & compared[:, tf.newaxis]
+        places, compared, tolerance, least = tf.switch_case(number, companies)
+        differ = trial.differ(places, tolerance) & compared[:, tf.newaxis]
         return number + 1, _worst(differ, least)
 
     none = tf.constant(-1, tf.int32)
@@ -224,43 +226,49 @@ class _Trial:
     """What the companies of one batch are made from.
 
     Attributes:
-        observer: The pass.
+        observe: What is recorded of a company.
         batch: Nested tensors `[batch, ...]`.
         present: float32 `[batch]`, 0 for padding.
         order: The examples in the order in which companies take them, int32 `[batch]`.
-        reference: What the pass records of the batch itself.
+        reference: What is recorded of the batch itself.
+        looser: How much larger tolerances are where batches of another size round in another way.
     """
 
-    observer: Observer
+    observe: Observe
     batch: Any
     present: tf.Tensor
     order: tf.Tensor
     reference: Observation
+    looser: float
 
-    def differ(self, rows: tf.Tensor, tolerance: tf.Tensor) -> tf.Tensor:
-        """What is recorded of the examples `rows`, taken together, is not what it was.
+    def differ(self, places: tf.Tensor, tolerance: tf.Tensor) -> tf.Tensor:
+        """What is recorded of the examples at `places`, taken together, is not what it was.
 
         An example's part of a tensor is compared relative to its own size and to a hundredth of
         what a tenth of the parts that are not 0 exceed (of a gradient also of the example's whole
         gradient), below which float32 cannot tell what is left of terms that cancel.
 
         Returns:
-            bool `[rows, tensors + 1]`, the last column for ids.
+            bool `[places, tensors + 1]`, the last column for ids.
         """
-        company = self.observer(tf.nest.map_structure(lambda t: tf.gather(t, rows), self.batch))
+        company = self.observe(tf.nest.map_structure(lambda t: tf.gather(t, places), self.batch))
         norms = self.reference.norms
-        was, now = tf.gather(self.reference.projections, rows), company.projections
-        usual = _exceeded_by_a_tenth(norms)
-        sizes = tf.gather(norms + 0.01 * (usual + self.reference.totals), rows)
+        was, now = tf.gather(self.reference.projections, places), company.projections
+        totals = self.reference.totals
+        totals = tf.where(tf.math.is_finite(totals), totals, 0.0)  # of an example to be left out
+        sizes = tf.gather(norms + 0.01 * (_exceeded_by_a_tenth(norms) + totals), places)
         close = tf.abs(was - now) <= tolerance * sizes[..., tf.newaxis]
         both_lost = ~tf.math.is_finite(was) & ~tf.math.is_finite(now)  # of a zeroed example
         other = ~tf.reduce_all(close | both_lost, 2)
-        other_ids = tf.not_equal(tf.gather(self.reference.ids, rows), company.ids)
+        other_ids = tf.not_equal(tf.gather(self.reference.ids, places), company.ids)
         return tf.concat([other, other_ids[:, tf.newaxis]], 1)
 
-    def other_shape(self, tolerance: float) -> float:
-        """The tolerance where batches of another size may round in another way."""
-        return tolerance * (_HALF_PRECISION if self.observer.half_precision else 1)
+
+def _trial(
+    observer: Observer, observe: Observe, batch: Any, present: tf.Tensor, seed: tf.Tensor
+) -> _Trial:
+    looser = _HALF_PRECISION if observer.half_precision else 1
+    return _Trial(observe, batch, present, _order(present, seed), observe(batch), looser)
 
 
 def _others_replaced(trial: _Trial, first_stays: tf.Tensor) -> _Company:
@@ -269,15 +277,15 @@ def _others_replaced(trial: _Trial, first_stays: tf.Tensor) -> _Company:
     The first check keeps one half and then the other, so that every place is replaced and every
     example doubled before the first update; a later check keeps one half.
     """
-    places, rank = tf.range(tf.size(trial.order)), tf.argsort(trial.order)
+    own, rank = tf.range(tf.size(trial.order)), tf.argsort(trial.order)
     count = tf.math.count_nonzero(trial.present > 0, dtype=tf.int32)
     half = (count + 1) // 2
     begin, end = tf.unstack(tf.where(first_stays, [0, half], [half, count]))
     kept = (rank >= begin) & (rank < end)
     copied = tf.minimum(begin + rank % tf.maximum(end - begin, 1), tf.size(rank) - 1)
     copies = tf.gather(trial.order, copied)
-    rows = tf.where(kept | (trial.present <= 0), places, copies)
-    return _Company(rows, kept, tf.constant(_SAME_SHAPE), tf.constant(1))
+    places = tf.where(kept | (trial.present <= 0), own, copies)
+    return _Company(places, kept, tf.constant(_SAME_SHAPE), tf.constant(1))
 
 
 def _few(trial: _Trial) -> _Company:
@@ -288,11 +296,11 @@ def _few(trial: _Trial) -> _Company:
     size, random = trial.order.shape[0], trial.reference.random
     few = tf.clip_by_value(tf.size(trial.order) // 2, 1, _FEW)
     few = few if size is None else min(max(size // 2, 1), _FEW)
-    rows = tf.where(random, tf.range(few), tf.reverse(trial.order[:few], [0]))
-    again = tf.concat([rows, rows[:1]], 0)
+    places = tf.where(random, tf.range(few), tf.reverse(trial.order[:few], [0]))
+    again = tf.concat([places, places[:1]], 0)
     comparable = tf.gather(trial.present > 0, again) & (~random | (tf.range(few + 1) < few))
     several = tf.math.count_nonzero(comparable, dtype=tf.int32) > 1
-    tolerance = tf.where(several, trial.other_shape(_OTHER_SHAPE), trial.other_shape(_ALONE))
+    tolerance = trial.looser * tf.where(several, _OTHER_SHAPE, _ALONE)
     many = tf.math.count_nonzero(comparable, dtype=tf.int32) > 8
     return _Company(again, comparable, tolerance, tf.where(many, 2, 1))
 
@@ -300,7 +308,7 @@ def _few(trial: _Trial) -> _Company:
 def _one_alone(trial: _Trial) -> _Company:
     """The first example that is there, alone."""
     other_mask = trial.reference.random & (trial.order[0] > 0)
-    tolerance = tf.constant(trial.other_shape(_ALONE))
+    tolerance = tf.constant(trial.looser * _ALONE)
     return _Company(trial.order[:1], ~other_mask[tf.newaxis], tolerance, tf.constant(1))
 
 

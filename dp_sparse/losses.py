@@ -45,7 +45,7 @@ def per_example_losses(
         compiled.build(y, y_pred)
     with (
         _per_example(compiled) as trackers,
-        audited(PrivacyError),
+        audited(PrivacyError, recorded=lambda: model.trainable_variables),
         replicas.apart(),
         _Audit(model),
     ):

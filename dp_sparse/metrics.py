@@ -22,9 +22,14 @@ def update(
 
 
 def _written(model: keras.Model) -> list[keras.Variable]:
-    """The variables of the compiled loss and metrics, which no file of weights has."""
+    """The variables of the compiled loss and metrics, which no file of weights has.
+
+    A metric may hold variables of the model, too, which it may not write.
+    """
     metrics = [model._loss_tracker, model._compile_metrics, *model._compile_loss.metrics]
-    return [v for metric in metrics if metric is not None for v in metric.variables]
+    kept = {id(variable) for variable in (*model.variables, *model.optimizer.variables)}
+    found = [v for metric in metrics if metric is not None for v in metric.variables]
+    return [variable for variable in found if id(variable) not in kept]
 
 
 def _updated(

@@ -102,10 +102,7 @@ def observed(
         found = run(model, optimizer, company, draw, settles=False)
         return found.uses, found.losses, found.random
 
-    observer = clipping.Observer(model, observe, batch)
-    if optimizer.compiles:
-        observer.fixed = clipping.Observer(model, observe, batch, of_one_shape=True)
-    return observer
+    return clipping.Observer(model, observe, batch, own_size=optimizer.compiles)
 
 
 def record(

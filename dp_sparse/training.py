@@ -102,7 +102,7 @@ def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
 
 
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
-    clipping.trains(model, optimizer.diagnostics)
+    clipping.register_unnoised(model, optimizer.diagnostics)
     stock_make = model.make_train_function
     traced: list[int] = []  # the variables that the train function was made for
 
@@ -190,6 +190,9 @@ def private_train_step(
     draw, spent = optimizer.begin_step(weights["marker"])
     with tf.control_dependencies([spent]):
         x = tf.nest.map_structure(tf.identity, x)
+    # Traced first: a layer that initialises itself from its first batch is then seen to mix.
+    checked = _checked_examples(optimizer, (x, y, weights))
+    observer = passes.observed(model, optimizer, checked, draw)
     size = optimizer.microbatch_size
     if optimizer.compiles:
         found, logs = batch_sums.in_one_kernel(model, optimizer, (x, y, weights), draw)
@@ -198,7 +201,9 @@ def private_train_step(
     else:
         found, logs = microbatches.by_parts(model, optimizer, (x, y, weights), draw, size)
     with tf.control_dependencies(batch_sums.tensors(found)):  # whose pass then leaves the memory
-        checks = _isolation_checks(model, optimizer, (x, y, weights), draw, found)
+        progress, present = optimizer.diagnostics.isolation, checked[2]["present"]
+        progress.traced()
+        checks = isolation.checks(observer, checked, present, progress, found.not_zero)
     found = batch_sums.over_replicas(batch_sums.after(checks, found))
     with tf.control_dependencies([found.counts]):  # counts of steps, too, wait for every check
         with clipping.update_from([*found.sums.tensors(), *draw.tensors()]):
@@ -234,22 +239,13 @@ def _finish(optimizer: PrivateOptimizer, found: batch_sums.BatchSums, draw: nois
     _count(optimizer, found)
 
 
-def _isolation_checks(
-    model: keras.Model,
-    optimizer: PrivateOptimizer,
-    batch: Any,
-    draw: noise.Draw,
-    found: batch_sums.BatchSums,
-) -> list[tf.Operation]:
-    """The isolation checks; of a large batch on a micro-batch, so that memory stays fixed."""
+def _checked_examples(optimizer: PrivateOptimizer, batch: Any) -> Any:
+    """What isolation is checked on; of a large batch a micro-batch, so that memory stays fixed."""
     x, y, weights = batch
     batch = x, y, {**weights, "marker": weights["present"]}  # that of the batch fits no part
     if optimizer.microbatch_size is not None:
         batch = tf.nest.map_structure(lambda leaf: leaf[: optimizer.microbatch_size], batch)
-    observer = passes.observed(model, optimizer, batch, draw)
-    progress = optimizer.diagnostics.isolation
-    progress.traced()
-    return isolation.checks(observer, batch, batch[2]["present"], progress, found.not_zero)
+    return batch
 
 
 def _count(optimizer: PrivateOptimizer, found: batch_sums.BatchSums) -> None:
@@ -273,7 +269,9 @@ def build_for(model: keras.Model, optimizer: PrivateOptimizer, batch: Any) -> No
             model._symbolic_build(data_batch=(x, y, None))  # weights may lack the losses' axes
         if not _all_built(model):  # as a layer that is an activation, which needs a real call
             specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), x)
-            tf.function(model, autograph=False).get_concrete_function(specs)
+            given = {"training": False} if model._call_has_training_arg else {}
+            called = functools.partial(model, **given)
+            tf.function(called, autograph=False).get_concrete_function(specs)
         _build_optimizer(model, optimizer)
 
 

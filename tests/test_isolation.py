@@ -3,6 +3,7 @@
 import dataclasses
 import secrets
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -132,7 +133,7 @@ def over_the_batch_size(y: tf.Tensor, prediction: tf.Tensor) -> tf.Tensor:
     return tf.square(prediction - y) / tf.cast(tf.shape(y)[0], tf.float32)
 
 
-def by_rare_labels(y: tf.Tensor, prediction: tf.Tensor) -> tf.Tensor:
+def by_class_ratio(y: tf.Tensor, prediction: tf.Tensor) -> tf.Tensor:
     """Positives weigh what makes both classes weigh the same in the batch."""
     positive = tf.cast(y > 0.8, tf.float32)  # one in five, so that hardly a batch has none
     ratio = tf.math.divide_no_nan(tf.reduce_sum(1 - positive), tf.reduce_sum(positive))
@@ -152,7 +153,7 @@ COUPLED: dict[str, dict[str, Any]] = {
     "swapped gradient": {"between": swapped_on_the_way_back},
     "loss over the batch size": {"loss": over_the_batch_size},
     "loss over the batch size, no masks": {"loss": over_the_batch_size, "dropout": 0.0},
-    "weights by rare labels": {"loss": by_rare_labels},
+    "weights by the class ratio": {"loss": by_class_ratio},
     "mean before a head of zeros": {
         "mixing": lambda x: x - tf.reduce_mean(x, axis=0),
         "head": "zeros",
@@ -254,10 +255,10 @@ def test_the_first_check_takes_the_batch_and_a_later_one_a_share(
         ids = tf.zeros([len(values)], tf.int64)
         return Observation(norms[..., tf.newaxis], norms, norms, ids, tf.constant(False))
 
-    observed.half_precision, observed.fixed = False, None  # type: ignore[attr-defined]
+    observer = SimpleNamespace(observe=observed, observe_own_size=None, half_precision=False)
     batch = tf.range(float(size + padding))
     present = tf.cast(batch < size, tf.float32)
-    assert isolation.coupled(observed, batch, present, tf.constant(seed), whole) == -1  # type: ignore[arg-type]
+    assert isolation.coupled(observer, batch, present, tf.constant(seed), whole) == -1  # type: ignore[arg-type]
     halves = 2 if seed == 0 else 1
     large = compared + (padding if compared == size else 0)
     assert sizes == [large] * (1 + halves) + [33, 1]
@@ -273,6 +274,34 @@ def test_the_schedule() -> None:
         model.fit(marked_dataset(plan, *batch, steps=steps, present=present), verbose=0)
         assert int(progress.checks) == checks
     assert int(progress.batches) == 257
+
+
+class MixesWhereKnown(keras.layers.Layer):
+    """Where Python sees the size of the batch, one more layer that does not show in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = keras.layers.Dense(2)
+        self.more = keras.layers.Dense(2, kernel_initializer="zeros", use_bias=False, name="more")
+
+    def build(self, shape: Any) -> None:
+        self.own.build(shape)
+        self.more.build(shape)
+
+    def call(self, inputs: Any) -> Any:
+        hidden = self.own(inputs)
+        known = inputs.shape[0] is not None
+        return hidden + self.more(inputs - tf.reduce_mean(inputs, 0)) if known else hidden
+
+
+def test_what_is_found_at_training_s_own_size_has_its_own_names() -> None:
+    model, plan = keras.Sequential([keras.Input((3,)), MixesWhereKnown()]), plan_for(8)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse", jit_compile=True)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 3)).astype(np.float32), np.ones((8, 2), np.float32)
+    with pytest.raises(PrivacyError, match="seen at .*more/kernel"):
+        model.fit(marked_dataset(plan, x, y), verbose=0)
+    assert "more/kernel" in str(dp_sparse.check_model(model, (x, y)))
 
 
 def test_a_step_traced_anew_is_checked_anew() -> None:

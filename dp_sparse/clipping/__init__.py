@@ -8,7 +8,13 @@ from dp_sparse.clipping.gradients import ClippedSums, Scaled, clip, scaled
 from dp_sparse.clipping.graph_audit import audited, update_from
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
 from dp_sparse.clipping.machine_check import self_check
-from dp_sparse.clipping.observation import Observer, Used, count_tensors, not_zero
+from dp_sparse.clipping.observation import (
+    Observer,
+    RecordedPass,
+    Used,
+    count_tensors,
+    not_zero,
+)
 from dp_sparse.clipping.recorder import Recording, record
 from dp_sparse.clipping.styles import (
     STYLES,
@@ -26,7 +32,7 @@ from dp_sparse.clipping.survey import (
     tapped_layers,
 )
 from dp_sparse.clipping.tap import BeforeLookup
-from dp_sparse.clipping.unnoised import metric_variables, trains
+from dp_sparse.clipping.unnoised import metric_variables, register_unnoised
 
 __all__ = [
     "STYLES",
@@ -38,6 +44,7 @@ __all__ = [
     "Observer",
     "PerLayerClipping",
     "QuantileClipping",
+    "RecordedPass",
     "Recording",
     "Scaled",
     "Seeds",
@@ -51,12 +58,12 @@ __all__ = [
     "not_zero",
     "record",
     "recorded_tensors",
+    "register_unnoised",
     "require_batch_leads",
     "scaled",
     "self_check",
     "survey",
     "tables_read_whole",
     "tapped_layers",
-    "trains",
     "update_from",
 ]

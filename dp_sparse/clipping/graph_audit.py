@@ -7,16 +7,15 @@ step is traced, and none when it runs.
 
 ### Formal Guarantees
 Of what is traced inside `audited`, nothing outlives the step but assignments to `writable`, no
-random number can be foretold from constants, and what trains reads no statistic without noise. Of
-what is traced inside `update_from`, nothing but what was released depends on the batch. Whoever
-runs such code eagerly is not covered, so private steps are always traced.
+random number can be foretold from constants, and what trains reads no statistic without noise. What
+is traced inside `update_from` depends on the batch by what is allowed alone. Whoever runs such code
+eagerly is not covered, so private steps are always traced.
 """
 
 import contextlib
 import contextvars
 import dataclasses
 import re
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ _CONSOLE = "Print", "PrintV2"
 _SENDS = "CollectiveBcastSend", "CollectiveBcastSendV2"  # a new variable's value, to other workers
 _WITHOUT_STATE = re.compile("PyFuncStateless|Debug.*")  # which TensorFlow does not mark as stateful
 _READS = re.compile("ReadVariableOp|ResourceGather(Nd)?")
-_CALLS = re.compile("(Stateful)?PartitionedCall")
+_PYTHON = re.compile(".*PyFunc.*")
 _ASSIGNMENTS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|StridedSlice).*")
 _REASONS = {
     "Assign.*|Resource.*|LookupTable.*|Mut.*|.*Queue.*|.*Stage|.*Table.*|.*Accumul.*": (
@@ -75,7 +74,6 @@ class _Audit:
     recorded: list[range] = dataclasses.field(default_factory=list)
 
 
-_RELEASED: weakref.WeakKeyDictionary[tf.Graph, set[Any]] = weakref.WeakKeyDictionary()
 _CURRENT: contextvars.ContextVar[_Audit | None] = contextvars.ContextVar("audit", default=None)
 
 
@@ -107,54 +105,49 @@ def audited(
     finally:
         _CURRENT.reset(token)
     made = list(enumerate(audit.graph.get_operations()[start:], start))
-    operations, written = _outside_of(made, audit.own), _handles(writable())
-    unnoised = _handles(unnoised_variables()) if trains else set()
+    operations = _outside_of(made, audit.own)
     lines = [
-        f"- {name}: calls a function that was made before (tf.function) and uses a layer's "
-        "weights, so their gradients cannot be recorded. Call the layer outside of it, or freeze "
-        "it with trainable=False."
-        for name in _using(_outside_of(made, audit.recorded), _handles(recorded()), _CALLS)
+        f"- {name}: uses {path} where its gradient cannot be recorded: outside of its layer, by "
+        ".value, or in a function that was traced before (tf.function). Call the layer instead, "
+        "or freeze it with trainable=False."
+        for name, path in _using(
+            _outside_of(made, audit.own + audit.recorded), handles_of(recorded())
+        )
     ]
-    lines += _problems(operations, written)
-    lines += [
-        f"- {name}: reads a metric's variable, which has no noise. Leave it out."
-        for name in _using(operations, unnoised, _READS)
-    ]
+    lines += _problems(operations, handles_of(writable()))
+    lines += _readings(operations) if trains else []
     if lines:
         raise kind("Cannot train privately:\n" + "\n".join(dict.fromkeys(lines)))
 
 
 @contextlib.contextmanager
-def update_from(released: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Reads what is traced inside, an update, which may use `released` of a batch and nothing else.
+def update_from(allowed: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Reads what is traced inside, an update, which may use `allowed` of a batch and nothing else.
 
-    Neither tensors of the step that Python kept, nor statistics of training without noise. Of
-    several replicas, traced in turns, each may use what is released to the others.
+    Neither tensors of the step that Python kept, nor statistics of training without noise. Allowed
+    are the clipped sums and the draw of the noise that the optimizer first of all adds to them; it
+    hands code of users the noisy means alone. Code that looks for what these were computed from, in
+    the graph behind them, is not stopped.
 
     Raises:
-        PrivacyError: A schedule, regulariser, constraint or optimizer does.
+        PrivacyError: With all that a schedule, regularizer, constraint or optimizer uses besides.
     """
     graph = tf.compat.v1.get_default_graph()
     start = 0 if tf.executing_eagerly() else len(graph.get_operations())
-    symbolic = (tensor.ref() for tensor in released if tf.is_symbolic_tensor(tensor))
-    _RELEASED.setdefault(graph, set()).update(symbolic)
+    # Kept by the graph, since replicas are traced in turns, and each may use what others may.
+    every: set[Any] = getattr(graph, "_dp_sparse_allowed", set())
+    graph._dp_sparse_allowed = every
+    every.update(tensor.ref() for tensor in allowed if tf.is_symbolic_tensor(tensor))
     yield
     if tf.executing_eagerly():
         return
     made = graph.get_operations()[start:]
-    unnoised = _handles(unnoised_variables())
-    found = _using(made, unnoised, _READS)
-    if found:
+    lines = _readings(made) + _python(made) + _foreign(made, every)
+    if lines:
         raise PrivacyError(
-            f"The update reads a training metric, which no noise covers, in {found[0]}. Leave "
-            "metrics out of schedules, regularizers, constraints and optimizers."
-        )
-    found = _foreign(made, _RELEASED[graph], unnoised)
-    if found:
-        raise PrivacyError(
-            f"The update uses what the step computed of its batch, which no noise covers, in "
-            f"{found[0]}. Leave tensors of layers, losses and metrics out of schedules, "
-            "regularizers, constraints and optimizers."
+            "The update uses what no noise covers. Leave metrics and tensors of layers and losses "
+            "out of schedules, regularizers, constraints and optimizers:\n"
+            + "\n".join(dict.fromkeys(lines))
         )
 
 
@@ -187,16 +180,23 @@ def _outside_of(made: Sequence[tuple[int, Any]], ranges: list[range]) -> list[tf
     return [op for place, op in made if place not in inside]
 
 
-def _handles(variables: Sequence[keras.Variable | tf.Variable]) -> set[Any]:
-    """Of every copy of the variables that a strategy keeps."""
+def handles_of(variables: Sequence[keras.Variable | tf.Variable]) -> dict[Any, str]:
+    """Of every copy of the variables that a strategy keeps, each with the variable's path."""
     copies_of = tf.distribute.get_strategy().experimental_local_results
-    values = [v if isinstance(v, tf.Variable) else v.value for v in variables]
-    return {copy.handle.ref() for value in values for copy in copies_of(value)}
+    values = [(v, v.name) if isinstance(v, tf.Variable) else (v.value, v.path) for v in variables]
+    return {copy.handle.ref(): path for value, path in values for copy in copies_of(value)}
+
+
+def _readings(operations: Sequence[tf.Operation]) -> list[str]:
+    return [
+        f"- {name}: reads {path}, a statistic of training without noise. Leave it out."
+        for name, path in _using(operations, handles_of(unnoised_variables()))
+    ]
 
 
 def _problems(
     operations: Sequence[tf.Operation],
-    writable: set[Any],
+    writable: dict[Any, str],
     caller: str = "",
     seeds: "_Seeds | None" = None,
 ) -> list[str]:
@@ -219,48 +219,59 @@ def _problems(
 
 
 def _using(
-    operations: Sequence[tf.Operation], handles: set[Any], types: re.Pattern[str], caller: str = ""
-) -> list[str]:
-    """Names of these operations, also in functions they call, that take one of the handles."""
-    names: list[str] = []
+    operations: Sequence[tf.Operation], handles: dict[Any, str], caller: str = ""
+) -> list[tuple[str, str]]:
+    """Names of these operations, also in functions they call, each with the handle it takes."""
+    found: list[tuple[str, str]] = []
     for op in operations:
         name = caller or op.name
-        if types.fullmatch(op.type) and any(_is_one_of(t, handles) for t in op.inputs):
-            names.append(name)
+        taken = [origin_of(tensor, handles) for tensor in op.inputs]
+        found += [(name, path) for path in taken if path is not None]
         for function in _called(op):
             if function is not None:
                 inner = handles | _passed_on(op, function.graph, handles)
-                names += _using(function.graph.get_operations(), inner, types, name)
-    return names
+                found += _using(function.graph.get_operations(), inner, name)
+    return found
 
 
-def _foreign(
-    operations: Sequence[tf.Operation], released: set[Any], unnoised: set[Any]
-) -> list[str]:
-    """Names of these operations that have effects, and use data of before that is not released.
+def _python(operations: Sequence[tf.Operation], caller: str = "") -> list[str]:
+    """A line for each of these operations, also in functions they call, that runs Python code."""
+    lines: list[str] = []
+    for op in operations:
+        name = caller or op.name
+        lines += [f"- {name} ({op.type}): {_reason(op)}."] if _PYTHON.fullmatch(op.type) else []
+        for function in _called(op):
+            if function is not None:
+                lines += _python(function.graph.get_operations(), name)
+    return lines
+
+
+def _foreign(operations: Sequence[tf.Operation], allowed: set[Any]) -> list[str]:
+    """What these operations use, where they have effects, of data of before that is not allowed.
 
     Constants and weights may be used.
     """
-    made, known = set(operations), {ref.deref().op for ref in released}
-    ends = lambda op: op in known or (op not in made and op.op_def.is_stateful)  # noqa: E731
+    made, ends_at = set(operations), {ref.deref().op for ref in allowed}
+    unnoised = handles_of(unnoised_variables())
+    ends = lambda op: op in ends_at or (op not in made and op.op_def.is_stateful)  # noqa: E731
 
     def is_data(op: tf.Operation) -> bool:
-        if op in known or op.type in ("Const", "VarHandleOp", "NoOp"):
+        if op in ends_at or op.type in ("Const", "VarHandleOp", "NoOp"):
             return False
         if _READS.fullmatch(op.type):
-            return _is_one_of(op.inputs[0], unnoised)
+            return origin_of(op.inputs[0], unnoised) is not None
         if op.type != "Placeholder":
             return True
         [argument] = op.outputs
         captured = _outside(argument)
         inner = [root for t in captured if tf.is_symbolic_tensor(t) for root in _roots(t, ends)]
-        if captured or op in made:  # or a number of Python's that is asked for at each call
+        if captured or op in made:  # what is made inside is a number that Python gives anew
             return any(map(is_data, inner))
         return argument.dtype != tf.resource
 
     effects = [op for op in operations if op.op_def.is_stateful and op.type != "Assert"]
     return [
-        f"{op.name} (from {root.name})"
+        f"- {op.name}: uses {root.name}, which the step computed of its batch."
         for op in effects
         for source in op.inputs
         for root in _roots(source, ends)
@@ -350,19 +361,19 @@ def _reason(op: tf.Operation) -> str:
     return next(text for types, text in _REASONS.items() if re.fullmatch(types, op.type))
 
 
-def _assigns(op: tf.Operation, writable: set[Any]) -> bool:
+def _assigns(op: tf.Operation, writable: dict[Any, str]) -> bool:
     """Whether it assigns to a variable that may be written."""
-    return bool(_ASSIGNMENTS.fullmatch(op.type)) and _is_one_of(op.inputs[0], writable)
+    return bool(_ASSIGNMENTS.fullmatch(op.type)) and origin_of(op.inputs[0], writable) is not None
 
 
-def _is_one_of(tensor: tf.Tensor, handles: set[Any]) -> bool:
-    """Whether a tensor is one of these, by way of the functions that captured it."""
+def origin_of(tensor: tf.Tensor, handles: dict[Any, str]) -> str | None:
+    """Which of these a tensor is, by way of the functions that captured it."""
     while tensor.ref() not in handles:
         outside = _outside(tensor)
         if not outside:
-            return False
+            return None
         [tensor] = outside
-    return True
+    return handles[tensor.ref()]
 
 
 def _outside(tensor: tf.Tensor) -> list[tf.Tensor]:
@@ -380,12 +391,12 @@ def _called(op: tf.Operation) -> Iterator[Any]:
                 yield op.graph._get_function(called.name)
 
 
-def _passed_on(op: tf.Operation, function: tf.Graph, writable: set[Any]) -> set[Any]:
-    """Inside a function, the arguments that are handles of variables that may be written."""
-    if not writable:
-        return set()
-    inputs = _arguments(op, function)
-    return {inside.ref() for given, inside in inputs if _is_one_of(given, writable)}
+def _passed_on(op: tf.Operation, function: tf.Graph, handles: dict[Any, str]) -> dict[Any, str]:
+    """Inside a function, the arguments that are such handles."""
+    if not handles:
+        return {}
+    origins = [(inside, origin_of(given, handles)) for given, inside in _arguments(op, function)]
+    return {inside.ref(): path for inside, path in origins if path is not None}
 
 
 def _arguments(op: tf.Operation, function: tf.Graph) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:

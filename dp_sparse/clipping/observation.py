@@ -41,49 +41,50 @@ RecordedPass = Callable[[Any], tuple[Used, tf.Tensor, bool]]  # uses, losses, wh
 
 
 class Observer:
-    """A pass, made ready for batches of any size at the cost of one more trace.
+    """A pass, made ready for other batches at the cost of one more trace each way.
 
     Attributes:
-        fixed: One that takes batches of one known shape alone, that of training under XLA.
-        names: What each number that `coupled` gives stands for.
+        observe: What the pass records of a batch of any size.
+        observe_own_size: The same of one as large as the batch at hand, whose size Python knows;
+            None if that was not asked for.
+        names: What each number that `coupled` gives stands for: the tensors of `observe`, then
+            those of `observe_own_size`, from `names_of_any_size` on.
         half_precision: Whether some layer computes in bfloat16 or float16.
     """
 
     def __init__(
-        self, model: keras.Model, recorded: RecordedPass, batch: Any, of_one_shape: bool = False
+        self, model: keras.Model, recorded: RecordedPass, batch: Any, own_size: bool = False
     ) -> None:
-        self.fixed: Observer | None = None
         self.names: list[str] = []
         self.half_precision = any(
             layer.compute_dtype in _HALF_PRECISION for layer in model._flatten_layers()
         )
         self._recorded = recorded
-        lead = (lambda shape: shape[:1]) if of_one_shape else (lambda shape: [None])
+        self.observe = self._made_for(batch, lambda shape: [None, *shape[1:]])
+        self.names_of_any_size = len(self.names)
+        self.observe_own_size = self._made_for(batch, lambda shape: shape) if own_size else None
+
+    def _made_for(self, batch: Any, shape_for: Callable[[Any], Any]) -> Observe:
         specs = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec([*lead(leaf.shape), *leaf.shape[1:]], leaf.dtype), batch
+            lambda leaf: tf.TensorSpec(shape_for(leaf.shape), leaf.dtype), batch
         )
-        self._specs = specs if of_one_shape else None
         # Written out at each of its calls it would be optimised, and so round, in another way.
         apart = {"_noinline": True}
         function = tf.function(self._trace, autograph=False, experimental_attributes=apart)
-        self._observe: Observe = function.get_concrete_function(specs)
+        traced = function.get_concrete_function(specs)
 
-    def __call__(self, batch: Any) -> Observation:
-        """What the pass records of `batch`."""
-        if self._specs is not None:
-            batch = tf.nest.map_structure(
-                lambda leaf, spec: tf.ensure_shape(leaf, spec.shape), batch, self._specs
+        def observe(batch: Any) -> Observation:
+            return traced(
+                tf.nest.map_structure(
+                    lambda leaf, spec: tf.ensure_shape(leaf, spec.shape), batch, specs
+                )
             )
-        return self._observe(batch)
 
-    def not_zero(self, batch: Any) -> tf.Tensor:
-        """Which tensors that the pass records of `batch` are not 0; bool `[tensors]`."""
-        uses, losses, _ = self._recorded(batch)
-        return not_zero(uses, losses, tf.constant(True))
+        return observe
 
     def _trace(self, batch: Any) -> Observation:
         uses, losses, random = self._recorded(batch)
-        self.names = names(uses, losses)
+        self.names += names(uses, losses)
         with tf.control_dependencies([losses]):  # which follow the check of shapes
             return observation(uses, losses, random)
 

@@ -5,29 +5,48 @@ the running totals that reports read.
 """
 
 import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
+
+class Totals(Protocol):
+    """Running totals of training."""
+
+    def unnoised_variables(self) -> Sequence[tf.Variable]:
+        """Those that count examples without noise."""
+
+
 _MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-_TOTALS: weakref.WeakSet[object] = weakref.WeakSet()
+_TOTALS: weakref.WeakSet[Totals] = weakref.WeakSet()
+_FOUND: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by id
 
 
-def trains(model: keras.Model, totals: object) -> None:
-    """From now on the metrics of `model` are such variables, and those of the object `totals`."""
+def register_unnoised(model: keras.Model, totals: Totals) -> None:
+    """From now on `unnoised_variables` has the metrics of `model`, and what `totals` names."""
     _MODELS.add(model)
     _TOTALS.add(totals)
 
 
 def unnoised_variables() -> list[keras.Variable | tf.Variable]:
-    """All of them, of models that live."""
-    totals = [v for each in _TOTALS for v in each.unnoised_variables()]  # type: ignore[attr-defined]
-    return [*(v for model in list(_MODELS) for v in metric_variables(model)), *totals]
+    """Statistics without noise of every model and every totals that were registered.
+
+    A metric may outlive its model.
+    """
+    of_models = [v for model in list(_MODELS) for v in metric_variables(model)]
+    of_totals = [v for totals in list(_TOTALS) for v in totals.unnoised_variables()]
+    _FOUND.update({id(variable): variable for variable in (*of_models, *of_totals)})
+    return list(_FOUND.values())
 
 
 def metric_variables(model: keras.Model) -> list[keras.Variable]:
     """Those of all metrics of a model: statistics of past batches, without noise."""
-    compiled = model._compile_metrics
+    compiled, loss = model._compile_metrics, model._compile_loss
     given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
-    metrics = [*model.metrics, *tf.nest.flatten(given)]  # some are built with their first batch
-    return [v for m in metrics if isinstance(m, keras.metrics.Metric) for v in m.variables]
+    own = [model._loss_tracker, compiled, *([] if loss is None else loss.metrics)]
+    # Some are built with their first batch; and a class may say what `metrics` are itself.
+    metrics = [*own, *model.metrics, *keras.Model.metrics.fget(model), *tf.nest.flatten(given)]
+    found = [v for m in metrics if isinstance(m, keras.metrics.Metric) for v in m.variables]
+    return list({id(variable): variable for variable in found}.values())

@@ -85,8 +85,8 @@ class Entry:
     noisy: bool = False
 
     def expected_on(self, road: str) -> Expected:
-        """What is right there: a batch of one example has none that it could be mixed with."""
-        alone = road in ONES and road not in self.roads
+        """What is right there: an example alone in its batch or part may have none to mix with."""
+        alone = road in ONES and road not in self.roads and self.expected.match == MIXES.match
         return dataclasses.replace(self.expected, harmless=True) if alone else self.expected
 
     def others(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.attacks.entries import MEASURED, MIXES, REFUSED, REFUSED_OR_MEASURED, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import measured
+from tests.attacks.roads import BATCHES_OF_ONE, measured
 from tests.attacks.towers import WIDTH, Made, batch_size, layer, numbers, problem
 
 ALL = ("graph", "eager", "xla", "microbatches", "mirrored", "stream", "train")
@@ -218,7 +218,7 @@ ENTRIES = (
             REFUSED if name == "shuffled with itself" else MIXES,  # for its seed
             ALL if name == "mean" else ("graph",),
             apart=(
-                *("one", "one_eager", "one_xla", "one_of_a_stream", "one_by_train"),
+                *BATCHES_OF_ONE,
                 *(["xla"] if name == "counts of equal keys" else []),  # XLA has no tf.unique
             ),
         )

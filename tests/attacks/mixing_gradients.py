@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.attacks.entries import MEASURED, MIXES, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import measured
+from tests.attacks.roads import BATCHES_OF_ONE, measured
 from tests.attacks.towers import WIDTH, numbers, problem, scattered, tower
 
 ALL = ("graph", "eager", "xla", "microbatches", "mirrored")
@@ -118,7 +118,7 @@ ENTRIES = [
         measured(of_change(name, change)),
         MIXES,
         ALL if name == "clipped by the norm over the batch" else ("graph",),
-        apart=("one", "one_eager", "one_xla", "one_of_a_stream", "one_by_train"),
+        apart=BATCHES_OF_ONE,
     )
     for name, change in CHANGES.items()
 ] + [

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.attacks.entries import MEASURED, MIXES, REFUSED, REFUSED_OR_MEASURED, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import measured
+from tests.attacks.roads import BATCHES_OF_ONE, measured
 from tests.attacks.towers import (
     WIDTH,
     Made,
@@ -160,7 +160,6 @@ LOSSES = {
     "one value for all": one_for_all,
 }
 
-_ONES = ("one", "one_eager", "one_xla", "one_of_a_stream", "one_by_train")
 _TURNING = (hard_half,)  # show where gradients point everywhere
 
 ENTRIES = (
@@ -179,7 +178,7 @@ ENTRIES = (
                 "loss by the batch's size, 256 examples",
                 problem(loss=by_realised_size, data=opposed(256), fields={"clip_norm": 0.03}),
                 MIXES,
-                _ONES,
+                BATCHES_OF_ONE,
             ),
             (
                 "loss by the batch's size, 256 examples, with dropout",
@@ -190,25 +189,25 @@ ENTRIES = (
                     fields={"removed": (-1,)},
                 ),
                 MIXES,
-                _ONES,
+                BATCHES_OF_ONE,
             ),
             (
                 "loss by the batch's size, 8 examples",
                 problem(loss=by_realised_size, data=opposed(8), fields={"clip_norm": 1.2}),
                 MIXES,
-                _ONES,
+                BATCHES_OF_ONE,
             ),
             (
                 "loss by the class ratio, rare positives",
                 problem(loss=by_class_ratio, data=shares(100)),
                 MIXES,
-                _ONES,
+                BATCHES_OF_ONE,
             ),
             (
                 "loss by the class ratio, one positive",
                 problem(loss=by_class_ratio, data=shares(40)),
                 MIXES,
-                _ONES,
+                BATCHES_OF_ONE,
             ),
             (
                 "tiny standardised losses",
@@ -216,39 +215,42 @@ ENTRIES = (
                     loss=standardised_tiny, data=numbers(outlier=1.0), fields={"clip_norm": 1e-7}
                 ),
                 MIXES,
-                _ONES,
+                BATCHES_OF_ONE,
             ),
             (
                 "loss with weights among the labels",
                 Problem(tower(), with_weights, weights_among_labels, removed=(0, 1, -1)),
                 MIXES,
-                _ONES,
+                BATCHES_OF_ONE,
             ),
             (
                 "a loss that normalises sample weights",
                 Problem(tower(), sample_weighted, NormalisedWeights(), removed=(0, 1, -1)),
                 REFUSED_OR_MEASURED,
-                _ONES,
+                BATCHES_OF_ONE,
             ),
             (
                 "keras.losses.Circle",
                 Problem(wide, wide_data, keras.losses.Circle()),
                 REFUSED,
-                (*_ONES, "microbatches"),  # no two of a part are of one class: all losses are 0
+                (
+                    *BATCHES_OF_ONE,
+                    "microbatches",
+                ),  # no two of a part are of one class: all losses are 0
             ),
             (
                 "keras.losses.Dice over all axes",
                 problem(loss=keras.losses.Dice()),
                 REFUSED,
-                _ONES,
+                BATCHES_OF_ONE,
             ),
             (
                 "keras.losses.CosineSimilarity over the batch",
                 Problem(wide, wide_labels, keras.losses.CosineSimilarity(axis=0)),
                 REFUSED,
-                _ONES,
+                BATCHES_OF_ONE,
             ),
-            ("a loss of one value a column", problem(loss=transposed), REFUSED, _ONES),
+            ("a loss of one value a column", problem(loss=transposed), REFUSED, BATCHES_OF_ONE),
         ]
     ]
     + [

@@ -1,5 +1,6 @@
 """What the step computed of its batch reaches the update, or the next step, beside the noise."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,11 @@ import tensorflow as tf
 from tests.attacks.entries import MIXES, REFUSED, Entry
 from tests.attacks.measuring import Problem
 from tests.attacks.roads import Road, measured
-from tests.attacks.steering import dense, known, model_that_trains
+from tests.attacks.steering import dense, forget_models, keeping, known, model_that_trains
 from tests.attacks.towers import WIDTH, layer, numbers
 
 _KEPT: dict[str, tf.Tensor] = {}  # tensors that Python code keeps while a step is traced
-_OTHERS: list[keras.Model] = []  # a model that trained before
+_OTHERS: list[Any] = []  # a model that trained before, or a metric of it
 CLIP = 0.1
 
 
@@ -37,13 +38,32 @@ class KeepingModel(keras.Model):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
-class KeepingFirst(keras.layers.Layer):
-    """A layer that keeps what it was called on first, which is the pass that is released."""
+class KeepingLast(keras.layers.Layer):
+    """A layer that keeps what it was called on last, which is the pass that is released."""
 
     def call(self, values: Any) -> Any:
-        if "layer" not in _KEPT and not isinstance(values, keras.KerasTensor):
+        if not isinstance(values, keras.KerasTensor):
             _KEPT["layer"] = tf.reduce_mean(values)
         return values
+
+
+class FromTheFirst(keras.layers.Layer):
+    """Takes its scale from the batch it is first called on, as weight normalisation may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.initialised = False
+
+    def call(self, values: Any, training: bool = False) -> Any:
+        if self.initialised or not training:
+            return values
+        self.initialised = True
+        return values / (0.01 + tf.abs(tf.reduce_mean(values)))
+
+
+def from_the_first() -> keras.Model:
+    inputs = keras.Input((WIDTH,))
+    return keras.Model(inputs, keras.layers.Dense(1)(FromTheFirst()(inputs)))
 
 
 class KeptRegularizer(keras.regularizers.Regularizer):
@@ -102,15 +122,66 @@ def keeps_itself() -> keras.Model:
     return KeepingModel(inputs, head(inputs))
 
 
-def keeps_first() -> keras.Model:
+def keeps_last() -> keras.Model:
     inputs = keras.Input((WIDTH,))
     head = keras.layers.Dense(1, kernel_regularizer=KeptRegularizer("layer"))
-    return keras.Model(inputs, head(KeepingFirst()(inputs)))
+    return keras.Model(inputs, head(KeepingLast()(inputs)))
 
 
 def reads_counts() -> keras.Model:
     inputs = keras.Input((WIDTH,))
     return keras.Model(inputs, keras.layers.Dense(1)(layer(lambda v: v * (1 + counts()))(inputs)))
+
+
+class OwnMetrics(keras.Model):
+    """Says itself what its metrics are, as Keras lets a model do."""
+
+    @property
+    def metrics(self) -> list[Any]:
+        return []
+
+
+def own_metrics() -> keras.Model:
+    inputs = keras.Input((WIDTH,))
+    return OwnMetrics(inputs, keras.layers.Dense(1)(inputs))
+
+
+def own_loss() -> Any:
+    tracker = getattr(model_that_trains(), "_loss_tracker", None)
+    return 0.0 if tracker is None else tracker.result()
+
+
+def own_loss_by_its_handle() -> Any:
+    tracker = getattr(model_that_trains(), "_loss_tracker", None)
+    if tracker is None:
+        return 0.0
+    handle = tf.identity(tracker.total.value.handle)
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+
+
+def own_loss_by_python() -> Any:
+    return tf.py_function(lambda: np.float32(own_loss()), [], tf.float32)
+
+
+class KeepsCounts(keras.metrics.Metric):
+    """Writes into a weight of the model, which Keras takes for its own."""
+
+    def __init__(self) -> None:
+        super().__init__(name="keeps")
+        self.place: Any = None
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        model = model_that_trains()
+        assert model is not None
+        self.place = next(v for v in model.variables if "statistic" in v.path)
+        self.place.assign_add(tf.reduce_sum(tf.cast(y_true, tf.float32)))
+
+    def result(self) -> Any:
+        return tf.constant(0.0)
+
+
+def of_a_model_that_is_gone() -> Any:
+    return _OTHERS[0].result()
 
 
 class StartByTheBatch(keras.layers.Layer):
@@ -173,6 +244,22 @@ def reached(
     return attack
 
 
+def once_its_model_is_gone(attack: Callable[[Road], float]) -> Callable[[Road], float]:
+    """The same once a model that trained was deleted, and one of its metrics was not."""
+
+    def both(road: Road) -> float:
+        assert reached(dense())(road) <= 1.001
+        model = model_that_trains()
+        assert model is not None
+        _OTHERS[:] = [model.metrics[0]]
+        forget_models()
+        del model
+        gc.collect()
+        return attack(road)
+
+    return both
+
+
 def after_another(attack: Callable[[Road], float]) -> Callable[[Road], float]:
     """The same once another model has trained."""
 
@@ -190,10 +277,13 @@ def by(number: Callable[[], Any]) -> Callable[[], keras.optimizers.Optimizer]:
     return lambda: keras.optimizers.SGD(Rate(number))
 
 
+_NOT_NOISED = REFUSED.matching(
+    "what no noise covers|a statistic of training without noise|keeps what was computed"
+)
 _KNOWN_ONLY = "xla"  # where Python sees the size of a batch
 
 ENTRIES = [
-    Entry(f"reaching: {name}", attack, REFUSED, roads, elsewhere=False)
+    Entry(f"reaching: {name}", attack, _NOT_NOISED, roads, elsewhere=False)
     for name, attack, roads in [
         (
             "a metric's tensor in a regulariser",
@@ -211,7 +301,7 @@ ENTRIES = [
             ("graph",),
         ),
         ("a model's tensor in a regulariser", reached(keeps_itself), ("graph",)),
-        ("a layer's first tensor in a regulariser", reached(keeps_first), ("graph",)),
+        ("a layer's tensor in a regulariser", reached(keeps_last), ("graph",)),
         ("counts of examples in a schedule", reached(dense(), by(counts)), ("graph", "xla")),
         ("counts of examples in a layer", reached(reads_counts), ("graph", "xla")),
         ("counts of examples in a loss", reached(dense(), loss=loss_by_counts), ("graph", "xla")),
@@ -220,6 +310,15 @@ ENTRIES = [
             after_another(reached(dense(), by(of_another_model))),
             ("graph",),
         ),
+        (
+            "a metric in a schedule whose model is gone",
+            once_its_model_is_gone(reached(dense(), by(of_a_model_that_is_gone))),
+            ("graph",),
+        ),
+        ("a loss that the model does not name", reached(own_metrics, by(own_loss)), ("graph",)),
+        ("a metric by its handle", reached(dense(), by(own_loss_by_its_handle)), ("graph",)),
+        ("a metric by Python in a schedule", reached(dense(), by(own_loss_by_python)), ("graph",)),
+        ("a metric that holds a weight", reached(keeping, metrics=KeepsCounts), ("graph", "xla")),
     ]
 ] + [
     Entry(name, measured(of), MIXES, roads, elsewhere=False)
@@ -228,6 +327,11 @@ ENTRIES = [
             "positions that begin where the batch says",
             Problem(starts, sequences, removed=(0, 3)),
             ("graph", "microbatches", "xla", "mirrored"),
+        ),
+        (
+            "a layer that initialises itself from its first batch",
+            Problem(from_the_first, numbers(), removed=(0, 1)),
+            ("graph", "eager", "xla", "microbatches", "mirrored"),
         ),
         (
             "a layer that mixes where the batch's size is known",

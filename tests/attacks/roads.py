@@ -71,6 +71,7 @@ ROADS: dict[str, Road] = {
     "one_a_replica_by_train": Road(loop="train", replicas=2, examples=2),
 }
 ONES = tuple(name for name in ROADS if name.startswith("one"))
+BATCHES_OF_ONE = tuple(name for name, road in ROADS.items() if road.examples == 1)
 SEVERAL = tuple(name for name, road in ROADS.items() if road.replicas > 1)
 
 

@@ -32,6 +32,10 @@ def model_that_trains() -> keras.Model | None:
     return _MODELS[0] if _MODELS else None
 
 
+def forget_models() -> None:
+    _MODELS.clear()
+
+
 def training_loss() -> tf.Tensor:
     """The mean loss of the batches so far, which no noise covers."""
     return tf.cast(_MODELS[0].metrics[0].result(), tf.float32)

@@ -206,10 +206,19 @@ def test_a_layer_in_a_function_that_was_traced_before(nested: bool) -> None:
     model = subclassed(call, dense=keras.layers.Dense(3))
     traced = tf.function(model, autograph=False)
     traced.get_concrete_function(tf.TensorSpec([3, 3]))
-    with pytest.raises(UnsupportedLayerError, match="calls a function that was made before"):
+    with pytest.raises(UnsupportedLayerError, match="dense.*/kernel where its gradient cannot"):
         recorded_in_a_graph(model)
     model.dense.trainable = False
     recorded_in_a_graph(model)  # as the mend says
+
+
+def test_a_weight_read_past_keras() -> None:
+    def call(model: Any, inputs: Any) -> Any:
+        return model.dense(inputs) @ tf.transpose(model.dense.kernel._value)
+
+    model = subclassed(call, dense=keras.layers.Dense(3))
+    with pytest.raises(UnsupportedLayerError, match="dense.*/kernel where its gradient cannot"):
+        recorded_in_a_graph(model)
 
 
 def recorded_in_a_graph(model: keras.Model) -> None:

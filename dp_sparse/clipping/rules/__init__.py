@@ -1,6 +1,6 @@
 """One file per layer family; a rule covers exactly the layer class it names.
 
-A subclass may differ, so it is never covered.
+A subclass may differ, so it is never covered. A recurrent layer goes by the class of its cell.
 
 A rule runs the layer's own `call` and tells the tap which tensors' cotangents determine the
 gradients of the layer's variables: `rule(layer, call, tap, *args, **kwargs) -> outputs`.
@@ -56,7 +56,7 @@ _LOOKUPS = (
 
 
 def rule_for(layer: keras.layers.Layer) -> Rule | None:
-    """The rule of this exact layer class, or None."""
+    """The rule of this exact layer class, or of that of its cell, or None."""
     kind = type(layer)
     by_name = (rule for name, rule in _RULES_BY_NAME.items() if _imported(name) is kind)
     return _RULES.get(kind) or recurrent.rule_for(layer) or next(by_name, None)

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.graph_audit import is_constant
+from dp_sparse.clipping.graph_audit import handles_of, is_constant, origin_of
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Direct, Use
 from dp_sparse.errors import PrivacyError, UnsupportedLayerError, require
@@ -149,8 +149,14 @@ def _refuse_the_batch(
     """Raises if the call on one example would use more of the batch, or give no example."""
     specs = [tf.TensorSpec([1, *value.shape[1:]], value.dtype) for value in inputs]
     traced = tf.function(again.outputs, autograph=False).get_concrete_function(values, specs)
-    name = _name(again.layer)
+    name, own = _name(again.layer), handles_of(again.variables)
     for outside, _ in traced.graph.captures:
+        if origin_of(outside, own) is not None:
+            raise UnsupportedLayerError(
+                f"{name}: uses {origin_of(outside, own)} by .value, or in a function that was "
+                "traced before (tf.function), where its gradient cannot be had. Use the variable "
+                "itself, and leave tf.function out."
+            )
         if outside.dtype != tf.resource and not is_constant(outside):
             raise UnsupportedLayerError(
                 f"{name}: uses {outside.name}, a tensor made outside of its call, which may hold "

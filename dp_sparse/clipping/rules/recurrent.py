@@ -293,4 +293,6 @@ RULES = tuple(_OF_CELLS.values())
 
 def rule_for(layer: keras.layers.Layer) -> Callable[..., Any] | None:
     """The rule of a layer's cell: each of these layers runs whatever cell it holds."""
-    return _OF_CELLS.get(type(layer.cell)) if type(layer) in _LAYERS else None
+    if type(layer) not in _LAYERS or "call" in vars(layer.cell):
+        return None
+    return _OF_CELLS.get(type(layer.cell))

@@ -58,9 +58,9 @@ def sums_of(
     return {**everyone, **own}, checks
 
 
-def observed(
+def recorded_pass(
     model: keras.Model, tables: PrivateTables, batch: Batch, draw: noise.Draw
-) -> tuple[clipping.Observer, Any]:
+) -> tuple[clipping.RecordedPass, Any]:
     """The model's pass as the isolation checks call it, and its batch.
 
     The layer looks up each id on its own, so only the model can couple examples; made-up
@@ -81,11 +81,7 @@ def observed(
         found = _backward(model, tables, examples, rows, draw)
         return found.uses, found.losses, found.recording.seeds_drawn > 0
 
-    company = own, activations
-    observer = clipping.Observer(model, observe, company)
-    if all(leaf.shape[0] is not None for leaf in tf.nest.flatten(company)):
-        observer.fixed = clipping.Observer(model, observe, company, of_one_shape=True)
-    return observer, company
+    return observe, (own, activations)
 
 
 @dataclasses.dataclass(frozen=True)

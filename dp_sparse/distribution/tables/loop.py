@@ -205,7 +205,10 @@ class _Steps:
         seed = tf.cast(self._optimizer.diagnostics.isolation.batches.read_value(), tf.int32)
 
         def of_replica(batch: device.Batch, draw: _DRAW) -> tf.Tensor:
-            observer, company = self._observed(batch, draw)
+            recorded, company = self._recorded_pass(batch, draw)
+            known = all(leaf.shape[0] is not None for leaf in tf.nest.flatten(company))
+            observer = clipping.Observer(self._model, recorded, company, own_size=known)
+            self._names = observer.names
             present = batch["weights"]["present"]
             return isolation.coupled(observer, company, present, seed, whole)
 
@@ -215,8 +218,9 @@ class _Steps:
         """Which tensors that the model records are not 0, bool `[tensors]`."""
 
         def of_replica(batch: device.Batch, draw: _DRAW) -> tf.Tensor:
-            observer, company = self._observed(batch, draw)
-            return observer.not_zero(company)
+            recorded, company = self._recorded_pass(batch, draw)
+            uses, losses, _ = recorded(company)
+            return clipping.not_zero(uses, losses, tf.constant(True))
 
         return tf.reduce_any(tf.stack(self._of_replicas(of_replica, batch, draw)), 0)
 
@@ -227,10 +231,8 @@ class _Steps:
 
         return self._strategy.experimental_local_results(self._strategy.run(of_replica, args=args))
 
-    def _observed(self, batch: device.Batch, draw: _DRAW) -> tuple[Any, Any]:
-        observer, company = device.observed(self._model, self._tables, batch, noise.Draw(*draw))
-        self._names = observer.names
-        return observer, company
+    def _recorded_pass(self, batch: device.Batch, draw: _DRAW) -> tuple[Any, Any]:
+        return device.recorded_pass(self._model, self._tables, batch, noise.Draw(*draw))
 
     def _train_on(self, batch: device.Batch, draw: _DRAW) -> tf.Tensor:
         made: list[xla.Postponed] = []

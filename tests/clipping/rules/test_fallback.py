@@ -458,3 +458,32 @@ def test_mixed_precision() -> None:
     layer = Multiplies(dtype="mixed_bfloat16")
     result = clipped(sequential(layer, 3), values(4, 3), np.ones(4, np.float32), 1.0)
     assert result.finite.all()
+
+
+class Decorated(Affine):
+    """Its work is in a function that TensorFlow traces by itself."""
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.work = tf.function(lambda inputs: tf.sin(inputs * self.scale) + self.shift**2)
+
+    def call(self, inputs: Any) -> Any:
+        return self.work(inputs)
+
+
+class Kept(Affine):
+    """Uses its variable past Keras."""
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.kept = self.scale.value
+
+    def call(self, inputs: Any) -> Any:
+        return tf.sin(inputs * self.kept) + self.shift
+
+
+@pytest.mark.parametrize("make", [Decorated, Kept])
+def test_a_layer_whose_weights_keras_does_not_see_is_refused(make: Any) -> None:
+    layer = make()
+    message = refusal(sequential(layer, 3), 3)
+    assert layer.path in message and "scale" in message and "leave tf.function out" in message

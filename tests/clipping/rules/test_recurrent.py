@@ -391,6 +391,9 @@ def test_another_cell_has_no_rule() -> None:
     layer.cell = Own(3)
     assert rule_for(layer) is None
     assert rule_for(keras.layers.RNN(Own(3))) is None
+    layer = of_a_cell(3)
+    layer.cell.call = lambda inputs, states, training=None: (inputs, states)
+    assert rule_for(layer) is None
 
 
 def test_padding_of_the_batch_adds_nothing() -> None:
