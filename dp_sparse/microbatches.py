@@ -39,7 +39,9 @@ def by_parts(
     def add_part(begin: tf.Tensor, state: _State) -> tuple[tf.Tensor, _State]:
         own, own_lookups = _part((batch, lookups), begin, size)
         run = passes.run(model, optimizer, own, draw, 1 + begin // size)
-        with tf.control_dependencies([run.losses]):  # ids that do not lead with it do not compare
+        with tf.control_dependencies(
+            [run.losses]
+        ):  # ids that do not lead with the batch cannot be compared
             checks = _same_rows(run, tables, own_lookups)
         with tf.control_dependencies(checks):
             own_slots = [tf.identity(slots) for _, slots in own_lookups]

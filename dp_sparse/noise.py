@@ -30,7 +30,7 @@ _PHILOX = 1
 _PURPOSE_BITS = 24
 REACH = 8.2  # deviations up to which 64 bits reach each point of `grid_step` by ten values or more
 _BLOCK = 2**14  # values of a changing number are drawn in blocks: XLA needs fixed shapes
-_ROW = 2**10  # values of small tensors are drawn in whole rows
+_UNIT = 2**10  # values of small tensors are drawn in whole units
 
 
 class Purpose(enum.IntEnum):
@@ -42,7 +42,7 @@ class Purpose(enum.IntEnum):
     UNCLIPPED = 3
     SEEDS = 4
     PICKS = 5
-    DENSE = 6  # plus the index of the variable
+    DENSE = 6  # plus the index of the variable, or of the first of several small ones
     DELAYED = 2**20  # plus the index of the lookup
 
 
@@ -198,10 +198,10 @@ def noisy_means(
 
 
 def _end_to_end(totals: Sequence[tf.Tensor]) -> tf.Tensor:
-    """All values, and zeros up to a whole number of `_ROW`, float64."""
+    """All values, and zeros up to a whole number of `_UNIT`, float64."""
     flat = [tf.reshape(tf.cast(total, tf.float64), [-1]) for total in totals]
     length = sum(each.shape[0] for each in flat)
-    return tf.concat([*flat, tf.zeros([-length % _ROW], tf.float64)], 0)
+    return tf.concat([*flat, tf.zeros([-length % _UNIT], tf.float64)], 0)
 
 
 def noisy_mean(
