@@ -225,7 +225,8 @@ def _using(
     found: list[tuple[str, str]] = []
     for op in operations:
         name = caller or op.name
-        taken = [origin_of(tensor, handles) for tensor in op.inputs]
+        resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
+        taken = [origin_of(tensor, handles) for tensor in resources]
         found += [(name, path) for path in taken if path is not None]
         for function in _called(op):
             if function is not None:
@@ -395,7 +396,8 @@ def _passed_on(op: tf.Operation, function: tf.Graph, handles: dict[Any, str]) ->
     """Inside a function, the arguments that are such handles."""
     if not handles:
         return {}
-    origins = [(inside, origin_of(given, handles)) for given, inside in _arguments(op, function)]
+    given = [pair for pair in _arguments(op, function) if pair[0].dtype == tf.resource]
+    origins = [(inside, origin_of(outside, handles)) for outside, inside in given]
     return {inside.ref(): path for inside, path in origins if path is not None}
 
 
