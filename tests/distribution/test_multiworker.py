@@ -104,6 +104,8 @@ BY_HAND = """
             step(iterator)
     except dp_sparse.PrivacyError as error:
         print(error)
+        sys.stdout.flush()
+        os._exit(0)  # threads of a step that failed in its midst may wait for each other for ever
 """
 
 
