@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dp_sparse
-from dp_sparse import noise, xla
+from dp_sparse import batch_sums, noise, xla
 from dp_sparse.clipping.uses import squares
 from dp_sparse.errors import PrivacyError
 from dp_sparse.groups import grouped, lower_bound
@@ -176,8 +176,10 @@ def test_vision(name: str) -> None:
 def test_batches_of_any_size_take_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = clicks(60, VOCABULARIES)
     model, plan = click_model(VOCABULARIES), plan_for(60, expected_batch_size=20, steps=12)
-    compiled, made = xla.compiled, []
-    monkeypatch.setattr(xla, "compiled", lambda body: made.append(1) or compiled(body))
+    in_one_kernel, made = batch_sums.in_one_kernel, []
+    monkeypatch.setattr(
+        batch_sums, "in_one_kernel", lambda *given: made.append(1) or in_one_kernel(*given)
+    )
     model.compile(METHODS["adafest"](model, plan), "mse", jit_compile=True)
     model.fit(plan.sampling.batches((x, y)), epochs=3, steps_per_epoch=4, verbose=0)
     assert len(made) == 1
@@ -251,16 +253,17 @@ def test_every_updated_row_is_a_survivor_and_comes_once(
     model, plan = click_model(VOCABULARIES), plan_for(16, noise_multiplier=0.3)
     optimizer = METHODS[method](model, plan)
     model.compile(optimizer, "mse", jit_compile=True)
-    applied, apply = [], type(optimizer).apply_private
+    applied, over_replicas = [], batch_sums.over_replicas
 
-    def watched(self: Any, sums: Any, draw: Any) -> None:
-        for table, rows in sums.tables:
+    def watched(found: Any) -> Any:
+        found = over_replicas(found)
+        for table, rows in found.sums.tables:
             tf.py_function(
                 lambda ids, n=table.shape[0]: applied.append((n, ids.numpy())), [rows.indices], []
             )
-        apply(self, sums, draw)
+        return found
 
-    monkeypatch.setattr(type(optimizer), "apply_private", watched)
+    monkeypatch.setattr(batch_sums, "over_replicas", watched)
     model.fit(plan.sampling.batches((x, y)), steps_per_epoch=4, verbose=0)
     assert len(applied) == 8 and any(len(ids) for _, ids in applied)
     for num_rows, ids in applied:
