@@ -150,13 +150,13 @@ def coupled(
         seed: int32 scalar: which examples stay; for 0 both halves are tried.
         whole: Whether to take all examples, as for seed 0, or a share of them.
     """
-    rows = tf.cond(
+    taken = tf.cond(
         tf.equal(seed, 0) | whole,
         lambda: tf.range(tf.size(present)),
         lambda: _order(present, seed)[: tf.maximum(tf.size(present) // _SHARE, _LEAST)],
     )
     of_own_size = functools.partial(_of_own_size, observer, batch, present, seed)
-    batch, present = tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), (batch, present))
+    batch, present = tf.nest.map_structure(lambda leaf: tf.gather(leaf, taken), (batch, present))
     trial = _trial(observer, observer.observe, batch, present, seed // 2)
     first_stays = seed % 2 > 0
     companies = [

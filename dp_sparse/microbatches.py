@@ -39,9 +39,8 @@ def by_parts(
     def add_part(begin: tf.Tensor, state: _State) -> tuple[tf.Tensor, _State]:
         own, own_lookups = _part((batch, lookups), begin, size)
         run = passes.run(model, optimizer, own, draw, 1 + begin // size)
-        with tf.control_dependencies(
-            [run.losses]
-        ):  # ids that do not lead with the batch cannot be compared
+        # Ids that do not lead with the batch cannot be compared, which the losses wait to know.
+        with tf.control_dependencies([run.losses]):
             checks = _same_rows(run, tables, own_lookups)
         with tf.control_dependencies(checks):
             own_slots = [tf.identity(slots) for _, slots in own_lookups]

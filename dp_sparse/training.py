@@ -127,14 +127,17 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     stock_build = model._maybe_symbolic_build
 
     def maybe_symbolic_build(iterator: Any = None, data_batch: Any = None) -> None:
-        """Keras would take a batch of the sampler, and mean over shares, to learn its shapes."""
+        """Keras would take a batch of the sampler, and mean over shares, to learn its shapes.
+
+        It also takes a model for built that has a layer without its weights.
+        """
         spec = data_batch
         if iterator is not None:
             dataset = iterator.data_adapter.get_tf_dataset()
             spec = dataset.element_spec
             strategies.check_shared_out(model, dataset)
-        early = model._distribute_strategy is not None or (model.built and not _all_built(model))
-        if early and is_sampled(spec):
+        partly_built = model.built and not _all_built(model)
+        if is_sampled(spec) and (model._distribute_strategy is not None or partly_built):
             build_for(model, optimizer, spec)
         else:
             stock_build(iterator=iterator, data_batch=data_batch)

@@ -1,0 +1,45 @@
+"""What docs/guarantees.md says is not found, measured: its figures are those of these attacks."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.attacks.mixing_batch import by_place
+from tests.attacks.pipelines import from_records, mapped
+from tests.attacks.roads import ROADS, Road, measured
+from tests.attacks.towers import Made, problem
+
+GUARANTEES = Path(__file__).parents[2] / "docs" / "guarantees.md"
+
+
+class PlaceAndMasks(keras.layers.Layer):
+    """Random, and what it gives follows from an example's place in its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5)
+
+    def call(self, values: Any, training: bool = False) -> Any:
+        return by_place(self.dropout(values, training=training))
+
+
+@pytest.mark.usefixtures("no_noise")
+@pytest.mark.parametrize(
+    ("figure", "words", "attack"),
+    [
+        (1.41, "MixUp: {}", mapped(lambda x: (x + tf.reverse(x, [0])) / 2)),
+        (8, "in place of all 8: {}", from_records(lambda x: np.repeat(x[:1], len(x), 0))),
+        (1.57, "a sensitivity of {} was measured", measured(problem(between=Made(PlaceAndMasks)))),
+    ],
+    ids=["two examples mixed by a map", "one for all in records", "place and masks"],
+)
+def test_figures_of_what_is_not_found(
+    figure: float, words: str, attack: Callable[[Road], float]
+) -> None:
+    assert attack(ROADS["graph"]) == pytest.approx(figure, abs=0.005)
+    assert words.format(figure) in " ".join(GUARANTEES.read_text().split())
