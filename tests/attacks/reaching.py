@@ -277,13 +277,13 @@ def by(number: Callable[[], Any]) -> Callable[[], keras.optimizers.Optimizer]:
     return lambda: keras.optimizers.SGD(Rate(number))
 
 
-_NOT_NOISED = REFUSED.matching(
+NOT_NOISED = REFUSED.matching(
     "what no noise covers|a statistic of training without noise|keeps what was computed"
 )
 _KNOWN_ONLY = "xla"  # where Python sees the size of a batch
 
 ENTRIES = [
-    Entry(f"reaching: {name}", attack, _NOT_NOISED, roads, elsewhere=False)
+    Entry(f"reaching: {name}", attack, NOT_NOISED, roads, elsewhere=False)
     for name, attack, roads in [
         (
             "a metric's tensor in a regulariser",

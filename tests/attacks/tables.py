@@ -26,6 +26,14 @@ from tests.attacks.measuring import (
 from tests.attacks.mixing_batch import FORWARD
 from tests.attacks.mixing_gradients import CHANGES, with_gradient
 from tests.attacks.mixing_losses import LOSSES
+from tests.attacks.reaching import (
+    NOT_NOISED,
+    Keeping,
+    KeepingLast,
+    KeptRegularizer,
+    loss_where_known,
+    where_known,
+)
 from tests.attacks.roads import ROADS, Road, stream_plan
 from tests.attacks.state import VariableLoss, Writes, kept, tf_variable
 from tests.attacks.towers import layer as as_layer
@@ -80,6 +88,7 @@ def measured(
     part: Any = None,
     *,
     loss: Any = "binary_crossentropy",
+    metric: Any = None,
     make: Callable[[distribution.PrivateTables], Made] = serving,
     state: Callable[[], list[Any]] = list,
 ) -> Callable[[Road], float]:
@@ -87,7 +96,7 @@ def measured(
 
     def attack(road: Road) -> float:
         with attacking():
-            trainee = Trainee(part, loss, make, state)
+            trainee = Trainee(part, loss, metric, make, state)
         with attacking(trainee.model, kept=trainee.table_values):
             whole = trainee.on(None)
         with too_late():
@@ -99,7 +108,9 @@ def measured(
 class Trainee:
     """A model with tables, on a stream whose passes are one batch; set back after each step."""
 
-    def __init__(self, part: Any, loss: Any, make: Any, state: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self, part: Any, loss: Any, metric: Any, make: Any, state: Callable[[], list[Any]]
+    ) -> None:
         keras.utils.set_random_seed(7)
         self.plan = stream_plan(cases.SIZE, cases.SIZE, 100)
         self.state = state
@@ -108,7 +119,11 @@ class Trainee:
         self.tables = cases.private_tables(self.optimizer)
         self.layer, self._values = make(self.tables)
         self.model = top(part)
-        self.model.compile(self.optimizer, loss=loss() if isinstance(loss, type) else loss)
+        self.model.compile(
+            self.optimizer,
+            loss=loss() if isinstance(loss, type) else loss,
+            metrics=None if metric is None else [metric()],
+        )
         self.seen: dict[int, float] = {}
 
     def on(self, index: int | None) -> Released:
@@ -159,6 +174,15 @@ def writes(values: Any) -> Any:
     return Writes(tf_variable, lambda place, total: place.assign_add(total))(values)
 
 
+def kept_by(name: str) -> Callable[[Any], Any]:
+    """A layer whose regulariser reads what was kept under a name."""
+    return lambda values: keras.layers.Dense(3, kernel_regularizer=KeptRegularizer(name))(values)
+
+
+def keeps_last(values: Any) -> Any:
+    return kept_by("layer")(KeepingLast()(values))
+
+
 def of_part(part: Any) -> Callable[[Any], Any]:
     return lambda values: as_layer(part)(values)
 
@@ -178,6 +202,22 @@ ENTRIES = [
             MIXES,
         ),
         ("a contrastive loss", measured(loss=LOSSES["contrastive"]), MIXES),
+        (
+            "a layer that mixes where the batch's size is known",
+            measured(of_part(where_known)),
+            MIXES,
+        ),
+        (
+            "a loss that mixes where the batch's size is known",
+            measured(loss=loss_where_known),
+            MIXES,
+        ),
+        (
+            "a metric's tensor in a regulariser",
+            measured(kept_by("metric"), metric=Keeping),
+            NOT_NOISED,
+        ),
+        ("a layer's tensor in a regulariser", measured(keeps_last), NOT_NOISED),
         ("a loss that keeps a mean", measured(loss=VariableLoss, state=kept), REFUSED),
         ("a layer that writes", measured(writes, state=kept), REFUSED),
     ]
