@@ -7,12 +7,14 @@ import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from dp_sparse import noise
+from dp_sparse.optimizers import ledger
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
@@ -31,3 +33,14 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         noise, "noisy_means", lambda totals, *given: [mean(total, *given) for total in totals]
     )
+
+
+@pytest.fixture
+def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Forgets the steps that this process has counted, as a new process would."""
+
+    def forget() -> None:
+        monkeypatch.setattr(ledger, "_SPENT", {})
+        monkeypatch.setattr(ledger, "_LAST", {})
+
+    return forget

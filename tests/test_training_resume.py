@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import PrivacyError
-from dp_sparse.optimizers import ledger
 from tests.subprocesses import run_python, start_python
 from tests.training_cases import click_model, clicks, plan_for, weights_of
 
@@ -25,17 +24,6 @@ def trained(steps: int = 2, *, of: int = 5) -> tuple[keras.Model, Any, Any]:
     model.compile(optimizer=optimizer, loss="binary_crossentropy", metrics=["accuracy"])
     model.fit(plan.sampling.batches(data), steps_per_epoch=steps, verbose=0)
     return model, plan, data
-
-
-@pytest.fixture
-def new_process(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Forgets the steps that this process has counted, as a new process would."""
-
-    def forget() -> None:
-        monkeypatch.setattr(ledger, "_SPENT", {})
-        monkeypatch.setattr(ledger, "_LAST", {})
-
-    return forget
 
 
 def test_save_load_fit_stays_private_and_within_budget(
