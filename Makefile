@@ -42,18 +42,19 @@ $(INSTALLED): setup.py
 # Compiled kernels stay in memory as long as their process, so the tests take several.
 TEST = $(RUN) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 FIRST = tests/clipping
-SECOND = tests/optimizers tests/selection tests/sampling tests/test_xla.py
+SECOND = tests/optimizers tests/selection tests/sampling tests/accounting
 THIRD = tests/distribution
 FOURTH = tests/attacks
 FIFTH = tests/pipelines tests/models tests/benchmarks tests/reference
 
 # Runs again, with what processors differ in switched off: no test may rest on the one at hand.
 # The accountant, without the instructions that NumPy dispatches to where the processor has them:
-ACCOUNTING = tests/test_composition.py tests/selection/test_price.py tests/test_privacy_loss.py
+ACCOUNTING = tests/accounting/test_composition.py tests/accounting/test_privacy_loss.py \
+	tests/selection/top_k/test_calibration.py
 NUMPY_DISPATCH = $(shell $(RUN) -c \
 	'from numpy._core._multiarray_umath import __cpu_dispatch__ as names; print(*names)')
 # Noise and rows, with XLA's and oneDNN's code for the oldest processor, on one thread:
-KERNELS = tests/test_noise.py tests/test_normal_quantile.py tests/test_philox.py tests/test_rows.py
+KERNELS = tests/noise tests/optimizers/test_row_updates.py
 OLDEST = XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
 	TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1
 

@@ -54,7 +54,7 @@ EXTRAS = {
 
 setup(
     name="dp-sparse",
-    version=run_path(str(ROOT / "dp_sparse" / "version.py"))["__version__"],
+    version=run_path(str(ROOT / "dp_sparse" / "core" / "version.py"))["__version__"],
     description="Differentially private Keras training whose embedding gradients stay sparse",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

@@ -17,8 +17,8 @@ import tensorflow as tf
 import dp_sparse
 from benchmarks import harness, one_table
 from dp_sparse import noise
-from dp_sparse.selection.contribution import TableLookups, contribution_map
-from dp_sparse.selection.threshold import default_threshold, select_rows
+from dp_sparse.accounting import default_threshold
+from dp_sparse.selection import TableLookups, contribution_map, select_rows
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 
 BATCH, TABLES, FALSE_ROWS = 2048, 26, 32

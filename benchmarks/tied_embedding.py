@@ -30,7 +30,7 @@ import tensorflow as tf
 
 import dp_sparse
 from benchmarks import clipping, clipping_ways, harness
-from dp_sparse.clipping.tied import Tied
+from dp_sparse.clipping import Tied
 
 LENGTH, WIDTH, BLOCKS = 200, 64, 2
 VOCABULARIES = (3_416, 50_000)

@@ -9,12 +9,15 @@ if keras.backend.backend() != "tensorflow":
     )
 
 from dp_sparse import distribution
-from dp_sparse.callback_guard import install_callback_guard
-from dp_sparse.callbacks import PrivacyReport
-from dp_sparse.checking import ModelCheck, check_model
+from dp_sparse.accounting import (
+    ExponentialSelection,
+    GaussianMechanism,
+    PrivacyBudget,
+    PrivacyPlan,
+    Release,
+)
 from dp_sparse.clipping import AutomaticClipping, FlatClipping, PerLayerClipping, QuantileClipping
-from dp_sparse.errors import BadExampleError, PrivacyError, UnsupportedLayerError
-from dp_sparse.mechanisms import ExponentialSelection, GaussianMechanism
+from dp_sparse.core import BadExampleError, PrivacyError, UnsupportedLayerError, __version__
 from dp_sparse.optimizers import (
     DPAdaFESTOptimizer,
     DPFESTOptimizer,
@@ -22,16 +25,24 @@ from dp_sparse.optimizers import (
     ExponentialSelectionOptimizer,
     LazyDPSGDOptimizer,
 )
-from dp_sparse.plan import PrivacyBudget, PrivacyPlan
-from dp_sparse.release import Release
 from dp_sparse.sampling import PoissonSampling, RecordFile, StreamSampling
-from dp_sparse.selection.counting import TopKTable
-from dp_sparse.selection.price import calibrate_top_k
-from dp_sparse.selection.row_set import SelectedRows
-from dp_sparse.selection.sources import GaussianTopK, GumbelTopK, LaplaceTopK, PublicRows
-from dp_sparse.selection.top_k import select_top_k
-from dp_sparse.training import install_compile_hook
-from dp_sparse.version import __version__
+from dp_sparse.selection import (
+    GaussianTopK,
+    GumbelTopK,
+    LaplaceTopK,
+    PublicRows,
+    SelectedRows,
+    TopKTable,
+    calibrate_top_k,
+    select_top_k,
+)
+from dp_sparse.training import (
+    ModelCheck,
+    PrivacyReport,
+    check_model,
+    install_callback_guard,
+    install_compile_hook,
+)
 
 install_compile_hook()
 install_callback_guard()

@@ -1,6 +1,7 @@
 """The arrows of docs/architecture.md: who may import whom."""
 
 import ast
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,71 +14,116 @@ USERS = [
 ]
 TIMERS = sorted((ROOT / "benchmarks").glob("*.py"))
 
-STEP = {"contribution", "exponential", "forecast", "restriction", "scores", "skips", "threshold"}
-JOINING = ("ambient", "training", "passes", "batch_sums", "microbatches", "flushing", "callbacks")
-JOINING += ("callback_guard",)
-CORE_OF_TABLES = {"configs", "host", "lattice", "lookups", "updates"}  # TensorFlow alone
+# From the ground up. A room may use the floors below its own.
+FLOORS = (
+    {"core"},
+    {"noise", "sampling"},
+    {"clipping", "accounting"},
+    {"selection"},
+    {"optimizers"},
+    {"training"},
+    {"distribution"},
+    {""},  # dp_sparse/__init__.py
+)
+WITHOUT_KERAS = {"core", "noise", "sampling", "accounting", "selection"}
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+CLOSED = ("dp_sparse.clipping.uses", "dp_sparse.selection.top_k")  # to the rest of their room
 ROOMS_OF_BENCHMARKS = {"noise", "selection", "tied_embedding", "clipping_ways"}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Full names of what a file imports, also of names from modules."""
+def imports(path: Path) -> Iterator[tuple[str, str]]:
+    """What a file imports: a module, and the name from it or ''."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name their module in full"
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+def own_imports(path: Path) -> list[tuple[str, str]]:
+    """Those from the package; a room that is imported as a module stands for itself."""
+    found = [pair for pair in imports(path) if pair[0].split(".")[0] == "dp_sparse"]
+    return [
+        (f"dp_sparse.{n}", "") if m == "dp_sparse" and n in FLOOR_OF else (m, n) for m, n in found
+    ]
 
 
 def module(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def room(name: str) -> str:
-    """The first part of a name below `dp_sparse`."""
-    parts = name.split(".")
-    return parts[1] if parts[0] == "dp_sparse" and len(parts) > 1 else ""
+    """The first part of a module's name below `dp_sparse`."""
+    return [*name.split("."), ""][1]
 
 
-def uses(path: Path, *rooms: str) -> list[str]:
-    return [name for name in imports(path) if room(name) in rooms]
-
-
-@pytest.mark.parametrize("path", LIBRARY, ids=module)
-def test_arrows_of_the_library(path: Path) -> None:
-    name = module(path)
-    own = room(name)
-    if own in ("selection", "noise", "rows", "philox", "normal_quantile", "sampling", "plan"):
-        assert not [other for other in imports(path) if other.split(".")[0] == "keras"]
-        assert not uses(path, "optimizers", "clipping", *JOINING)
-    if own == "selection" and name.rsplit(".", 1)[-1] in STEP:
-        assert not uses(path, "plan", "sampling", "accountant", "release")
-    if own == "plan":
-        assert {n.split(".")[2] for n in uses(path, "selection")} <= {"forecast"}
-    if own == "clipping":
-        assert not uses(path, "optimizers", "plan", "selection", *JOINING)
-    if own == "optimizers":
-        assert not uses(path, *JOINING)
-    if name in {f"dp_sparse.distribution.tables.{part}" for part in CORE_OF_TABLES}:
-        assert not [other for other in imports(path) if other.split(".")[0] == "keras"]
-    if name != "dp_sparse.__init__":
-        assert not uses(path, "training") or own in ("training", "distribution")
+def test_every_folder_has_a_floor_and_there_are_ten_at_most() -> None:
+    there = {p.name for p in (ROOT / "dp_sparse").iterdir() if p.name != "__pycache__"}
+    files = {"__init__.py", "py.typed"}
+    assert there - files == set(FLOOR_OF) - {""}
+    assert len(there - files) <= 10 and len(FLOORS) <= 8
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=module)
-def test_no_private_name_of_another_room(path: Path) -> None:
-    private = [
-        n for n in imports(path) if n.startswith("dp_sparse.") and "._" in n and "__" not in n
-    ]
-    assert not private
+def test_arrows_point_down(path: Path) -> None:
+    own = room(module(path))
+    for name, _ in own_imports(path):
+        assert room(name) == own or FLOOR_OF[room(name)] < FLOOR_OF[own], name
+    if own in WITHOUT_KERAS:
+        assert "keras" not in {name.split(".")[0] for name, _ in imports(path)}
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=module)
+def test_other_rooms_give_what_their_init_exports(path: Path) -> None:
+    """Nothing else, so that what a room may change by itself can be seen in one place."""
+    own = room(module(path))
+    for name, what in own_imports(path):
+        if room(name) != own and what:
+            assert name.count(".") == 1, f"{name}: a module inside of another room"
+            assert what in importlib.import_module(name).__all__, f"{what} of {name}"
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=module)
+def test_no_private_name_of_another_module(path: Path) -> None:
+    names = [f"{name}.{what}" for name, what in own_imports(path)]
+    assert not [name for name in names if "._" in name and "__" not in name]
+
+
+@pytest.mark.parametrize("folder", CLOSED)
+def test_a_room_inside_knows_nothing_of_what_is_around_it(folder: str) -> None:
+    inside = [path for path in LIBRARY if module(path).startswith(folder)]
+    found = [name for path in inside for name, _ in own_imports(path)]
+    assert inside
+    assert not [name for name in found if room(name) == room(folder) and folder not in name]
+
+
+def test_modules_of_a_room_import_each_other_in_one_direction() -> None:
+    """No circle anywhere: each module is imported after all that it uses."""
+    names = {module(path): path for path in LIBRARY}
+    uses = {
+        name: {
+            f"{m}.{n}" if f"{m}.{n}" in names else m
+            for m, n in own_imports(path)
+            if room(m) == room(name)
+        }
+        for name, path in names.items()
+        if path.name != "__init__.py"
+    }
+    waiting = {name: {u for u in used if u in uses} - {name} for name, used in uses.items()}
+    while waiting:
+        free = {name for name, used in waiting.items() if not used & waiting.keys()}
+        assert free, f"a circle among {sorted(waiting)}"
+        waiting = {name: used for name, used in waiting.items() if name not in free}
 
 
 @pytest.mark.parametrize("path", USERS, ids=module)
 def test_jobs_and_models_use_public_names(path: Path) -> None:
-    rooms = {room(name) for name in imports(path)} - {""}
-    assert rooms <= ({"reporting"} if module(path) == "pipelines.criteo.report" else set())
+    rooms = {room(name) for name, _ in own_imports(path)} - {"", "distribution"}
+    assert rooms <= ({"training"} if module(path) == "pipelines.criteo.report" else set())
 
 
 @pytest.mark.parametrize("path", TIMERS, ids=module)
 def test_few_benchmarks_import_a_room(path: Path) -> None:
-    assert path.stem in ROOMS_OF_BENCHMARKS or not any(map(room, imports(path)))
+    rooms = {room(name) for name, _ in own_imports(path)} - {"", "distribution"}
+    assert path.stem in ROOMS_OF_BENCHMARKS or not rooms

@@ -1,21 +1,24 @@
 """Exact per-example clipping at the cost of one forward and one backward pass.
 
-Only of small variables are there per-example gradients: of biases, scales, small kernels.
+Records a pass, proves that what it recorded of an example is that example's own, takes norms and
+sums from the records. Only of small variables are there per-example gradients: of biases, scales,
+small kernels. May use: `core`.
 """
 
-from dp_sparse.clipping.audit import Seeds
-from dp_sparse.clipping.gradients import ClippedSums, Scaled, clip, scaled
-from dp_sparse.clipping.graph_audit import audited, update_from
+from dp_sparse.clipping import isolation
+from dp_sparse.clipping.clipped_sums import ClippedSums, Scaled, clip, scaled
+from dp_sparse.clipping.coverage import (
+    Survey,
+    embedding_tables,
+    survey,
+    tables_read_whole,
+    tapped_layers,
+)
+from dp_sparse.clipping.graph_guard import audited, update_from
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
 from dp_sparse.clipping.machine_check import self_check
-from dp_sparse.clipping.observation import (
-    Observer,
-    RecordedPass,
-    Used,
-    count_tensors,
-    not_zero,
-)
-from dp_sparse.clipping.recorder import Recording, record
+from dp_sparse.clipping.observation import Observer, RecordedPass, Used, count_tensors, not_zero
+from dp_sparse.clipping.recording import Recording, record
 from dp_sparse.clipping.styles import (
     STYLES,
     AutomaticClipping,
@@ -24,15 +27,10 @@ from dp_sparse.clipping.styles import (
     PerLayerClipping,
     QuantileClipping,
 )
-from dp_sparse.clipping.survey import (
-    Survey,
-    embedding_tables,
-    survey,
-    tables_read_whole,
-    tapped_layers,
-)
 from dp_sparse.clipping.tap import BeforeLookup
 from dp_sparse.clipping.unnoised import metric_variables, register_unnoised
+from dp_sparse.clipping.uses import Rows, Tied, Use, exact
+from dp_sparse.clipping.variable_guard import Seeds
 
 __all__ = [
     "STYLES",
@@ -46,14 +44,19 @@ __all__ = [
     "QuantileClipping",
     "RecordedPass",
     "Recording",
+    "Rows",
     "Scaled",
     "Seeds",
     "Survey",
+    "Tied",
+    "Use",
     "Used",
     "audited",
     "clip",
     "count_tensors",
     "embedding_tables",
+    "exact",
+    "isolation",
     "metric_variables",
     "not_zero",
     "record",

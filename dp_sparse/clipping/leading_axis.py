@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.uses import Use, fields_of
-from dp_sparse.errors import PrivacyError, require
+from dp_sparse.core import PrivacyError, require
 
 _MEND = (
     "another axis was folded into that of the batch, or part of the batch left out. Keep the "

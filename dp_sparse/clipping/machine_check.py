@@ -3,12 +3,12 @@
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse import xla
 from dp_sparse.clipping.uses import Product
+from dp_sparse.core import xla
 
 
 def self_check(compiled: bool = False) -> None:
-    """Compares the products of `uses` with NumPy on odd shapes.
+    """Compares `uses.Product` with NumPy on odd shapes.
 
     oneDNN has computed some matrix products silently wrongly on TensorFlow 2.19 to 2.21.
 

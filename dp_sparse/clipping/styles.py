@@ -15,7 +15,7 @@ from typing import Any, Self, TypeAlias
 import keras
 import tensorflow as tf
 
-from dp_sparse import validate
+from dp_sparse.core import validate
 
 ClipNorm: TypeAlias = float | tf.Tensor
 

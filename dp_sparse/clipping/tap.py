@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.uses import Use
-from dp_sparse.errors import UnsupportedLayerError
+from dp_sparse.core import UnsupportedLayerError
 
 UsesOf = Callable[[list[tf.Tensor]], list[tuple[keras.Variable, Use]]]
 BeforeLookup = Callable[[keras.Variable, tf.Tensor], None]  # given a table and the ids to be read

@@ -3,14 +3,14 @@
 `MirroredStrategy` needs nothing from here: `model.fit` trains on it.
 """
 
-from dp_sparse.distribution.loop import train
-from dp_sparse.distribution.tables import (
+from dp_sparse.distribution.embedding_layers import (
     PrivateTables,
     RankingModel,
     model_inputs,
     serving_layer,
     train_tables,
 )
+from dp_sparse.distribution.multi_worker import train
 
 __all__ = [
     "PrivateTables",

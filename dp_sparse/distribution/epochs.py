@@ -6,11 +6,10 @@ from typing import Any
 
 import keras
 
-from dp_sparse import ambient, validate
-from dp_sparse.errors import PrivacyError, translated
+from dp_sparse.core import PrivacyError, translated, validate
 from dp_sparse.optimizers import PrivateOptimizer
-from dp_sparse.sampling.base import Sampling, Share
-from dp_sparse.sampling.marker import new_nonce
+from dp_sparse.sampling import Sampling, Share, new_nonce
+from dp_sparse.training import environment
 
 Step = Callable[[], None]
 Logs = Callable[[], dict[str, float]]
@@ -89,7 +88,7 @@ def _run_steps(
 ) -> None:
     for index in range(steps):
         callback_list.on_train_batch_begin(index)
-        ambient.check(model.optimizer.compiles)
+        environment.check(model.optimizer.compiles)
         with translated():
             step()
         callback_list.on_train_batch_end(index, {})

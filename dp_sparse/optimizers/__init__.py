@@ -1,4 +1,7 @@
-"""Private optimizers: what `model.compile` takes, each around an ordinary Keras optimizer."""
+"""Private optimizers: what `model.compile` takes, each around an ordinary Keras optimizer.
+
+They choose rows, add noise to clipped sums, and update. May use: all rooms below.
+"""
 
 from dp_sparse.optimizers.adafest import DPAdaFESTOptimizer
 from dp_sparse.optimizers.base import PrivateOptimizer
@@ -6,7 +9,9 @@ from dp_sparse.optimizers.dpsgd import DPSGDOptimizer
 from dp_sparse.optimizers.exponential import ExponentialSelectionOptimizer
 from dp_sparse.optimizers.fest import DPFESTOptimizer
 from dp_sparse.optimizers.lazy import LazyDPSGDOptimizer
-from dp_sparse.optimizers.sums import PrivateSums, RowChoice
+from dp_sparse.optimizers.replica_choice import choose_together
+from dp_sparse.optimizers.row_updates import adagrad_rows, sgd_rows
+from dp_sparse.optimizers.sums import PrivateSums
 
 __all__ = [
     "DPAdaFESTOptimizer",
@@ -16,5 +21,7 @@ __all__ = [
     "LazyDPSGDOptimizer",
     "PrivateOptimizer",
     "PrivateSums",
-    "RowChoice",
+    "adagrad_rows",
+    "choose_together",
+    "sgd_rows",
 ]

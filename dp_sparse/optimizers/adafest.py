@@ -14,21 +14,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import noise, validate, xla
+from dp_sparse import noise
+from dp_sparse.accounting import PrivacyPlan, default_threshold, split_noise, survival_probability
 from dp_sparse.clipping import ClippingStyle
-from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
-from dp_sparse.optimizers.sums import RowChoice
-from dp_sparse.plan import PrivacyPlan
-from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
-from dp_sparse.selection.restriction import Restricted, restricted
-from dp_sparse.selection.row_set import SelectedRows
-from dp_sparse.selection.skips import most_skips
-from dp_sparse.selection.threshold import (
+from dp_sparse.core import validate, xla
+from dp_sparse.optimizers.sparse_base import ChosenRowsOptimizer
+from dp_sparse.selection import (
+    ContributionMap,
+    Restricted,
+    RowChoice,
+    SelectedRows,
     Survivors,
-    default_threshold,
+    TableLookups,
+    contribution_map,
+    most_skips,
+    restricted,
     select_rows,
-    split_noise,
-    survival_probability,
 )
 
 

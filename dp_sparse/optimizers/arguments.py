@@ -2,9 +2,8 @@
 
 import keras
 
+from dp_sparse.accounting import Mechanism, PrivacyPlan
 from dp_sparse.clipping import STYLES, ClippingStyle, FlatClipping
-from dp_sparse.mechanisms import Mechanism
-from dp_sparse.plan import PrivacyPlan
 
 _COUPLED = ("gradient_accumulation_steps", "loss_scale_factor")
 

@@ -16,19 +16,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse import noise, replicas, validate
+from dp_sparse import noise
+from dp_sparse.accounting import GaussianMechanism, Mechanism, PrivacyPlan
 from dp_sparse.clipping import BeforeLookup, ClippingStyle, QuantileClipping
-from dp_sparse.errors import PrivacyError
-from dp_sparse.mechanisms import GaussianMechanism, Mechanism
-from dp_sparse.optimizers import agreement
+from dp_sparse.core import PrivacyError, replicas, validate
+from dp_sparse.optimizers import replica_checks
 from dp_sparse.optimizers.arguments import checked_optimizer, checked_plan, checked_style
-from dp_sparse.optimizers.clip_norm import MovingClipNorm
 from dp_sparse.optimizers.diagnostics import StepDiagnostics
+from dp_sparse.optimizers.keras_wrapper import WrappingOptimizer
 from dp_sparse.optimizers.ledger import SavedCount, StepLedger, seal_of
-from dp_sparse.optimizers.sums import PrivateSums, RowChoice
-from dp_sparse.optimizers.wrapping import WrappingOptimizer
-from dp_sparse.plan import PrivacyPlan
-from dp_sparse.selection.contribution import TableLookups
+from dp_sparse.optimizers.moving_clip_norm import MovingClipNorm
+from dp_sparse.optimizers.sums import PrivateSums
+from dp_sparse.selection import RowChoice, TableLookups
 
 
 class PrivateOptimizer(WrappingOptimizer, abc.ABC):
@@ -110,7 +109,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
                 "for each model."
             )
         self._model, self._find_tables = weakref.ref(model), find_tables
-        self._settings = agreement.digest({**self.get_config(), "plan": None})
+        self._settings = replica_checks.digest({**self.get_config(), "plan": None})
         self.diagnostics.isolation.restart()
 
     def use_noise_key(self, words: tf.Tensor) -> None:
@@ -193,12 +192,12 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         return replicas.merged(self._begin_step, marker, self._what_decides())
 
     def _begin_step(self, marker: Any, what_decides: Any) -> tuple[noise.Draw, tf.Tensor]:
-        with tf.control_dependencies(agreement.checks(replicas.gathered(what_decides))):
+        with tf.control_dependencies(replica_checks.checks(replicas.gathered(what_decides))):
             whole = tf.identity(replicas.gathered(marker))
         return self._noise_key.next_draw(), self._ledger.spend(whole, self._saved_count)
 
     def _what_decides(self) -> tf.Tensor:
-        return agreement.what_decides(
+        return replica_checks.what_decides(
             key=self._noise_key.words(),
             plan=tf.constant(self.plan.digest, tf.int64),
             spent=self._saved_count.words(),

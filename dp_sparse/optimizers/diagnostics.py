@@ -2,7 +2,8 @@
 
 import tensorflow as tf
 
-from dp_sparse import isolation, replicas
+from dp_sparse.clipping import isolation
+from dp_sparse.core import replicas
 
 
 class StepDiagnostics:

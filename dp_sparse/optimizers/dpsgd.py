@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.optimizers.base import PrivateOptimizer
-from dp_sparse.optimizers.looked_up import looked_up_rows
-from dp_sparse.optimizers.sums import PrivateSums, RowChoice
-from dp_sparse.selection.contribution import TableLookups
+from dp_sparse.optimizers.sums import PrivateSums
+from dp_sparse.selection import RowChoice, TableLookups, looked_up_rows
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")

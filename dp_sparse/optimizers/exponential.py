@@ -9,16 +9,19 @@ from typing import Any
 
 import keras
 
-from dp_sparse import noise, validate
+from dp_sparse import noise
+from dp_sparse.accounting import ExponentialSelection, PrivacyPlan
 from dp_sparse.clipping import ClippingStyle
-from dp_sparse.mechanisms import ExponentialSelection
-from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
-from dp_sparse.optimizers.sums import RowChoice
-from dp_sparse.plan import PrivacyPlan
-from dp_sparse.selection.contribution import TableLookups
-from dp_sparse.selection.exponential import by_table, select_top_rows
-from dp_sparse.selection.restriction import restricted
-from dp_sparse.selection.scores import row_scores
+from dp_sparse.core import validate
+from dp_sparse.optimizers.sparse_base import ChosenRowsOptimizer
+from dp_sparse.selection import (
+    RowChoice,
+    TableLookups,
+    by_table,
+    restricted,
+    row_scores,
+    select_top_rows,
+)
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")

@@ -10,14 +10,10 @@ from collections.abc import Sequence
 import keras
 
 from dp_sparse import noise
+from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.clipping import ClippingStyle
-from dp_sparse.optimizers.chosen_rows import ChosenRowsOptimizer
-from dp_sparse.optimizers.selected_rows import checked_rows
-from dp_sparse.optimizers.sums import RowChoice
-from dp_sparse.plan import PrivacyPlan
-from dp_sparse.selection.contribution import TableLookups
-from dp_sparse.selection.restriction import restricted
-from dp_sparse.selection.row_set import SelectedRows
+from dp_sparse.optimizers.sparse_base import ChosenRowsOptimizer, checked_rows
+from dp_sparse.selection import RowChoice, SelectedRows, TableLookups, restricted
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")

@@ -12,15 +12,14 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import noise
+from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.clipping import BeforeLookup, ClippingStyle, tables_read_whole
 from dp_sparse.optimizers.arguments import checked_optimizer
 from dp_sparse.optimizers.base import PrivateOptimizer
-from dp_sparse.optimizers.chosen_rows import refuse_whole_table
-from dp_sparse.optimizers.delayed_noise import DelayedNoise
-from dp_sparse.optimizers.looked_up import looked_up_rows
-from dp_sparse.optimizers.sums import PrivateSums, RowChoice
-from dp_sparse.plan import PrivacyPlan
-from dp_sparse.selection.contribution import TableLookups
+from dp_sparse.optimizers.lazy_noise import DelayedNoise
+from dp_sparse.optimizers.sparse_base import refuse_whole_table
+from dp_sparse.optimizers.sums import PrivateSums
+from dp_sparse.selection import RowChoice, TableLookups, looked_up_rows
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")

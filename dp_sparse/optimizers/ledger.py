@@ -14,11 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse import replicas
-from dp_sparse.errors import PrivacyError, require
+from dp_sparse.accounting import PrivacyPlan
+from dp_sparse.core import PrivacyError, replicas, require
 from dp_sparse.optimizers import turn
-from dp_sparse.plan import PrivacyPlan
-from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker
+from dp_sparse.sampling import OWN_ORDER, SEEDED, Marker
 
 # Nonces are times: batches that an earlier process left on a disk are older than this one.
 _IMPORTED = time.time_ns()

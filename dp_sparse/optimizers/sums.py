@@ -7,21 +7,6 @@ import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
-class RowChoice:
-    """The rows of one table that a step may touch.
-
-    Attributes:
-        row_ids: int64 `[rows]`, unique and sorted; under XLA filled up with the table's number of
-            rows.
-        slots: int32 `[batch, lookups]`: where in `row_ids` each lookup's row stands, -1 for a row
-            not chosen.
-    """
-
-    row_ids: tf.Tensor
-    slots: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
 class PrivateSums:
     """Clipped sums of one batch, made by the private step and by nothing else.
 

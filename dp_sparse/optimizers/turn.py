@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from dp_sparse.errors import PrivacyError, require
-from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker
+from dp_sparse.core import PrivacyError, require
+from dp_sparse.sampling import OWN_ORDER, SEEDED, Marker
 
 
 class Course(NamedTuple):

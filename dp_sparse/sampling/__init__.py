@@ -1,8 +1,35 @@
-"""How batches are drawn; each sampler carries its dp-accounting event and neighbouring relation."""
+"""How batches are drawn; each sampler carries its dp-accounting event and neighbouring relation.
+
+May use: `core`. Nothing here imports Keras.
+"""
 
 from dp_sparse.sampling.base import Sampling, Share
+from dp_sparse.sampling.data_source import RecordFile
+from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, is_sampled, new_nonce
+from dp_sparse.sampling.one_pass import (
+    batches,
+    checked_number,
+    has_length,
+    parts_of,
+    weighty_examples,
+)
 from dp_sparse.sampling.poisson import PoissonSampling
-from dp_sparse.sampling.records import RecordFile
 from dp_sparse.sampling.stream import StreamSampling
 
-__all__ = ["PoissonSampling", "RecordFile", "Sampling", "Share", "StreamSampling"]
+__all__ = [
+    "OWN_ORDER",
+    "SEEDED",
+    "Marker",
+    "PoissonSampling",
+    "RecordFile",
+    "Sampling",
+    "Share",
+    "StreamSampling",
+    "batches",
+    "checked_number",
+    "has_length",
+    "is_sampled",
+    "new_nonce",
+    "parts_of",
+    "weighty_examples",
+]

@@ -8,8 +8,7 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
-from dp_sparse.families import Family
-from dp_sparse.sampling import marker
+from dp_sparse.core import Family, fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,4 +111,4 @@ class Sampling(Family, abc.ABC):
     @property
     def fingerprint(self) -> int:
         """Names this configuration in every batch it makes."""
-        return marker.fingerprint(self.get_config())
+        return fingerprint(self.get_config())

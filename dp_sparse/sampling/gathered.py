@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.errors import marked
-from dp_sparse.sampling import marker, padding, records
+from dp_sparse.core import marked
+from dp_sparse.sampling import data_source, marker, padding
 
 Draws = Callable[[], Iterator[tuple[np.ndarray, marker.Marker]]]
 
@@ -16,7 +16,7 @@ _NOBODY = marker.Marker(0, 0, 0)
 
 
 def dataset(
-    source: records.Source,
+    source: data_source.Source,
     draws: Draws,
     rows: tuple[int, int],
     steps: int,
@@ -47,7 +47,7 @@ def dataset(
 
 
 def _batch(
-    source: records.Source,
+    source: data_source.Source,
     rows: tuple[int, int],
     class_weight: dict[int, float] | None,
     indices: np.ndarray,
@@ -55,7 +55,7 @@ def _batch(
 ) -> Any:
     begin, end = rows
     own = indices[begin:end]
-    x, y, weights = records.unpacked(source.gather(own))
+    x, y, weights = data_source.unpacked(source.gather(own))
     weights = padding.checked_weights(weights, len(own), class_weight, y)
     x, y, weights = padding.padded((x, y, weights), end - begin)
     present = padding.presence(len(own), end - begin)

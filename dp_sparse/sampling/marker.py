@@ -9,8 +9,6 @@ says that a seed made the batch, so its sampling is not secret; one of 1, that i
 from its position, whoever reads them and how often.
 """
 
-import hashlib
-import json
 import threading
 import time
 from typing import Any, NamedTuple, TypeGuard
@@ -33,12 +31,6 @@ class Marker(NamedTuple):
         """The marker of `count` rows of a batch from `begin` on, int64 `[count, 4]`."""
         fields = np.tile(np.array(self, np.int64), (count, 1))
         return np.column_stack([fields, np.arange(begin, begin + count, dtype=np.int64)])
-
-
-def fingerprint(config: dict[str, Any]) -> int:
-    """A 63-bit digest of a sampler's public configuration."""
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def new_nonce(seed: int | None) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse import validate
+from dp_sparse.core import validate
 
 
 def padded(values: Any, capacity: int) -> Any:

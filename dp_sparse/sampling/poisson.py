@@ -15,9 +15,8 @@ import numpy as np
 import scipy.stats
 import tensorflow as tf
 
-from dp_sparse import validate
-from dp_sparse.errors import PrivacyError
-from dp_sparse.sampling import gathered, marker, records
+from dp_sparse.core import PrivacyError, validate
+from dp_sparse.sampling import data_source, gathered, marker
 from dp_sparse.sampling.base import Sampling, Share
 
 
@@ -150,7 +149,7 @@ class PoissonSampling(Sampling):
         steps: int,
         class_weight: dict[int, float] | None,
     ) -> tf.data.Dataset:
-        source = records.as_source(source)
+        source = data_source.as_source(source)
         if len(source) != self.num_examples:
             raise ValueError(
                 f"Expected a source of num_examples={self.num_examples} examples, got "

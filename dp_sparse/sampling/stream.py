@@ -15,9 +15,8 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse import validate
-from dp_sparse.errors import PrivacyError
-from dp_sparse.sampling import dataset_passes, gathered, marker, records
+from dp_sparse.core import PrivacyError, validate
+from dp_sparse.sampling import data_source, dataset_passes, gathered, marker
 from dp_sparse.sampling.base import Sampling, Share
 
 
@@ -163,7 +162,7 @@ class StreamSampling(Sampling):
 
     def _run(self, source: Any, first_step: int, rows: tuple[int, int]) -> tf.data.Dataset:
         if not isinstance(source, tf.data.Dataset):
-            return self._of_indices(records.as_source(source), first_step, rows)
+            return self._of_indices(data_source.as_source(source), first_step, rows)
         if rows != (0, self.batch_size):
             raise PrivacyError(
                 "Expected arrays or a dp_sparse.RecordFile as the stream of several workers, got "
@@ -173,7 +172,7 @@ class StreamSampling(Sampling):
         return dataset_passes.batches(source, self, first_step)
 
     def _of_indices(
-        self, source: records.Source, first_step: int, rows: tuple[int, int]
+        self, source: data_source.Source, first_step: int, rows: tuple[int, int]
     ) -> tf.data.Dataset:
         if len(source) != self.num_examples:
             raise ValueError(

@@ -1,1 +1,46 @@
-"""Which embedding rows a step may touch. Nothing here imports Keras."""
+"""Which embedding rows a step may touch, and which rows are chosen before training.
+
+May use: `core`, `noise`, `sampling` and `accounting`. Nothing here imports Keras.
+"""
+
+from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
+from dp_sparse.selection.exponential import by_table, select_top_rows
+from dp_sparse.selection.geometric_skips import most_skips
+from dp_sparse.selection.restriction import Restricted, restricted
+from dp_sparse.selection.row_choice import RowChoice, looked_up_rows
+from dp_sparse.selection.scores import row_scores
+from dp_sparse.selection.threshold import Survivors, select_rows
+from dp_sparse.selection.top_k.calibration import calibrate_top_k
+from dp_sparse.selection.top_k.counting import TopKTable
+from dp_sparse.selection.top_k.noise_sources import (
+    GaussianTopK,
+    GumbelTopK,
+    LaplaceTopK,
+    PublicRows,
+)
+from dp_sparse.selection.top_k.select import select_top_k
+from dp_sparse.selection.top_k.selected_rows import SelectedRows
+
+__all__ = [
+    "ContributionMap",
+    "GaussianTopK",
+    "GumbelTopK",
+    "LaplaceTopK",
+    "PublicRows",
+    "Restricted",
+    "RowChoice",
+    "SelectedRows",
+    "Survivors",
+    "TableLookups",
+    "TopKTable",
+    "by_table",
+    "calibrate_top_k",
+    "contribution_map",
+    "looked_up_rows",
+    "most_skips",
+    "restricted",
+    "row_scores",
+    "select_rows",
+    "select_top_k",
+    "select_top_rows",
+]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.groups import grouped
+from dp_sparse.core import grouped
 
 _UNITS = 2**32  # of the largest share; sums of two million examples are exact in float64
 

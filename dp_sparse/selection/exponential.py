@@ -14,9 +14,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse import noise, xla
-from dp_sparse.errors import PrivacyError, require
-from dp_sparse.groups import grouped, lower_bound
+from dp_sparse import noise
+from dp_sparse.core import PrivacyError, grouped, lower_bound, require, xla
 from dp_sparse.selection.scores import RowScores
 
 _NOWHERE = 2**62  # beyond all rows

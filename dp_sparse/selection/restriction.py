@@ -8,7 +8,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from dp_sparse.groups import lower_bound
+from dp_sparse.core import lower_bound
 from dp_sparse.selection.contribution import TableLookups
 
 

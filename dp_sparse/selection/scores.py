@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.groups import grouped
+from dp_sparse.core import grouped
 from dp_sparse.selection.contribution import TableLookups
 
 _UNITS = 2**32  # of C3; sums of two million examples are exact in float64

@@ -9,15 +9,14 @@ since that row had its own draw. No tensor of size c exists; the cost is O(looku
 """
 
 import dataclasses
-import math
 
-import scipy.stats
 import tensorflow as tf
 
-from dp_sparse import noise, xla
-from dp_sparse.groups import lower_bound
+from dp_sparse import noise
+from dp_sparse.accounting import survival_probability
+from dp_sparse.core import lower_bound, xla
 from dp_sparse.selection.contribution import ContributionMap
-from dp_sparse.selection.skips import geometric_skips
+from dp_sparse.selection.geometric_skips import geometric_skips
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,27 +33,6 @@ class Survivors:
     row_ids: tf.Tensor
     slots: tf.Tensor
     starts: tf.Tensor
-
-
-def split_noise(noise_multiplier: float, ratio: float) -> tuple[float, float]:
-    """σ1 = σ√(1 + r²) of the map and σ2 = σ√(1 + 1/r²) of the gradient, together σ; r = σ1/σ2."""
-    return noise_multiplier * math.sqrt(1 + ratio**2), noise_multiplier * math.sqrt(1 + ratio**-2)
-
-
-def survival_probability(threshold: float, deviation: float) -> float:
-    """p0 = Ψ(τ / s), the chance that a row nobody looked up survives.
-
-    The noise has standard deviation s = σ1·C1.
-    """
-    return float(scipy.stats.norm.sf(threshold / deviation))
-
-
-def default_threshold(expected_false_rows: float, num_rows: int, deviation: float) -> float:
-    """τ for which `expected_false_rows` of c rows are expected to survive on noise alone.
-
-    At most half of the rows.
-    """
-    return float(deviation * scipy.stats.norm.isf(min(expected_false_rows / num_rows, 0.5)))
 
 
 def select_rows(

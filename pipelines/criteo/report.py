@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from dp_sparse import reporting
+from dp_sparse.training import report_page
 from pipelines.criteo.prepare import PreparedData
 from pipelines.criteo.train import RunResult
 
@@ -48,9 +48,9 @@ def write_report(path: Path, results: Sequence[RunResult], data: PreparedData, s
 
     The comparison, what is guaranteed, AUC and ε over steps, survivors per table.
     """
-    sections = [("Comparison", reporting.table(_HEADERS, rows(results)))]
+    sections = [("Comparison", report_page.table(_HEADERS, rows(results)))]
     curves = {r.method: ([s for s, _ in r.curve], [v for _, v in r.curve]) for r in results}
-    sections.append(("AUC on held-out rows", reporting.chart("step", "AUC", curves)))
+    sections.append(("AUC on held-out rows", report_page.chart("step", "AUC", curves)))
     private = [r for r in results if r.report is not None]
     for result in private:
         sections.extend(_private_sections(result))
@@ -59,10 +59,10 @@ def write_report(path: Path, results: Sequence[RunResult], data: PreparedData, s
         r.report.diagnostics == "non_private" for r in private if r.report is not None
     ):
         sections.append(
-            ("Malformed rows set aside", reporting.table(("reason", "rows"), quarantine))
+            ("Malformed rows set aside", report_page.table(("reason", "rows"), quarantine))
         )
-    sections.append(("Data", reporting.text(f"{source}\n{_CAVEAT}")))
-    reporting.write(path, reporting.page("Criteo pCTR", sections))
+    sections.append(("Data", report_page.text(f"{source}\n{_CAVEAT}")))
+    report_page.write(path, report_page.page("Criteo pCTR", sections))
 
 
 def _private_sections(result: RunResult) -> list[tuple[str, str]]:
@@ -70,8 +70,8 @@ def _private_sections(result: RunResult) -> list[tuple[str, str]]:
     history = result.report.history
     spent = {"epsilon": (history.steps, history.epsilon)}
     sections = [
-        (f"{result.method}: what is guaranteed", reporting.text(result.statement)),
-        (f"{result.method}: epsilon over steps", reporting.chart("step", "epsilon", spent)),
+        (f"{result.method}: what is guaranteed", report_page.text(result.statement)),
+        (f"{result.method}: epsilon over steps", report_page.chart("step", "epsilon", spent)),
     ]
     if history.rows:
         sections.append(
@@ -80,5 +80,5 @@ def _private_sections(result: RunResult) -> list[tuple[str, str]]:
     if history.diagnostics:
         pairs = [(name, points[-1][1]) for name, points in history.diagnostics.items()]
         heading = f"{result.method}: covered by no epsilon (diagnostics='non_private')"
-        sections.append((heading, reporting.table(("quantity", "last value"), pairs)))
+        sections.append((heading, report_page.table(("quantity", "last value"), pairs)))
     return sections

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from dp_sparse.errors import BadExampleError, PrivacyError, UnsupportedLayerError
+from dp_sparse.core.errors import BadExampleError, PrivacyError, UnsupportedLayerError
 from tests.attacks.measuring import TOLERANCE, Refusal
 from tests.attacks.roads import ONES, ROADS, Road
 

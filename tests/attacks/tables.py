@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import distribution
-from dp_sparse.distribution.tables import lookups, loop
+from dp_sparse.distribution.embedding_layers import layer_adapters, training_loop
 from tests.attacks.entries import MEASURED, MIXES, REFUSED, Entry
 from tests.attacks.measuring import (
     Problem,
@@ -37,8 +37,8 @@ from tests.attacks.reaching import (
 from tests.attacks.roads import ROADS, Road, stream_plan
 from tests.attacks.state import VariableLoss, Writes, kept, tf_variable
 from tests.attacks.towers import layer as as_layer
-from tests.distribution.tables import cases
-from tests.distribution.tables.emulator import SparseCore
+from tests.distribution.embedding_layers import cases
+from tests.distribution.embedding_layers.emulator import SparseCore
 
 CLIP = 0.1
 _APART = tuple(road for road in ROADS if road != "graph")
@@ -56,17 +56,17 @@ def serving(tables: distribution.PrivateTables) -> Made:
 
 def sparse_core(tables: distribution.PrivateTables) -> Made:
     engine = SparseCore(tables.feature_config, _INITIAL)
-    return lookups.SparseCoreLayer(engine), lambda: [*engine.tables.values()]
+    return layer_adapters.SparseCoreLayer(engine), lambda: [*engine.tables.values()]
 
 
 @contextlib.contextmanager
 def engines_accepted() -> Iterator[None]:
     """`train_tables` takes the stand-ins for engines of TPUs, which no public layer has here."""
-    original = loop.layer_of
+    original = training_loop.layer_of
     accepting = lambda given, *rest: (  # noqa: E731
-        given if isinstance(given, lookups.TableLayer) else original(given, *rest)
+        given if isinstance(given, layer_adapters.TableLayer) else original(given, *rest)
     )
-    with mock.patch.object(loop, "layer_of", accepting):
+    with mock.patch.object(training_loop, "layer_of", accepting):
         yield
 
 
@@ -147,7 +147,7 @@ class Trainee:
 
     def _build(self) -> None:
         """A layer for serving has no tables before it looked something up."""
-        if not isinstance(self.layer, lookups.TableLayer):
+        if not isinstance(self.layer, layer_adapters.TableLayer):
             distribution.model_inputs(self.tables, self.layer, cases.data()[0])
 
     def table_values(self) -> list[np.ndarray]:

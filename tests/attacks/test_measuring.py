@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from dp_sparse import isolation
-from dp_sparse.errors import PrivacyError
+from dp_sparse.clipping import isolation
+from dp_sparse.core.errors import PrivacyError
 from tests.attacks.counting import Counter, poisson, stream
 from tests.attacks.entries import MEASURED, REFUSED, REFUSED_OR_MEASURED
 from tests.attacks.measuring import Refusal, Released, attacking, without, zeroed

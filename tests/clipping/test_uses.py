@@ -6,8 +6,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_sparse.clipping import self_check, uses
-from dp_sparse.clipping.uses import Direct, Product, Rows, joined
+from dp_sparse.clipping.machine_check import self_check
+from dp_sparse.clipping.uses import Direct, Product, Rows, joined, numerics, product
 
 SIZES = st.integers(1, 6)
 
@@ -43,7 +43,7 @@ def test_product_without_positions_is_one_position(b: int, d: int, n: int) -> No
 def test_both_formulas_for_a_product_agree() -> None:
     x, dz = values(3, 4, 50), values(3, 4, 70, seed=1)
     use = Product(tf.constant(x), tf.constant(dz))
-    by_part = uses._squared_norms_by_part(use.inputs, use.cotangents)
+    by_part = product._squared_norms_by_part(use.inputs, use.cotangents)
     np.testing.assert_allclose(use.squared_norms(), by_part, rtol=1e-5)
 
 
@@ -53,10 +53,10 @@ def test_parts_cover_every_example_and_column(
     monkeypatch: pytest.MonkeyPatch, entries: int, batch: int
 ) -> None:
     """From one column of one example at a time to all at once."""
-    monkeypatch.setattr(uses, "_PART_ENTRIES", entries)
+    monkeypatch.setattr(numerics, "PART_ENTRIES", entries)
     x, dz = values(batch, 3, 7), values(batch, 3, 5, seed=1)
     expected = np.sum(np.einsum("bsd,bsn->bdn", x, dz).astype(np.float64) ** 2, axis=(1, 2))
-    by_part = tf.function(uses._squared_norms_by_part, autograph=False)
+    by_part = tf.function(product._squared_norms_by_part, autograph=False)
     for norms in (by_part(x, dz), by_part(dz, x)):
         assert norms.shape == (batch,)
         np.testing.assert_allclose(norms, expected, rtol=1e-4)
@@ -152,6 +152,6 @@ def test_a_table_that_is_also_a_matrix_is_refused() -> None:
 
 def test_the_self_check_passes_and_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     self_check()
-    monkeypatch.setattr(uses.Product, "clipped_sum", lambda use, factors: tf.zeros([7, 3]))
+    monkeypatch.setattr(product.Product, "clipped_sum", lambda use, factors: tf.zeros([7, 3]))
     with pytest.raises(RuntimeError, match="multiplies matrices wrongly"):
         self_check()

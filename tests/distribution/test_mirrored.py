@@ -11,9 +11,11 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from dp_sparse import distribution, noise, replicas, strategies
-from dp_sparse.errors import PrivacyError
-from dp_sparse.passes import secret_seeds
+from dp_sparse import distribution, noise
+from dp_sparse.core import replicas
+from dp_sparse.core.errors import PrivacyError
+from dp_sparse.training import strategies
+from dp_sparse.training.forward_backward import secret_seeds
 from tests.subprocesses import run_python
 from tests.training_cases import (
     CHOOSING,
@@ -318,7 +320,7 @@ def test_one_batch_for_every_replica_is_refused() -> None:
         lambda data: model.distribute_strategy.run(model.train_step, args=(data,)), autograph=False
     )
     model.make_train_function()
-    with pytest.raises(PrivacyError, match="got 24 rows"), dp_sparse.errors.translated():
+    with pytest.raises(PrivacyError, match="got 24 rows"), dp_sparse.core.errors.translated():
         step(batch)
     for left, right in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(left, right)

@@ -12,7 +12,8 @@ from scipy import stats
 
 import dp_sparse
 from dp_sparse import noise
-from dp_sparse.optimizers.delayed_noise import DelayedNoise
+from dp_sparse.optimizers import lazy_noise
+from dp_sparse.optimizers.lazy_noise import DelayedNoise
 from tests.training_cases import (
     click_model,
     clicks,
@@ -351,10 +352,9 @@ def test_a_bound_too_coarse_settles_all_rows_and_measures_them(
     jit_compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the first step and the third; the others' rows are owed noise meanwhile."""
-    from dp_sparse.optimizers import delayed_noise
 
-    monkeypatch.setattr(delayed_noise, "_UNITS", 1 / 24)  # room for 6, and a step adds 2.8
-    monkeypatch.setattr(delayed_noise, "_ENTRIES_AT_ONCE", 4)
+    monkeypatch.setattr(lazy_noise, "_UNITS", 1 / 24)  # room for 6, and a step adds 2.8
+    monkeypatch.setattr(lazy_noise, "_ENTRIES_AT_ONCE", 4)
     model, plan = row_model(), plan_for(2, noise_multiplier=1.0)
     optimizer = dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(0.5), plan, 1.0)
     model.compile(optimizer, "mse", jit_compile=jit_compile)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import PrivacyError, PrivacyPlan, StreamSampling
-from dp_sparse.errors import translated
+from dp_sparse.core.errors import translated
 from dp_sparse.optimizers.ledger import SavedCount, StepLedger
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
 from tests.training_cases import plan_for

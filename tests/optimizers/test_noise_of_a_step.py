@@ -13,7 +13,8 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from dp_sparse import microbatches, noise, passes
+from dp_sparse import noise
+from dp_sparse.training import forward_backward, microbatches
 from tests.optimizers.one_step import (
     CLIP,
     METHODS,
@@ -163,13 +164,13 @@ def noise_once_a_part(patched: pytest.MonkeyPatch) -> None:
 
 
 def penalty_in_each_loss(patched: pytest.MonkeyPatch) -> None:
-    losses = passes.per_example_losses
+    losses = forward_backward.per_example_losses
 
     def of(model: Any, *given: Any) -> Any:
         total, of_outputs = losses(model, *given)
         return total + tf.add_n(model.losses), of_outputs
 
-    patched.setattr(passes, "per_example_losses", of)
+    patched.setattr(forward_backward, "per_example_losses", of)
 
 
 def slow(*case: Any) -> Any:

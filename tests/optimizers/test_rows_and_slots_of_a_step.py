@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from dp_sparse import passes
-from dp_sparse.distribution.tables import host, updates
-from dp_sparse.optimizers import exponential, row_wise
+from dp_sparse.distribution.embedding_layers import host_step, off_tpu_updates
+from dp_sparse.optimizers import exponential, row_updates
+from dp_sparse.training import forward_backward
 from tests.distribution.test_mirrored import strategy_of
 from tests.optimizers.one_step import RATE, ROWS, SIZE, WIDTH, Run, cases, data, run
 from tests.training_cases import marked_dataset, plan_for
@@ -116,8 +116,8 @@ def test_accumulators_fed_without_noise_are_noticed(
         step = rate * gradient.values * tf.math.rsqrt(total + epsilon)
         table.scatter_sub(tf.IndexedSlices(step, gradient.indices))
 
-    monkeypatch.setattr(row_wise, "adagrad_rows", without)
-    monkeypatch.setattr(updates, "adagrad_rows", without)
+    monkeypatch.setattr(row_updates, "adagrad_rows", without)
+    monkeypatch.setattr(off_tpu_updates, "adagrad_rows", without)
     found = run("adafest", road, wrapped=WRAPPED["adagrad"][0])
     assert accumulator_off(found) > 0.1
 
@@ -170,7 +170,7 @@ VOTES = [
 def test_votes_of_weight_0_are_noticed(
     method: str, road: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (passes, host):
+    for module in (forward_backward, host_step):
         monkeypatch.setattr(module, "real_examples", lambda batch: batch[2]["present"])
     assert len(rows_of_weight_0(method, road)[1]) > 500
 

@@ -5,15 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dp_sparse.sampling import PoissonSampling
-from dp_sparse.sampling.marker import (
-    SEEDED,
-    Marker,
-    fingerprint,
-    is_sampled,
-    new_nonce,
-    sampled_batch,
-)
+from dp_sparse.core.config import fingerprint
+from dp_sparse.sampling.marker import SEEDED, Marker, is_sampled, new_nonce, sampled_batch
+from dp_sparse.sampling.poisson import PoissonSampling
 
 
 def batch() -> tuple[Any, Any, dict[str, Any]]:

@@ -9,12 +9,13 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from dp_sparse.errors import PrivacyError, translated
-from dp_sparse.sampling import PoissonSampling, Sampling
+from dp_sparse.core.errors import PrivacyError, translated
+from dp_sparse.sampling.base import Sampling
 from dp_sparse.sampling.marker import SEEDED, Marker
+from dp_sparse.sampling.poisson import PoissonSampling
 from tests.reference.distributions import SIGNIFICANCE, binomial, chi_square, largest_correlation_z
 from tests.reference.sampling import overflow_delta, poisson_indices
-from tests.selection.test_skips import GAPS
+from tests.selection.test_geometric_skips import GAPS
 
 N, BATCH = 400, 20
 FEATURES = np.arange(N)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_sparse.errors import PrivacyError, translated
-from dp_sparse.sampling import Sampling, Share, StreamSampling
+from dp_sparse.core.errors import PrivacyError, translated
+from dp_sparse.sampling.base import Sampling, Share
 from dp_sparse.sampling.marker import OWN_ORDER, Marker
+from dp_sparse.sampling.stream import StreamSampling
 
 N, BATCH = 22, 8
 

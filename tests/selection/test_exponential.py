@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dp_sparse import noise, xla
+from dp_sparse import noise
+from dp_sparse.core import xla
 from dp_sparse.selection import exponential
 from dp_sparse.selection.contribution import TableLookups
 from dp_sparse.selection.exponential import by_table, select_top_rows

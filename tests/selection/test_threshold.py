@@ -7,15 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dp_sparse import noise, xla
+from dp_sparse import noise
+from dp_sparse.accounting.adafest import default_threshold, survival_probability
+from dp_sparse.core import xla
 from dp_sparse.selection.contribution import ContributionMap
-from dp_sparse.selection.skips import geometric_skips
-from dp_sparse.selection.threshold import (
-    Survivors,
-    default_threshold,
-    select_rows,
-    survival_probability,
-)
+from dp_sparse.selection.geometric_skips import geometric_skips
+from dp_sparse.selection.threshold import Survivors, select_rows
 from tests.reference import adafest
 from tests.reference.distributions import SIGNIFICANCE, binomial, chi_square, largest_correlation_z
 from tests.reference.test_adafest import SURVIVAL

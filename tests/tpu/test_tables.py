@@ -16,11 +16,11 @@ from scipy import stats
 
 import dp_sparse
 from dp_sparse import distribution, noise
-from dp_sparse.distribution.tables.host import HostStep
-from dp_sparse.distribution.tables.lookups import layer_of
-from dp_sparse.distribution.tables.loop import _build, _shared_out, _Steps
+from dp_sparse.distribution.embedding_layers.host_step import HostStep
+from dp_sparse.distribution.embedding_layers.layer_adapters import layer_of
+from dp_sparse.distribution.embedding_layers.training_loop import _build, _shared_out, _Steps
 from pipelines.criteo.tables import engine_of
-from tests.distribution.tables import cases
+from tests.distribution.embedding_layers import cases
 
 pytestmark = pytest.mark.tpu
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from dp_sparse.clipping.rules.embedding import looked_up
 from dp_sparse.clipping.tap import Tap
-from dp_sparse.errors import UnsupportedLayerError
+from dp_sparse.core import UnsupportedLayerError
 
 
 def call_embed_reduce(

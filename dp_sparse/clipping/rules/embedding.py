@@ -10,11 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse import replicas
 from dp_sparse.clipping.tap import Tap
-from dp_sparse.clipping.tied import Tied
-from dp_sparse.clipping.uses import Product, Rows, Use
-from dp_sparse.errors import BadExampleError, require
+from dp_sparse.clipping.uses import Product, Rows, Tied, Use
+from dp_sparse.core import BadExampleError, replicas, require
 
 
 def call_embedding(

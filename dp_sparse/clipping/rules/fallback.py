@@ -15,10 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.graph_audit import handles_of, is_constant, origin_of
+from dp_sparse.clipping.graph_guard import handles_of, is_constant, origin_of
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Direct, Use
-from dp_sparse.errors import PrivacyError, UnsupportedLayerError, require
+from dp_sparse.core import PrivacyError, UnsupportedLayerError, require
 
 MEMORY_BUDGET = 2**29  # bytes of per-example gradients of one call
 

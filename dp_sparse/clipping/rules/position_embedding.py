@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping import uses
 from dp_sparse.clipping.rules.embedding import in_range
 from dp_sparse.clipping.tap import Tap
-from dp_sparse.clipping.uses import Use
-from dp_sparse.errors import UnsupportedLayerError
+from dp_sparse.clipping.uses import Use, numerics
+from dp_sparse.core import UnsupportedLayerError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Span:
 
     def squared_norms(self) -> tf.Tensor:
         """‖g_i‖²."""
-        return uses.squares(self.gradients)
+        return numerics.squares(self.gradients)
 
     def joined_with(self, others: Sequence["Span"]) -> "Span":
         """All calls of the layer as one use, of all rows."""
@@ -45,7 +44,7 @@ class Span:
 
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i, float64 `[rows, width]`."""
-        total = tf.tensordot(uses.exact(factors), uses.exact(self.gradients), 1)
+        total = tf.tensordot(numerics.exact(factors), numerics.exact(self.gradients), 1)
         return self._placed(total)
 
     def _placed(self, values: tf.Tensor) -> tf.Tensor:
@@ -115,8 +114,8 @@ def _at_positions(cotangents: tf.Tensor, positions: tf.Tensor, num_rows: int) ->
     """The cotangents of each position of an example, summed: float32 `[batch, rows, width]`."""
     batch, width = tf.shape(cotangents, tf.int64)[0], cotangents.shape[-1]
     ids = tf.broadcast_to(positions, tf.shape(cotangents)[:-1])
-    rows = ids + num_rows * uses.expanded(tf.range(batch), ids)
+    rows = ids + num_rows * numerics.expanded(tf.range(batch), ids)
     sums = tf.math.unsorted_segment_sum(
-        uses.flat(cotangents), tf.reshape(rows, [-1]), batch * num_rows
+        numerics.flat(cotangents), tf.reshape(rows, [-1]), batch * num_rows
     )
     return tf.reshape(sums, [-1, num_rows, width])

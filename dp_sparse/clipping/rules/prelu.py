@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.rules.broadcast import of_broadcast
+from dp_sparse.clipping.rules.activation import of_broadcast
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Direct, Use
 

@@ -11,7 +11,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_sparse.clipping import record, rules
+from dp_sparse.clipping import rules
+from dp_sparse.clipping.recording import record
 from dp_sparse.clipping.rules import convolution, convolution_form, rule_for
 from tests.clipping_cases import assert_as_brute_force, clipped, square_loss
 

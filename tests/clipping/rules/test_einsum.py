@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_sparse.clipping.rules.broadcast import of_broadcast
+from dp_sparse.clipping.rules.activation import of_broadcast
 from dp_sparse.clipping.rules.einsum import Einsum, einsum_of
 from tests.clipping_cases import assert_as_brute_force
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dp_sparse import clipping
 from dp_sparse.clipping import rules
 from dp_sparse.clipping.rules import recurrent, rule_for
-from dp_sparse.errors import UnsupportedLayerError
+from dp_sparse.core.errors import UnsupportedLayerError
 from tests.clipping_cases import assert_as_brute_force
 
 

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp_sparse import clipping
-from dp_sparse.clipping import uses
-from dp_sparse.clipping.tied import Tied
-from dp_sparse.clipping.uses import joined
+from dp_sparse.clipping.uses import Tied, joined, numerics
 from tests.clipping_cases import assert_as_brute_force
 from tests.subprocesses import run_python
 
@@ -109,7 +107,7 @@ def test_parts_cover_every_example(
     monkeypatch: pytest.MonkeyPatch, entries: int, batch: int
 ) -> None:
     """From one example at a time to all at once."""
-    monkeypatch.setattr(uses, "_PART_ENTRIES", entries)
+    monkeypatch.setattr(numerics, "PART_ENTRIES", entries)
     use = random_use(batch, lookups=5, positions=2)
     norms = tf.function(lambda: use.squared_norms(), autograph=False)()
     np.testing.assert_allclose(norms, (gradients_of(use) ** 2).sum((1, 2)), rtol=1e-5)

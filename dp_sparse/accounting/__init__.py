@@ -1,0 +1,27 @@
+"""What a training run costs: the plan, its events, their privacy losses, the search for σ.
+
+May use: `core`, `noise` (how far its tails reach) and `sampling`. Nothing here imports Keras.
+"""
+
+from dp_sparse.accounting.accountant import Accountant, epsilon_of
+from dp_sparse.accounting.adafest import default_threshold, split_noise, survival_probability
+from dp_sparse.accounting.events import GumbelTopKDpEvent, event_config
+from dp_sparse.accounting.mechanisms import ExponentialSelection, GaussianMechanism, Mechanism
+from dp_sparse.accounting.plan import PrivacyBudget, PrivacyPlan
+from dp_sparse.accounting.releases import Release
+
+__all__ = [
+    "Accountant",
+    "ExponentialSelection",
+    "GaussianMechanism",
+    "GumbelTopKDpEvent",
+    "Mechanism",
+    "PrivacyBudget",
+    "PrivacyPlan",
+    "Release",
+    "default_threshold",
+    "epsilon_of",
+    "event_config",
+    "split_noise",
+    "survival_probability",
+]

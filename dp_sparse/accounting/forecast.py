@@ -1,0 +1,243 @@
+"""What DP-AdaFEST will do with a plan, before anything is trained: noise, threshold, rows a step.
+
+A row that an example looks up with probability f is looked up K ~ Poisson(B·f) times in a batch,
+and survives if s·K + N(0, (σ1·C1)²) reaches τ, with s = min(1, C1/√p) for p lookups an example.
+Expected numbers of rows are sums of these probabilities, on a grid of B·f; time O(rows).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import scipy.optimize
+import scipy.stats
+
+from dp_sparse.accounting.adafest import default_threshold, split_noise, survival_probability
+from dp_sparse.core import validate
+
+_GRID = np.concatenate([[0.0], np.geomspace(1e-9, 1e9, 1801)])  # of B·f
+_SUMMED = 200.0  # up to which mean numbers of lookups are summed over, not taken for normal
+_COUNTS = np.arange(1, 400)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableForecast:
+    """What a step is expected to do to one table.
+
+    Attributes:
+        rows: Of the table.
+        looked_up: Rows that a batch looks up; None where frequencies are not known.
+        survivors: Of those, the rows that survive; None likewise.
+        false_rows: Rows that survive though the batch did not look them up; all rows are counted
+            where frequencies are not known.
+    """
+
+    rows: int
+    looked_up: float | None
+    survivors: float | None
+    false_rows: float
+
+    @property
+    def noised(self) -> float:
+        """Rows that get noise and an update."""
+        return (self.survivors or 0.0) + self.false_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """DP-AdaFEST with a plan's noise on tables of given sizes; `print` shows it.
+
+    Attributes:
+        noise_multiplier: σ of a step.
+        contribution_noise_multiplier: σ1, of the contribution map.
+        gradient_noise_multiplier: σ2, of the clipped sum.
+        contribution_clip_norm: C1.
+        threshold: τ.
+        lookups: p of an example.
+        tables: What a step does to each table.
+    """
+
+    noise_multiplier: float
+    contribution_noise_multiplier: float
+    gradient_noise_multiplier: float
+    contribution_clip_norm: float
+    threshold: float
+    lookups: int
+    tables: dict[str, TableForecast]
+
+    @property
+    def rows_per_step(self) -> float:
+        """Rows that get noise and an update, over all tables."""
+        return sum(table.noised for table in self.tables.values())
+
+    @property
+    def row_reduction(self) -> float:
+        """Rows of all tables over those of a step; `PrivacyReport.reduction` counts entries."""
+        return sum(table.rows for table in self.tables.values()) / max(self.rows_per_step, 1e-12)
+
+    def __str__(self) -> str:
+        share = min(1.0, self.contribution_clip_norm / math.sqrt(self.lookups))
+        deviation = self.contribution_noise_multiplier * self.contribution_clip_norm
+        return "\n".join(
+            [
+                f"sigma = {self.noise_multiplier:.4g}: sigma1 = "
+                f"{self.contribution_noise_multiplier:.4g} for the contribution map, sigma2 = "
+                f"{self.gradient_noise_multiplier:.4g} for the gradient",
+                f"threshold = {self.threshold:.4g}; an example adds {share:.4g} to each of its "
+                f"{self.lookups} rows, noise has deviation {deviation:.4g}",
+                f"rows noised a step: {self.rows_per_step:,.4g}, {self.row_reduction:,.4g} times "
+                "fewer than all",
+                *_aligned(self.tables),
+            ]
+        )
+
+
+def forecast(
+    noise_multiplier: float,
+    expected_batch_size: float,
+    tables: Mapping[str, Any],
+    *,
+    lookups: int | None = None,
+    contribution_clip_norm: float = 1.0,
+    noise_ratio: float = 5.0,
+    threshold: float | None = None,
+    expected_false_rows: float | None = None,
+    false_positive_rate: float | None = None,
+    rows_per_step: float | None = None,
+) -> Forecast:
+    """What `DPAdaFESTOptimizer` would do; see `PrivacyPlan.explain` for the arguments."""
+    given = {
+        name: value
+        for name, value in (
+            ("threshold", threshold),
+            ("expected_false_rows", expected_false_rows),
+            ("false_positive_rate", false_positive_rate),
+            ("rows_per_step", rows_per_step),
+        )
+        if value is not None
+    }
+    if len(given) > 1:
+        raise ValueError(f"Expected one way to choose the threshold, got {given}: leave one.")
+    if not isinstance(tables, Mapping):
+        raise ValueError(f"Expected tables={{name: rows or frequencies}}, got tables={tables!r}.")
+    frequencies = {name: _checked(name, table) for name, table in tables.items()}
+    if not frequencies:
+        raise ValueError("Expected tables={name: rows or frequencies}, got none.")
+    lookups = len(frequencies) if lookups is None else lookups
+    lookups = validate.positive_integer("lookups", lookups)
+    total = sum(float(f.sum()) for f in frequencies.values() if not isinstance(f, int))
+    if total > lookups * (1 + 1e-6):
+        raise ValueError(
+            f"Expected probabilities that add up to lookups={lookups} at most, got {total:g}: pass "
+            "lookups=, the most lookups of one example."
+        )
+    clip_norm = validate.clip_norm("contribution_clip_norm", contribution_clip_norm)
+    of_map, of_gradient = split_noise(
+        noise_multiplier, validate.positive("noise_ratio", noise_ratio)
+    )
+    deviation, share = of_map * clip_norm, min(1.0, clip_norm / math.sqrt(lookups))
+
+    def at(threshold: float) -> Forecast:
+        survival = _survival_of_means(threshold, share, deviation)
+        found = {
+            name: _of_table(f, expected_batch_size, survival, threshold, deviation)
+            for name, f in frequencies.items()
+        }
+        return Forecast(noise_multiplier, of_map, of_gradient, clip_norm, threshold, lookups, found)
+
+    rows = sum(f if isinstance(f, int) else len(f) for f in frequencies.values())
+    return at(_threshold(given, rows, deviation, at))
+
+
+def _threshold(
+    given: dict[str, float], rows: int, deviation: float, at: Callable[[float], Forecast]
+) -> float:
+    if "threshold" in given:
+        return validate.finite("threshold", given["threshold"])
+    if "false_positive_rate" in given:
+        rate = validate.probability("false_positive_rate", given["false_positive_rate"])
+        if rate > 0.5:
+            raise ValueError(
+                f"Expected false_positive_rate <= 0.5, a threshold >= 0, got {rate:g}."
+            )
+        return default_threshold(rate * rows, rows, deviation)
+    if "rows_per_step" not in given:
+        wanted = validate.positive("expected_false_rows", given.get("expected_false_rows", 32.0))
+        if "expected_false_rows" in given and wanted > rows / 2:
+            raise ValueError(
+                f"Expected expected_false_rows <= {rows / 2:g}, half of all rows, got {wanted:g}."
+            )
+        return default_threshold(wanted, rows, deviation)
+    wanted = validate.positive("rows_per_step", given["rows_per_step"])
+    if wanted >= rows:
+        raise ValueError(
+            f"Expected rows_per_step < {rows}, all rows, got rows_per_step={wanted:g}."
+        )
+    low, high = -10 * deviation, 10 * deviation
+    while at(high).rows_per_step > wanted:
+        high *= 2
+    return float(
+        scipy.optimize.brentq(lambda t: at(t).rows_per_step - wanted, low, high, xtol=1e-9)
+    )
+
+
+def _checked(name: str, table: Any) -> Any:
+    """A number of rows, or each row's frequency, float64."""
+    if isinstance(table, int | np.integer):
+        return validate.positive_integer(f"tables[{name!r}]", table)
+    values = np.asarray(table, np.float64)
+    if values.ndim != 1 or not values.size or not np.all((values >= 0) & (values <= 1)):
+        raise ValueError(
+            f"Expected tables[{name!r}] to be a number of rows, or the probability of each row to "
+            f"be looked up by an example, `[rows]` in [0, 1], got {values!r}."
+        )
+    return values
+
+
+def _survival_of_means(
+    threshold: float, share: float, deviation: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """P[looked up and survives] and P[looked up], at each mean number of lookups of the grid."""
+    few = _GRID <= _SUMMED
+    chances = scipy.stats.poisson.pmf(_COUNTS, _GRID[few, np.newaxis])
+    survives = scipy.stats.norm.sf((threshold - share * _COUNTS) / deviation)
+    spread = np.sqrt(share**2 * _GRID[~few] + deviation**2)
+    many = scipy.stats.norm.sf((threshold - share * _GRID[~few]) / spread)
+    return np.concatenate([chances @ survives, many]), -np.expm1(-_GRID)
+
+
+def _of_table(
+    frequencies: Any,
+    batch: float,
+    survival: tuple[np.ndarray, np.ndarray],
+    threshold: float,
+    deviation: float,
+) -> TableForecast:
+    by_noise = survival_probability(threshold, deviation)
+    if isinstance(frequencies, int):
+        return TableForecast(frequencies, None, None, frequencies * by_noise)
+    means = batch * frequencies
+    true, looked_up = (float(np.interp(means, _GRID, values).sum()) for values in survival)
+    unseen = len(frequencies) - looked_up
+    return TableForecast(len(frequencies), looked_up, true, unseen * by_noise)
+
+
+def _aligned(tables: Mapping[str, TableForecast]) -> list[str]:
+    lines = [
+        ["table", "rows", "looked up", "survivors", "false rows"],
+        *(
+            [name, f"{t.rows:,}", *map(_shown, (t.looked_up, t.survivors, t.false_rows))]
+            for name, t in tables.items()
+        ),
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
+        for name, *cells in lines
+    ]
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}"

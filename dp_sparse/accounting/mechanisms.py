@@ -1,0 +1,108 @@
+"""What one step releases of its batch, as events of the accountant."""
+
+import abc
+import dataclasses
+import math
+
+import dp_accounting
+import scipy.special
+
+from dp_sparse.accounting.events import PureDpEvent
+from dp_sparse.core import Family, validate
+from dp_sparse.noise import REACH
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism(Family, abc.ABC):
+    """A step's releases, with one number left for `calibrate` to find: the noise multiplier."""
+
+    @abc.abstractmethod
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The event of one step on one batch."""
+
+    @abc.abstractmethod
+    def description(self, noise_multiplier: float) -> str:
+        """A few words for the statement."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianMechanism(Mechanism):
+    """One step releases Gaussian noise on sums of clipped contributions of one batch.
+
+    ### Formal Guarantees
+    Several Gaussian releases from one batch, of sensitivity Δ_m and standard deviation s_m, are one
+    Gaussian mechanism of noise multiplier σ with σ⁻² = Σ_m (Δ_m / s_m)². Only σ enters the
+    accounting; an optimizer splits it.
+    """
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The event of one step on one batch."""
+        return dp_accounting.GaussianDpEvent(noise_multiplier)
+
+    def description(self, noise_multiplier: float) -> str:
+        """Its name."""
+        del noise_multiplier
+        return "Gaussian mechanism"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExponentialSelection(Mechanism):
+    """One step selects rows by exponential mechanisms, then releases Gaussian noise on them.
+
+    With σ of the Gaussian, each of the k selections is (ε0, 0)-private with
+    ε0 = 1 / (√k · noise_ratio · σ): to first order all k then cost what a Gaussian mechanism of
+    noise multiplier noise_ratio · σ costs. For `ExponentialSelectionOptimizer`.
+
+    Attributes:
+        rows_per_step: k > 0, over all tables together.
+        noise_ratio: The selection's noise multiplier over the gradients' σ, > 0.
+
+    ### Formal Guarantees
+    Selecting k rows by Gumbel noise is k exponential mechanisms in a row (Durfee and Rogers 2019),
+    each (ε0, 0)-private and as such dominated by randomised response. They and the Gaussian
+    mechanism see one batch: their privacy losses are composed first, and what sampling saves is
+    applied to the whole.
+    """
+
+    rows_per_step: int
+    noise_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        rows = validate.positive_integer("rows_per_step", self.rows_per_step)
+        object.__setattr__(self, "rows_per_step", rows)
+        object.__setattr__(self, "noise_ratio", validate.positive("noise_ratio", self.noise_ratio))
+
+    def epsilon_per_row(self, noise_multiplier: float) -> float:
+        """ε0 of one selection."""
+        return 1 / (math.sqrt(self.rows_per_step) * self.noise_ratio * noise_multiplier)
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The event of one step on one batch."""
+        one = PureDpEvent(self.epsilon_per_row(noise_multiplier))
+        rows = dp_accounting.SelfComposedDpEvent(one, self.rows_per_step)
+        return dp_accounting.ComposedDpEvent(
+            (rows, dp_accounting.GaussianDpEvent(noise_multiplier))
+        )
+
+    def description(self, noise_multiplier: float) -> str:
+        """Both parts."""
+        return (
+            f"Gaussian mechanism, after {self.rows_per_step} exponential mechanisms of epsilon "
+            f"{self.epsilon_per_row(noise_multiplier):.4g} each"
+        )
+
+
+def beyond_reach(noise_multiplier: float) -> float:
+    """The chance that a step's releases lie where those without an example of it may not reach.
+
+    `Ψ(R − 1/σ)` with R = `noise.REACH`, up to which noise takes every value.
+
+    ### Formal Guarantees
+    An example of the batch moves the releases of a step by a_j deviations in coordinate j, over all
+    releases Σ a_j² ≤ 1/σ². Beyond R
+    its privacy loss may be infinite, with probability Σ_j (Ψ(R − a_j) − Ψ(R)). A term over a_j²
+    grows with a_j from 1.6/R on, so of large terms one coordinate that takes all of 1/σ is the
+    worst; small ones are at most e·φ(R)·a_j, less than 3·10⁻¹⁵·√d/σ over d of them, which is left
+    out: from d = 10⁵ on, at σ = 1, it is the larger of the two.
+    """
+    return float(scipy.special.ndtr(1 / noise_multiplier - REACH))

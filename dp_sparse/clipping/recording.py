@@ -1,0 +1,150 @@
+"""One forward pass in which every layer call with trainable variables is recorded.
+
+Nothing else is possible. Each such layer is tapped: its `call` is replaced on the instance while
+the pass runs. An audit fails closed: a trainable variable read outside its layer's tap, a
+non-trainable one written (seed generators apart), and a loss added on the way are refused, since
+what was not measured could not be clipped.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.clipping.coverage import tapped_layers
+from dp_sparse.clipping.graph_guard import audited, own_operations, recorded_operations
+from dp_sparse.clipping.rules import Rule
+from dp_sparse.clipping.tap import BeforeLookup, Record, Tap
+from dp_sparse.clipping.uses import Use, joined
+from dp_sparse.clipping.variable_guard import Audit, Seeds
+from dp_sparse.core import UnsupportedLayerError, replicas
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """A forward pass on its tape.
+
+    Attributes:
+        outputs: The model's predictions.
+        records: One per tapped call, in the order of the calls.
+        seeds_drawn: How many random seeds the pass drew, for dropout and the like.
+    """
+
+    outputs: Any
+    records: list[Record]
+    seeds_drawn: int
+
+    @property
+    def targets(self) -> list[tf.Tensor]:
+        """The tensors whose cotangents `uses` needs, in its order."""
+        return [target for record in self.records for target in record.targets]
+
+    def uses(self, cotangents: list[tf.Tensor | None]) -> list[tuple[keras.Variable, Use]]:
+        """Each trained variable's joined use, from the cotangents of `targets`.
+
+        Raises:
+            UnsupportedLayerError: A target has no cotangent, or a variable was used both as a table
+                and as a matrix.
+        """
+        by_variable: dict[int, tuple[keras.Variable, list[Use]]] = {}
+        remaining = iter(cotangents)
+        for record in self.records:
+            own = [_as_float(next(remaining), target, record.path) for target in record.targets]
+            for variable, use in record.uses_of(own):
+                by_variable.setdefault(id(variable), (variable, []))[1].append(use)
+        return [(variable, _joined(variable, uses)) for variable, uses in by_variable.values()]
+
+
+def record(
+    model: keras.Model,
+    x: Any,
+    tape: tf.GradientTape,
+    batch_capacity: int,
+    seeds: Seeds | None = None,
+    before_lookup: BeforeLookup | None = None,
+) -> Recording:
+    """Runs `model(x, training=True)` on `tape`, every layer call recorded.
+
+    Args:
+        model: The model, built or not.
+        x: Its inputs, each `[batch, ...]`.
+        tape: A tape that watches nothing by itself.
+        batch_capacity: The largest batch there can be, for what must be refused by its memory.
+        seeds: The state of a seed generator at each of its uses, instead of Keras' own, which is
+            public: masks must not tell where an example stood in its batch.
+        before_lookup: Called with each table and the ids whose rows are about to be read.
+
+    Raises:
+        UnsupportedLayerError: With every layer whose per-example gradients cannot be had, its path
+            and the mend.
+    """
+    taps = tapped_layers(model)
+    audit = Audit(model, seeds)
+    records: list[Record] = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(audited(recorded=lambda: model.trainable_variables))
+        stack.enter_context(replicas.apart())
+        for layer, rule in taps:
+            tap = Tap(
+                layer, tape, records, batch_capacity, audit.seeds_drawn, _settling(before_lookup)
+            )
+            stack.enter_context(_tapped(layer, rule, tap, audit))
+        with audit:
+            outputs = model(x, training=True)
+        audit.refuse()  # first, since it names variables
+    return Recording(outputs, records, audit.seeds_drawn())
+
+
+@contextlib.contextmanager
+def _tapped(layer: keras.layers.Layer, rule: Rule, tap: Tap, audit: "Audit") -> Iterator[None]:
+    original, own = layer.call, vars(layer).get("call")
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if audit.covers_all:
+            return original(*args, **kwargs)
+        with audit.inside(layer, rule), recorded_operations():
+            return rule(layer, original, tap, *args, **kwargs)
+
+    layer.call = call
+    try:
+        yield
+    finally:
+        del layer.call
+        if own is not None:
+            layer.call = own
+
+
+def _as_float(cotangent: tf.Tensor | None, target: tf.Tensor, path: str) -> tf.Tensor:
+    """Float32, and of the static shape of its target, which gradients of `tf.split` forget."""
+    if cotangent is None:
+        raise UnsupportedLayerError(
+            f"{path}: its output does not reach the loss, or its gradient is hidden "
+            f"(rematerialisation). Freeze it with "
+            "trainable=False, or remove keras.RematScope."
+        )
+    value = tf.cast(tf.convert_to_tensor(cotangent), tf.float32)
+    value.set_shape(target.shape)
+    return value
+
+
+def _joined(variable: keras.Variable, uses: list[Use]) -> Use:
+    try:
+        return joined(uses)
+    except ValueError as error:
+        raise UnsupportedLayerError(
+            f"{variable.path}: {error}. Give each use a variable of its own."
+        ) from None
+
+
+def _settling(before_lookup: BeforeLookup | None) -> BeforeLookup:
+    def settle(table: keras.Variable, row_ids: tf.Tensor) -> None:
+        if before_lookup is not None:
+            with own_operations():  # which write on purpose
+                before_lookup(table, row_ids)
+
+    return settle

@@ -1,0 +1,96 @@
+"""What a forward pass may not do, since it could not be clipped, and whether it did."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.clipping.coverage import own_variables
+from dp_sparse.clipping.graph_guard import own_operations
+from dp_sparse.clipping.rules import Rule, covers_inner_layers
+from dp_sparse.clipping.unnoised import metric_variables
+from dp_sparse.core import UnsupportedLayerError
+
+Seeds: TypeAlias = Callable[[int, str], tf.Tensor]  # from a number in the pass and a dtype, `[2]`
+
+
+class Audit(keras.StatelessScope):
+    """Sees every read and write of a variable during a forward pass, and lets no write through."""
+
+    def __init__(self, model: keras.Model, seeds: Seeds | None) -> None:
+        super().__init__(collect_losses=True)
+        self.covers_all = False  # while a rule runs that records the layers inside, too
+        self._seeds = seeds
+        self._trainable = {id(variable) for variable in model.trainable_variables}
+        self._of_metrics = {id(variable) for variable in metric_variables(model)}
+        self._covered: set[int] = set()
+        self._written: list[str] = []
+        self._seeds_drawn = 0
+        self._outside: list[str] = []
+        self._statistics: list[str] = []
+
+    @contextlib.contextmanager
+    def inside(self, layer: keras.layers.Layer, rule: Rule) -> Iterator[None]:
+        """While a tapped layer's call runs, the variables that its rule records may be read."""
+        before = self._covered, self.covers_all
+        covers_all = covers_inner_layers(rule)
+        own = layer.variables if covers_all else own_variables(layer)
+        self._covered, self.covers_all = before[0] | {id(v) for v in own}, covers_all
+        try:
+            yield
+        finally:
+            self._covered, self.covers_all = before
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Keras asks here for every variable it reads; a seed generator's state is drawn anew."""
+        if self._seeds is not None and _is_seed(variable):
+            with own_operations():
+                return self._seeds(self._seeds_drawn, variable.dtype)
+        if id(variable) in self._trainable and id(variable) not in self._covered:
+            self._outside.append(variable.path)
+        if id(variable) in self._of_metrics:
+            self._statistics.append(variable.path)
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Keras reports every assignment here."""
+        super().add_update(update)
+        if _is_seed(update[0]):
+            self._seeds_drawn += 1
+        else:
+            self._written.append(update[0].path)
+
+    def seeds_drawn(self) -> int:
+        """How many random seeds the pass has drawn so far."""
+        return self._seeds_drawn
+
+    def refuse(self) -> None:
+        """Raises if the pass did what cannot be clipped."""
+        problems = [
+            (
+                self._outside,
+                "read outside the layer that owns it; call the layer instead of using its variable",
+            ),
+            (
+                self._written,
+                "written in the forward pass; running statistics are not private. Remove the "
+                "layer's statistics",
+            ),
+            (
+                self._statistics,
+                "a metric's variable, which is not private, read in the forward pass. Leave it out",
+            ),
+            (
+                ["add_loss"] if self.losses else [],
+                "a loss over the whole batch; put it into loss= of compile",
+            ),
+        ]
+        lines = [f"- {path}: {mend}." for paths, mend in problems for path in dict.fromkeys(paths)]
+        if lines:
+            raise UnsupportedLayerError("Cannot train privately:\n" + "\n".join(lines))
+
+
+def _is_seed(variable: keras.Variable) -> bool:
+    return variable.path.endswith("seed_generator_state")

@@ -1,0 +1,34 @@
+"""What every room needs and nothing of privacy: errors, validation, XLA, replicas, groups.
+
+May use: nothing of the package. `replicas`, `validate` and `xla` are used as modules.
+"""
+
+from dp_sparse.core import replicas, validate, xla
+from dp_sparse.core.config import Family, fingerprint
+from dp_sparse.core.errors import (
+    BadExampleError,
+    PrivacyError,
+    UnsupportedLayerError,
+    marked,
+    require,
+    translated,
+)
+from dp_sparse.core.unique import grouped, lower_bound
+from dp_sparse.core.version import __version__
+
+__all__ = [
+    "BadExampleError",
+    "Family",
+    "PrivacyError",
+    "UnsupportedLayerError",
+    "__version__",
+    "fingerprint",
+    "grouped",
+    "lower_bound",
+    "marked",
+    "replicas",
+    "require",
+    "translated",
+    "validate",
+    "xla",
+]

@@ -1,0 +1,127 @@
+"""One step of several replicas: what they have is brought together, decided once, given to all.
+
+Each replica of a `tf.distribute` strategy clips its own share of a batch. What rests on the whole
+batch (its marker, the choice of rows, the noise, every write) happens in `merged`, once a process,
+with `gathered` and `summed` values that are the same for all. Outside a strategy all of this is
+what it would be without.
+"""
+
+import concurrent.futures
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from dp_sparse.core.errors import PrivacyError
+
+T = TypeVar("T")
+
+
+def count() -> int:
+    """Replicas of the strategy around; 1 without one."""
+    replicas: int = tf.distribute.get_strategy().num_replicas_in_sync
+    return replicas
+
+
+def own_number() -> int:
+    """Which of the replicas runs this, from 0 on; each has its own part of the graph."""
+    context = tf.distribute.get_replica_context()
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
+
+
+def merged(function: Callable[..., T], *args: Any) -> T:
+    """What `function` returns, called once for all replicas of a process; each of them gets it.
+
+    Args:
+        function: Takes `args`, of which nested tensors are those of all replicas, to be read by
+            `gathered` and `summed` alone. Whatever else it uses must be equal on all replicas.
+        *args: This replica's.
+    """
+    if count() == 1:
+        return function(*args)
+    context = tf.distribute.get_replica_context()
+    own = tf.nest.map_structure(tf.identity, args)  # one tensor of all would be taken for one
+    return context.merge_call(lambda strategy, *all_args: function(*all_args), own)
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """What runs inside can learn nothing of the other replicas.
+
+    Raises:
+        PrivacyError: It tries to, by `merge_call` or `all_reduce`.
+    """
+    if count() == 1:
+        yield
+        return
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PrivacyError(
+            "Expected a model and a loss that see the examples of one replica, got a merge_call or "
+            "an all_reduce, which mixes those of all. Remove what synchronises replicas."
+        )
+
+    context = tf.distribute.get_replica_context()
+    context.merge_call = refuse
+    try:
+        yield
+    finally:
+        del context.merge_call
+
+
+def gathered(value: Any) -> tf.Tensor:
+    """Inside `merged`: the replicas' tensors `[own, ...]`, one after another."""
+    if count() == 1:
+        return value
+    strategy = tf.distribute.get_strategy()
+    inner = strategy.experimental_local_results(value)[0].shape[1:]
+    return tf.ensure_shape(strategy.gather(value, axis=0), [None, *inner])
+
+
+def summed(values: Any) -> Any:
+    """Inside `merged`: the sums over replicas of nested tensors."""
+    if count() == 1:
+        return values
+    strategy = tf.distribute.get_strategy()
+    leaves = tf.nest.flatten(values)
+    sums = strategy.extended.batch_reduce_to(
+        tf.distribute.ReduceOp.SUM, [(leaf, leaf) for leaf in leaves]
+    )
+    of_first = [strategy.experimental_local_results(each)[0] for each in (*sums, *leaves)]
+    shaped = [
+        tf.ensure_shape(total, own.shape)
+        for total, own in zip(of_first[: len(sums)], of_first[len(sums) :], strict=True)
+    ]
+    return tf.nest.pack_sequence_as(values, shaped)
+
+
+def shares(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Values that all replicas have, divided so that their sum, as Keras takes it, is they.
+
+    Every replica does the same, since the workers' graphs must have the same collectives.
+    """
+    return list(values) if count() == 1 else [value / count() for value in values]
+
+
+def own_copy(variable: tf.Variable) -> tf.Variable:
+    """This replica's copy of `variable`, whose rows can be read without reading all of it."""
+    copies = tf.distribute.get_strategy().experimental_local_results(variable)
+    return copies[own_number() % len(copies)]
+
+
+def update(variables: Sequence[tf.Variable], function: Callable[..., None]) -> None:
+    """Inside `merged`: `function(*copies)` on each device of this process, with its copies."""
+    strategy = tf.distribute.get_strategy()
+    for copies in zip(*map(strategy.experimental_local_results, variables), strict=True):
+        with tf.device(copies[0].device):
+            function(*copies)
+
+
+def undistributed(make: Callable[[], T]) -> T:
+    """What `make` makes with `tf.Variable`s, one of each, whatever strategy's scope is around.
+
+    A scope belongs to its thread.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as outside:
+        return outside.submit(make).result()

@@ -1,0 +1,217 @@
+"""The step on the device: look rows up, run the model, clip, hand the layer its gradients."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import clipping, noise
+from dp_sparse.clipping import Rows, exact
+from dp_sparse.core import UnsupportedLayerError, replicas, xla
+from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer
+from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, Table
+from dp_sparse.training import (
+    Used,
+    count_examples,
+    led_by_batch,
+    losses_with_padding,
+    real_examples,
+)
+
+Batch = dict[str, Any]
+
+# Random layers take their seeds from 0 on; these are numbers beyond them.
+_ROUNDING, _MADE_UP = 2**14, 2**15
+
+
+def sums_of(
+    model: keras.Model, tables: PrivateTables, layer: TableLayer, batch: Batch, draw: noise.Draw
+) -> tuple[dict[str, Any], list[xla.Postponed]]:
+    """One replica's clipped sums over the dense variables; the tables are updated on the way.
+
+    Whatever check fails is found afterwards, by the caller; the tables got gradients of 0 then.
+
+    Returns:
+        Over all replicas `counts`, int32 `[3]` as `BatchSums.counts`, and `rows`, int32, chosen in
+        each table; this replica's `dense` sums, float32 or float64, `losses`, `output_losses` and
+        `outputs`; and the checks.
+    """
+    with xla.postponing() as checks:
+        lookup = layer.look_up(batch["features"], batch["id_weights"])
+        activations = {f.name: lookup.activations[f.name] for f in tables.features}
+        run = _backward(model, tables, batch, activations, draw)
+        optimizer, real = tables.private_optimizer, real_examples((None, None, batch["weights"]))
+        clip_norm, style = tables.lattice.clip_norm_before_rounding, optimizer.clipping
+        found = clipping.scaled(run.uses, clip_norm, run.losses, real, style)
+        sums = {id(variable): total for variable, total in found.dense_sums()}
+    good = tf.reduce_all([check.condition for check in checks]) if checks else tf.constant(True)
+    lookup.push(_output_gradients(tables, batch, run.cotangents, found, good, draw))
+    everyone: dict[str, Any] = {
+        "counts": count_examples(found, real, tf.int32),
+    }
+    everyone["rows"] = tf.stack([tf.reduce_sum(batch["filled"][t.path]) for t in tables.tables])
+    everyone = replicas.merged(replicas.summed, everyone)
+    dense = [sums.get(id(v), tf.zeros(v.shape)) for v in model.trainable_variables]
+    own = {
+        "dense": dense,
+        "losses": run.losses,
+        "output_losses": run.output_losses,
+        "outputs": run.recording.outputs,
+    }
+    return {**everyone, **own}, checks
+
+
+def recorded_pass(
+    model: keras.Model, tables: PrivateTables, batch: Batch, draw: noise.Draw
+) -> tuple[clipping.RecordedPass, Any]:
+    """The model's pass as the isolation checks call it, and its batch.
+
+    The layer looks up each id on its own, so only the model can couple examples; made-up
+    activations show that as well as true ones.
+    """
+    numbered = enumerate((t, f) for t in tables.tables for f in t.features)
+    rows = tables.rows // tables.replicas
+    seeds = _seeds(draw)
+    activations = {
+        feature.name: tf.random.stateless_normal([rows, t.width], seeds(_MADE_UP + i, "int32"))
+        for i, (t, feature) in numbered
+    }
+    own = {name: batch[name] for name in ("x", "y", "weights", "keep", "first")}
+    own["weights"] = {**own["weights"], "marker": own["weights"]["present"]}
+
+    def observe(company: Any) -> tuple[Used, tf.Tensor, bool]:
+        examples, rows = company
+        found = _backward(model, tables, examples, rows, draw)
+        return found.uses, found.losses, found.recording.seeds_drawn > 0
+
+    return observe, (own, activations)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Backward:
+    """A forward and a backward pass of the model, from activations that were looked up.
+
+    Attributes:
+        recording: The forward pass.
+        losses: float32 `[batch]`.
+        output_losses: The same for each output whose loss Keras tracks by itself.
+        cotangents: Of the activations, by feature.
+        uses: Of the model's variables, and of the tables.
+    """
+
+    recording: clipping.Recording
+    losses: tf.Tensor
+    output_losses: list[tf.Tensor]
+    cotangents: dict[str, tf.Tensor]
+    uses: Used
+
+
+def _backward(
+    model: keras.Model,
+    tables: PrivateTables,
+    batch: Batch,
+    activations: dict[str, tf.Tensor],
+    draw: noise.Draw,
+) -> _Backward:
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(activations)
+        recording, losses, of_outputs = _forward(model, tables, batch, activations, tape, draw)
+        total = tf.reduce_sum(losses)
+    targets = recording.targets
+    with clipping.audited():
+        gradients = tape.gradient(total, [*targets, *activations.values()])
+        uses = recording.uses(gradients[: len(targets)])
+    cotangents = {
+        name: tf.zeros_like(activations[name]) if own is None else tf.cast(own, tf.float32)
+        for name, own in zip(activations, gradients[len(targets) :], strict=True)
+    }
+    uses += [(table, _rows(table, batch, cotangents)) for table in tables.tables]
+    losses = led_by_batch(uses, losses, batch["weights"])
+    return _Backward(recording, losses, of_outputs, cotangents, uses)
+
+
+def _forward(
+    model: keras.Model,
+    tables: PrivateTables,
+    batch: Batch,
+    activations: dict[str, tf.Tensor],
+    tape: tf.GradientTape,
+    draw: noise.Draw,
+) -> tuple[clipping.Recording, tf.Tensor, list[tf.Tensor]]:
+    x = {**batch["x"], **activations}
+    recording = clipping.record(model, x, tape, tables.rows, _seeds(draw))
+    if recording.seeds_drawn > _ROUNDING:
+        raise UnsupportedLayerError(
+            f"Expected at most {_ROUNDING} random layers, got {recording.seeds_drawn}: the secret "
+            "seeds of others would be used twice. Leave some out."
+        )
+    losses, of_outputs = losses_with_padding(model, batch["y"], recording.outputs, batch["weights"])
+    return recording, losses, of_outputs
+
+
+def _rows(table: Table, batch: Batch, cotangents: dict[str, tf.Tensor]) -> Rows:
+    """The table's lookups as far as they were chosen, with the gradient of each one's row.
+
+    Rows go by the place of their first lookup in the example: only which are equal matters.
+    """
+    keep = [batch["keep"][feature.name] for feature in table.features]
+    gradients = [
+        own[..., tf.newaxis] * cotangents[feature.name][:, tf.newaxis]
+        for own, feature in zip(keep, table.features, strict=True)
+    ]
+    chosen = tf.concat(keep, 1) > 0
+    first = batch["first"].get(table.path, tf.zeros(tf.shape(chosen), tf.int32))
+    return Rows(tf.cast(first, tf.int64), chosen, tf.concat(gradients, 1))
+
+
+def _output_gradients(
+    tables: PrivateTables,
+    batch: Batch,
+    cotangents: dict[str, tf.Tensor],
+    found: clipping.Scaled,
+    good: tf.Tensor,
+    draw: noise.Draw,
+) -> dict[str, tf.Tensor]:
+    """Of each of the layer's features: the clipped mean's share, or the noise; 0 unless `good`.
+
+    All of them are points of the lattice.
+    """
+    divisor = tables.private_optimizer.plan.sampling.expected_batch_size
+    of_table = {id(variable): (use, factor) for variable, use, factor in found.uses}
+    sent = {}
+    for number, table in enumerate(tables.tables):
+        use, factor = of_table[id(table)]
+        assert isinstance(use, Rows)
+        shares = use.cotangents * (factor / divisor)[:, tf.newaxis, tf.newaxis]
+        if table.path in batch["first"]:
+            shares = _once_a_row(shares, batch["first"][table.path])
+        shares = tables.lattice.rounded(shares, _seeds(draw)(_ROUNDING + number, "int32"))
+        widths = [feature.lookups for feature in table.features]
+        for feature, own in zip(table.features, tf.split(shares, widths, 1), strict=True):
+            if feature.bag:
+                sent[feature.name] = tf.zeros_like(cotangents[feature.name])
+                sent[feature.backward] = tf.reshape(own, [-1, table.width])
+            else:
+                sent[feature.name] = own[:, 0]
+        sent[table.noise] = batch["noise"][table.path]
+    return {name: tf.where(good, gradient, 0.0) for name, gradient in sent.items()}
+
+
+def _once_a_row(shares: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+    """`[rows, lookups, width]` with an example's whole gradient of a row at its first lookup.
+
+    Else terms that cancel in the example's gradient would enter a layer's sums one by one, and
+    could be larger than C.
+    """
+    rows, lookups = first.shape
+    places = first + tf.range(rows)[:, tf.newaxis] * lookups
+    flat = tf.reshape(exact(shares), [rows * lookups, -1])
+    sums = tf.math.unsorted_segment_sum(flat, tf.reshape(places, [-1]), rows * lookups)
+    return tf.reshape(tf.cast(sums, tf.float32), shares.shape)
+
+
+def _seeds(draw: noise.Draw) -> clipping.Seeds:
+    context = tf.distribute.get_replica_context()
+    return functools.partial(noise.seed_state, draw, context.replica_id_in_sync_group)

@@ -1,0 +1,291 @@
+"""What an embedding layer is told: the user's features, and those that carry noise and updates."""
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.clipping import AutomaticClipping, FlatClipping
+from dp_sparse.core import PrivacyError
+from dp_sparse.distribution.embedding_layers import feature_configs
+from dp_sparse.distribution.embedding_layers.off_tpu_updates import RowUpdates
+from dp_sparse.distribution.embedding_layers.rounding_grid import Lattice
+from dp_sparse.optimizers import DPAdaFESTOptimizer
+
+# Keras' default; layers' own Adagrad has none.
+_EPSILON = inspect.signature(keras.optimizers.Adagrad).parameters["epsilon"].default
+_CORES = 8  # slots of a replica are shared by its SparseCores, of which no chip has more
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One of the user's features.
+
+    Attributes:
+        name: Its key, in the inputs and in the layer's configuration.
+        lookups: The most ids of an example.
+        bag: Whether an example may have any number of ids up to that, and not exactly one.
+        combiner: What a bag's rows are reduced by: "sum", "mean" or "sqrtn".
+        weights: The key of its ids' weights in the inputs, if it has any.
+    """
+
+    name: str
+    lookups: int
+    bag: bool
+    combiner: str
+    weights: str | None
+
+    @property
+    def backward(self) -> str:
+        """The feature through which a bag's table is updated, one id a row."""
+        return f"private_backward_{self.name}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """One table.
+
+    Attributes:
+        path: Its name.
+        num_rows: Its rows.
+        width: Of a row.
+        features: The user's features that look rows up in it.
+        capacity: The most rows of a step's choice: what all lookups of a batch and the noise can
+            choose together.
+    """
+
+    path: str
+    num_rows: int
+    width: int
+    features: tuple[Feature, ...]
+    capacity: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and width."""
+        return self.num_rows, self.width
+
+    @property
+    def noise(self) -> str:
+        """The feature whose ids are the chosen rows, and whose gradients are their noise."""
+        return f"private_noise_{self.path}"
+
+
+class PrivateTables(tf.Module):
+    """Embedding tables for `train_tables`, from the features of an embedding layer.
+
+    Args:
+        features: A flat dictionary from names to `FeatureConfig`s, of
+            `tf.tpu.experimental.embedding` or of keras-rs. Tables need names, and no optimizer:
+            theirs comes from `optimizer`.
+        optimizer: A `DPAdaFESTOptimizer` over all rows. Its `table_optimizer`, or else the
+            optimizer that it wraps, must be Keras' SGD or Adagrad.
+        bags: For each feature with several ids, the most ids of an example. In the inputs it is
+            `[batch, most]`, filled up with -1; all other features are `[batch]` or `[batch, 1]`.
+        weights: For bags whose ids have weights >= 0, the key of these among the inputs.
+        strategy: The `TPUStrategy` that the layer is made under; None off TPU.
+
+    Attributes:
+        tables: The tables, in the order of their first feature.
+        private_optimizer: The `optimizer` that was given.
+        layer_optimizer: That of the layer's tables, of `tf.tpu.experimental.embedding`; its
+            learning rate is read from the private optimizer at each step.
+        on_tpu: Whether there is a strategy.
+        replicas: How many share a batch.
+        lattice: The points on which gradients and noise of rows meet.
+        updates: What updates the tables off TPU; `tf.train.Checkpoint(tables=...)` keeps its slots.
+        rows: Of a batch, padding included: the plan's capacity, up to a multiple of 8 a replica.
+
+    Raises:
+        ValueError: A feature or table that cannot be trained privately, naming it and the mend.
+            Batches so large, or with so many lookups, that float32 cannot sum them exactly.
+        PrivacyError: Another optimizer or clipping style, or a TPU with several hosts.
+
+    ### Formal Guarantees
+    `feature_config` adds a feature of noise for each table, with room for every row that any batch
+    can choose, so its size tells nothing; and for each bag one with its chosen ids alone, one id a
+    row; an example's second id of the same row gets no gradient. An update by plain SGD or Adagrad
+    leaves a row without a gradient as it is, and takes the sum of all gradients of a row before it
+    squares them; optimizers and options that do not are never used.
+    """
+
+    def __init__(
+        self,
+        features: Mapping[str, Any],
+        optimizer: DPAdaFESTOptimizer,
+        *,
+        bags: Mapping[str, int] | None = None,
+        weights: Mapping[str, str] | None = None,
+        strategy: tf.distribute.TPUStrategy | None = None,
+    ) -> None:
+        super().__init__()
+        check_optimizer(optimizer)
+        _refuse_several_hosts(strategy)
+        self.private_optimizer = optimizer
+        self.on_tpu = strategy is not None
+        self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+        self.rows = self.in_whole_shards(optimizer.plan.sampling.batch_capacity)
+        self._configs = feature_configs.checked(features, bags or {}, weights or {})
+        self.tables = self._tables(bags or {}, weights or {})
+        self._refuse_taken_names()
+        optimizer.outside_tables = self.tables
+        self.lattice = self._lattice()
+        self.layer_optimizer = self._layer_optimizer()
+        self.updates = RowUpdates(self.layer_optimizer)
+        self._frozen = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Noise, clipping and layout are traced at different times, so nothing may change."""
+        if getattr(self, "_frozen", False) and not name.startswith("_"):
+            raise AttributeError(f"PrivateTables.{name} cannot change: make another PrivateTables.")
+        super().__setattr__(name, value)
+
+    @property
+    def features(self) -> list[Feature]:
+        """The user's features, table by table."""
+        return [feature for table in self.tables for feature in table.features]
+
+    def _lattice(self) -> Lattice:
+        optimizer = self.private_optimizer
+        lookups = [(sum(f.lookups for f in table.features), table.width) for table in self.tables]
+        return Lattice(
+            optimizer.clip_norm,
+            optimizer.clip_norm * optimizer.gradient_noise_multiplier,
+            optimizer.plan.sampling.expected_batch_size,
+            self.rows,
+            math.sqrt(sum(own * width for own, width in lookups)),
+        )
+
+    def _layer_optimizer(self) -> Any:
+        own = self.private_optimizer.table_optimizer or self.private_optimizer.optimizer
+
+        def learning_rate() -> tf.Tensor:
+            return tf.convert_to_tensor(own.learning_rate, tf.float32)
+
+        if isinstance(own, keras.optimizers.SGD):
+            return tf.tpu.experimental.embedding.SGD(learning_rate)
+        return tf.tpu.experimental.embedding.Adagrad(learning_rate, own.initial_accumulator_value)
+
+    @property
+    def feature_config(self) -> dict[str, Any]:
+        """What the embedding layer must be made with: `features` and those of noise and bags."""
+        return self._features_for(self.replicas if self.on_tpu else None)
+
+    @property
+    def serving_config(self) -> dict[str, Any]:
+        """The same for a `TPUEmbeddingForServing` that takes over the tables of a TPU."""
+        return self._features_for(None)
+
+    def _features_for(self, replicas: int | None) -> dict[str, Any]:
+        derived = feature_configs.Derived(self.layer_optimizer, replicas)
+        found = {}
+        for table in self.tables:
+            for feature in table.features:
+                user = self._configs[feature.name]
+                found[feature.name] = derived.feature(user, feature.name, feature.bag, self.rows)
+                if feature.bag:
+                    places = self.rows * feature.lookups
+                    found[feature.backward] = derived.feature(user, feature.backward, True, places)
+            user = self._configs[table.features[0].name]
+            found[table.noise] = derived.feature(user, table.noise, True, table.capacity)
+        return found
+
+    @property
+    def sparse_core_config(self) -> Any:
+        """For SparseCores: room for all ids that any batch can have, none of which is dropped."""
+        room = {table.path: self._ids_of_a_core(table) for table in self.tables}
+        return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(
+            disable_table_stacking=True,
+            max_ids_per_chip_per_sample=max(feature.lookups for feature in self.features),
+            max_ids_per_table=room,
+            max_unique_ids_per_table=room,
+            allow_id_dropping=False,
+        )
+
+    def _ids_of_a_core(self, table: Table) -> int:
+        """The most that one core sends to another: all that it has, of a bag also backward."""
+        lookups = sum(f.lookups * (2 if f.bag else 1) for f in table.features)
+        return (self.rows * lookups + table.capacity) // self.replicas
+
+    def in_whole_shards(self, count: int) -> int:
+        """`count`, up to a multiple of 8 for each replica, as SparseCores want it."""
+        return math.ceil(count / self.shards) * self.shards
+
+    @property
+    def shards(self) -> int:
+        """Over how many parts the rows of a choice are spread."""
+        return _CORES * self.replicas
+
+    def _tables(self, bags: Mapping[str, int], weights: Mapping[str, str]) -> list[Table]:
+        users: dict[str, list[str]] = {}
+        for name, config in self._configs.items():
+            users.setdefault(config.table.name, []).append(name)
+        tables = []
+        sizes = {n: feature_configs.num_rows(self._configs[f[0]]) for n, f in users.items()}
+        false_rows = self.private_optimizer.most_false_rows(sum(sizes.values()))
+        for path, names in users.items():
+            features = tuple(
+                Feature(
+                    name,
+                    bags.get(name, 1),
+                    name in bags,
+                    self._configs[name].table.combiner,
+                    weights.get(name),
+                )
+                for name in names
+            )
+            lookups = self.rows * sum(feature.lookups for feature in features)
+            capacity = self.in_whole_shards(min(sizes[path], lookups + false_rows))
+            width = feature_configs.width(self._configs[names[0]])
+            tables.append(Table(path, sizes[path], width, features, capacity))
+        return tables
+
+    def _refuse_taken_names(self) -> None:
+        ours = {table.noise for table in self.tables} | {f.backward for f in self.features}
+        taken = sorted(ours & set(self._configs))
+        if taken:
+            raise ValueError(f"Expected features of other names, got {taken[0]!r}: rename it.")
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises PrivacyError unless the tables of a layer can be trained by `optimizer`."""
+    if type(optimizer) is not DPAdaFESTOptimizer or optimizer.rows is not None:
+        raise PrivacyError(
+            f"Expected a DPAdaFESTOptimizer without rows=, got {type(optimizer).__name__}: rows "
+            "are chosen by ids alone, ahead of the step, and noise has a fixed number of rows."
+        )
+    if type(optimizer.clipping) not in (FlatClipping, AutomaticClipping):
+        raise PrivacyError(
+            f"Expected FlatClipping or AutomaticClipping, got {type(optimizer.clipping).__name__}: "
+            "the noise of rows is drawn ahead of the step, for one clip norm of all variables."
+        )
+    if optimizer.microbatch_size is not None:
+        raise PrivacyError(
+            f"Expected microbatch_size=None, got {optimizer.microbatch_size}: an embedding layer "
+            "takes the gradients of a whole batch at once."
+        )
+    own = optimizer.table_optimizer or optimizer.optimizer
+    if type(own) not in (keras.optimizers.SGD, keras.optimizers.Adagrad):
+        raise PrivacyError(
+            f"Expected SGD or Adagrad for the tables, got {type(own).__name__}, under which a row "
+            "without a gradient moves: who sees it knows that it was looked up. Pass "
+            "table_optimizer=keras.optimizers.Adagrad(...)."
+        )
+    if getattr(own, "epsilon", _EPSILON) != _EPSILON:
+        raise PrivacyError(
+            f"Expected Adagrad's default epsilon for the tables, got {own.epsilon}: an embedding "
+            "layer's own Adagrad has none. Leave it out."
+        )
+
+
+def _refuse_several_hosts(strategy: tf.distribute.TPUStrategy | None) -> None:
+    hosts = 1 if strategy is None else strategy.extended.num_hosts
+    if hosts > 1:
+        raise PrivacyError(
+            f"Expected a TPU with one host, got {hosts}: each would choose rows and draw noise "
+            "with a key of its own, for its own part of a batch. Use a smaller slice."
+        )

@@ -1,0 +1,283 @@
+"""Training with an embedding layer: the host prepares a batch, the device trains on it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse import clipping, noise
+from dp_sparse.clipping import exact, isolation
+from dp_sparse.core import PrivacyError, replicas, xla
+from dp_sparse.distribution import epochs as epochs_of
+from dp_sparse.distribution.embedding_layers import device_step
+from dp_sparse.distribution.embedding_layers.host_step import HostStep, other_inputs
+from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer, layer_of
+from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, check_optimizer
+from dp_sparse.optimizers import PrivateSums
+from dp_sparse.training import build_for, metrics
+
+_DRAW = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+
+
+def train_tables(
+    model: keras.Model,
+    tables: PrivateTables,
+    layer: Any,
+    source: Any,
+    *,
+    epochs: int = 1,
+    steps_per_epoch: int | None = None,
+    class_weight: dict[int, float] | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    verbose: int = 0,
+) -> keras.callbacks.History:
+    """Trains a model together with the tables of an embedding layer.
+
+    Args:
+        model: Compiled with `tables.private_optimizer`, under the same strategy as the layer. Its
+            inputs are a dictionary: of each feature its activations `[batch, width]`, and whatever
+            else is in the source's inputs.
+        tables: What the layer was made with.
+        layer: An embedding layer made with `tables.feature_config`: `TPUEmbeddingForServing`,
+            `TPUEmbedding` or `TPUEmbeddingV2` of `tf.tpu.experimental.embedding`, `TPUEmbedding`
+            of tensorflow_recommenders or `DistributedEmbedding` of keras-rs.
+        source: What `plan.sampling.batches` takes; its inputs are a dictionary with the ids of each
+            feature.
+        epochs: Into which the steps are divided, for metrics and callbacks.
+        steps_per_epoch: By default what is left of the plan, divided by `epochs`; a remainder is
+            left to a later call.
+        class_weight: As `PoissonSampling.batches` takes it.
+        callbacks: As in Keras; they see the model, not the layer, whose tables need a
+            `tf.train.Checkpoint` of their own.
+        verbose: As in Keras.
+
+    Returns:
+        The history of loss and metrics, not private; on a TPU of the loss alone.
+
+    Raises:
+        ValueError: More steps than the plan has left, inputs that do not fit the features, or a
+            layer of another kind.
+        PrivacyError: A model without that optimizer, with tables of its own, under a strategy of
+            several devices that are no TPU, or with a loss that mixes examples.
+        BadExampleError: An id, weight or label out of its range.
+
+    ### Formal Guarantees
+    Those of DP-AdaFEST (`DPAdaFESTOptimizer`), with one Gaussian mechanism of the plan's σ a step.
+    Dense variables get their noise as on every other road, in float64 and rounded. What the layer
+    applies is the clipped sum of the chosen rows plus their noise over the expected batch size, on
+    a lattice where float32 adds exactly (`tables.lattice`), once a step: the model sees activations
+    that no backward pass leads through, and the gradient of the lookup is taken once. A failed
+    check leaves tables and variables as they were.
+    """
+    _check(model, tables)
+    own = layer_of(layer, tables)
+    steps = _Steps(model, tables, own)
+
+    def begin(first_step: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
+        sampling = tables.private_optimizer.plan.sampling
+        share = epochs_of.whole_share(sampling)
+        batches = sampling.batches_of(
+            source, share, first_step=first_step, class_weight=class_weight
+        )
+        _build(model, tables, own, batches.element_spec)
+        prepared = batches.map(HostStep(tables)).prefetch(2)
+        iterator = iter(_shared_out(model, prepared))
+        return lambda: steps.take(next(iterator)), steps.logs
+
+    return epochs_of.run(model, source, begin, epochs, steps_per_epoch, callbacks, verbose)
+
+
+def _check(model: keras.Model, tables: PrivateTables) -> None:
+    if not isinstance(tables, PrivateTables):
+        raise ValueError(f"Expected tables to be PrivateTables, got {type(tables).__name__}.")
+    if epochs_of.checked_optimizer(model) is not tables.private_optimizer:
+        raise PrivacyError(
+            f"Expected {model.name} compiled with the optimizer of its tables, got another: pass "
+            "the same to PrivateTables and to compile."
+        )
+    check_optimizer(tables.private_optimizer)
+    if tf.distribute.has_strategy():
+        raise PrivacyError("Expected train_tables outside strategy.scope(), got it inside.")
+    strategy = model._distribute_strategy
+    if strategy is not None and not isinstance(strategy, tf.distribute.TPUStrategy):
+        raise PrivacyError(
+            f"Expected TPUStrategy or none, got {type(strategy).__name__}: elsewhere use "
+            "keras.layers.Embedding, and fit."
+        )
+    count = 1 if strategy is None else strategy.num_replicas_in_sync
+    if (count, strategy is not None) != (tables.replicas, tables.on_tpu):
+        raise ValueError(
+            f"Expected PrivateTables(strategy=...) with the strategy of {model.name}, got another."
+        )
+    if tables.private_optimizer.compiles:
+        raise ValueError("Expected jit_compile=False, got True: a TPU compiles by itself.")
+    last = tables.private_optimizer.outside_tables
+    if [id(table) for table in last] != [id(table) for table in tables.tables]:
+        raise PrivacyError(
+            "Expected one PrivateTables of an optimizer, got an earlier one: make an optimizer and "
+            "a plan for each."
+        )
+
+
+def _build(model: keras.Model, tables: PrivateTables, layer: TableLayer, spec: Any) -> None:
+    """Creates all variables, those of the layer too, before anything is traced."""
+    x, y, weights = spec
+    nothing = tf.nest.map_structure(lambda of: tf.zeros([tables.rows, *of.shape[1:]], of.dtype), x)
+    layer.build(*HostStep(tables).to_look_up(nothing))
+    widths = {feature.name: table.width for table in tables.tables for feature in table.features}
+    rows = tables.private_optimizer.plan.sampling.batch_capacity
+    inputs = {name: tf.TensorSpec([rows, width]) for name, width in widths.items()}
+    build_for(model, tables.private_optimizer, ({**other_inputs(x, tables), **inputs}, y, weights))
+    if tables.private_optimizer.tables:
+        own = [table.path for table in tables.private_optimizer.tables]
+        raise PrivacyError(
+            f"Expected a model without embedding tables beside those of the layer, got {own}: rows "
+            "are chosen over all tables at once. Make them tables of the layer."
+        )
+
+
+def _shared_out(model: keras.Model, dataset: tf.data.Dataset) -> Any:
+    strategy = model._distribute_strategy
+    if strategy is None:
+        return dataset
+    options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
+    return strategy.experimental_distribute_dataset(dataset, options)
+
+
+class _Steps:
+    """The steps of one run, each of them three calls: spend it, check the batch, train."""
+
+    def __init__(self, model: keras.Model, tables: PrivateTables, layer: TableLayer) -> None:
+        self._model, self._tables, self._layer = model, tables, layer
+        self._optimizer = tables.private_optimizer
+        self._strategy = model._distribute_strategy or tf.distribute.get_strategy()
+        self._losses: list[tf.Tensor] = []
+        self._begin = tf.function(self._spend, autograph=False)
+        self._names: list[str] = []  # of what isolation checks compare
+        self._coupled = tf.function(self._seen_coupled, autograph=False)
+        self._recorded = tf.function(self._seen_recorded, autograph=False)
+        self._train = tf.function(self._train_on, autograph=False)
+
+    def take(self, batch: device_step.Batch) -> None:
+        """Trains on one batch."""
+        draw = self._begin(batch["marker"])
+        self._check_isolation(batch, draw)
+        self._losses.append(self._train(batch, draw))
+
+    def _check_isolation(self, batch: device_step.Batch, draw: _DRAW) -> None:
+        """Before the step, which updates the layer's tables on its way."""
+        progress = self._optimizer.diagnostics.isolation
+        present = self._strategy.experimental_local_results(batch["weights"]["present"])
+        if not any(np.any(part) for part in present):
+            return
+        scheduled = bool(progress.scheduled())
+        not_zero = self._recorded(batch, draw) if scheduled or progress.some_unseen() else None
+        new = not_zero is not None and bool(progress.first_seen(not_zero))
+        due = scheduled or new
+        if due:
+            worst = int(self._coupled(batch, draw, tf.constant(new)))
+            if worst >= 0:
+                raise PrivacyError(isolation.COUPLED.format(self._names[worst]))
+        there, by_schedule, checked, seen = (
+            tf.cast(False if flag is None else flag, tf.int64)
+            for flag in (True, scheduled, due, not_zero)
+        )
+        progress.passed(there, by_schedule, checked, seen)
+
+    def logs(self) -> dict[str, float]:
+        """Loss and metrics since the last call."""
+        totals, self._losses = np.sum([loss.numpy() for loss in self._losses], axis=0), []
+        if self._tables.on_tpu:
+            return {"loss": float(totals[0] / max(totals[1], 1))}
+        return {name: float(value) for name, value in self._model.get_metrics_result().items()}
+
+    def _spend(self, marker: Any) -> _DRAW:
+        rows = tf.concat(self._strategy.experimental_local_results(marker), 0)
+        capacity = self._optimizer.plan.sampling.batch_capacity
+        draw, spent = self._optimizer.begin_step(rows[:capacity])
+        with tf.control_dependencies([spent]):
+            return tf.identity(draw.key), tf.identity(draw.number), tf.identity(draw.offset)
+
+    def _seen_coupled(self, batch: device_step.Batch, draw: _DRAW, whole: tf.Tensor) -> tf.Tensor:
+        """What `isolation.coupled` gives on the replica that finds something."""
+        seed = tf.cast(self._optimizer.diagnostics.isolation.batches.read_value(), tf.int32)
+
+        def of_replica(batch: device_step.Batch, draw: _DRAW) -> tf.Tensor:
+            recorded, company = self._recorded_pass(batch, draw)
+            known = all(leaf.shape[0] is not None for leaf in tf.nest.flatten(company))
+            observer = clipping.Observer(self._model, recorded, company, own_size=known)
+            self._names = observer.names
+            present = batch["weights"]["present"]
+            return isolation.coupled(observer, company, present, seed, whole)
+
+        return tf.reduce_max(tf.stack(self._of_replicas(of_replica, batch, draw)))
+
+    def _seen_recorded(self, batch: device_step.Batch, draw: _DRAW) -> tf.Tensor:
+        """Which tensors that the model records are not 0, bool `[tensors]`."""
+
+        def of_replica(batch: device_step.Batch, draw: _DRAW) -> tf.Tensor:
+            recorded, company = self._recorded_pass(batch, draw)
+            uses, losses, _ = recorded(company)
+            return clipping.not_zero(uses, losses, tf.constant(True))
+
+        return tf.reduce_any(tf.stack(self._of_replicas(of_replica, batch, draw)), 0)
+
+    def _of_replicas(self, function: Callable[..., tf.Tensor], *args: Any) -> Any:
+        def of_replica(*args: Any) -> tf.Tensor:
+            with xla.postponing():  # what else is wrong is found by the step
+                return function(*args)
+
+        return self._strategy.experimental_local_results(self._strategy.run(of_replica, args=args))
+
+    def _recorded_pass(self, batch: device_step.Batch, draw: _DRAW) -> tuple[Any, Any]:
+        return device_step.recorded_pass(self._model, self._tables, batch, noise.Draw(*draw))
+
+    def _train_on(self, batch: device_step.Batch, draw: _DRAW) -> tf.Tensor:
+        made: list[xla.Postponed] = []
+
+        def of_replica(batch: device_step.Batch, draw: _DRAW) -> tuple[Any, Any]:
+            key = noise.Draw(*draw)
+            found, made[:] = device_step.sums_of(self._model, self._tables, self._layer, batch, key)
+            return found, [(check.condition, check.values) for check in made]
+
+        found, outcomes = self._strategy.run(of_replica, args=(batch, draw))
+        dense = [self._summed(total) for total in found["dense"]]
+        with tf.control_dependencies(self._checks(made, outcomes)):  # counts of steps wait, too
+            if not self._tables.on_tpu:  # before the update: regularisers count at the same weights
+                data = batch["x"], batch["y"], batch["weights"]
+                kept = found["outputs"], found["losses"], found["output_losses"]
+                metrics.update(self._model, data, *kept)
+            with clipping.update_from([*dense, *draw]):
+                self._apply(dense, draw)
+            totals = self._optimizer.diagnostics
+            totals.add(self._own(found["counts"]))
+            totals.rows.assign_add(tf.cast(self._own(found["rows"]), tf.int64))
+        losses = self._strategy.experimental_local_results(found["losses"])
+        total = tf.add_n([tf.reduce_sum(of_replica) for of_replica in losses])
+        return tf.stack([total, tf.cast(self._own(found["counts"])[0], tf.float32)])
+
+    def _apply(self, dense: list[tf.Tensor], draw: _DRAW) -> None:
+        """Adds noise to the sums of the dense variables, and updates these on every replica."""
+        variables = self._model.trainable_variables
+        sums = PrivateSums(list(zip(variables, dense, strict=True)), [])
+        noisy = [mean for _, mean in self._optimizer.release(sums, noise.Draw(*draw))]
+        apply = lambda means: self._optimizer.optimizer.apply(replicas.shares(means), variables)  # noqa: E731
+        self._strategy.run(apply, args=(noisy,))
+
+    def _summed(self, value: Any) -> tf.Tensor:
+        """Over all replicas, on the host, in float64."""
+        return tf.add_n([exact(own) for own in self._strategy.experimental_local_results(value)])
+
+    def _own(self, value: Any) -> tf.Tensor:
+        """What all replicas have alike."""
+        return self._strategy.experimental_local_results(value)[0]
+
+    def _checks(self, made: list[xla.Postponed], outcomes: Any) -> list[tf.Operation]:
+        of = self._strategy.experimental_local_results
+        required = []
+        for check, (condition, values) in zip(made, outcomes, strict=True):
+            by_replica: Callable[[Any], Any] = lambda index: tuple(of(v)[index] for v in values)  # noqa: B023, E731
+            required += [check.check(c, by_replica(i)) for i, c in enumerate(of(condition))]
+        return [operation for operation in required if operation is not None]

@@ -1,0 +1,133 @@
+"""Training under a strategy of several workers, whose processes all run the same script.
+
+Keras' `fit` fails under `MultiWorkerMirroredStrategy` (keras#20585). Here every worker draws the
+same batches from one shared key, reads its own rows of them, and runs the private step under
+`strategy.run`.
+"""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse.distribution import epochs as epochs_of
+from dp_sparse.distribution.epochs import checked_optimizer
+from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.sampling import Share, new_nonce
+from dp_sparse.training import build_for
+
+
+def train(
+    model: keras.Model,
+    source: Any,
+    *,
+    epochs: int = 1,
+    steps_per_epoch: int | None = None,
+    class_weight: dict[int, float] | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    verbose: int = 0,
+) -> keras.callbacks.History:
+    """Trains a model that was built and compiled inside `strategy.scope()`, on every worker.
+
+    Args:
+        model: Compiled with a private optimizer.
+        source: What `plan.sampling.batches` takes, the same on every worker, in the same order.
+        epochs: Into which the steps are divided, for metrics and callbacks.
+        steps_per_epoch: By default what is left of the plan, divided by `epochs`; a remainder is
+            left to a later call.
+        class_weight: As `PoissonSampling.batches` takes it.
+        callbacks: They run on every worker: let one alone write files.
+        verbose: As in Keras.
+
+    Returns:
+        The history of the metrics, over the examples of all workers.
+
+    Raises:
+        ValueError: More steps than the plan has left.
+        PrivacyError: A model without a private optimizer, one that delays noise, or anything that
+            `fit` refuses.
+
+    ### Formal Guarantees
+    Those of the plan, if nobody but the workers sees their memory and what they send each other:
+    clipped sums without noise, ids, and the keys of noise and sampling, in the clear. Every worker
+    must be given the same `source`, or the batches are of no sampler.
+    """
+    checked_optimizer(model)
+    model.make_train_function()  # refuses what fit would
+
+    def begin(first_step: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
+        iterator = iter(_batches(model, source, first_step, class_weight))
+        step = _step_function(model)
+        return lambda: step(iterator), lambda: {
+            name: float(value) for name, value in model.get_metrics_result().items()
+        }
+
+    return epochs_of.run(model, source, begin, epochs, steps_per_epoch, callbacks, verbose)
+
+
+def _step_function(model: keras.Model) -> Callable[[Any], None]:
+    @tf.function(autograph=False, reduce_retracing=True)
+    def step(iterator: Any) -> None:
+        model.distribute_strategy.run(model.train_step, args=(next(iterator),))
+
+    return step
+
+
+def _batches(
+    model: keras.Model, source: Any, first_step: int, class_weight: dict[int, float] | None
+) -> Any:
+    """The batches of all workers, each replica's own rows of them; builds the model for them."""
+    strategy, sampling = model.distribute_strategy, model.optimizer.plan.sampling
+    replicas = strategy.num_replicas_in_sync
+    rows = math.ceil(sampling.batch_capacity / replicas)  # of a replica
+    own = len(strategy.extended.worker_devices) if replicas > 1 else 1
+    key, nonce = _shared_secrets(strategy, model.optimizer)
+
+    def between(begin: int, end: int) -> tf.data.Dataset:
+        begin, end = (min(row, sampling.batch_capacity) for row in (begin, end))
+        return sampling.batches_of(
+            source, Share(begin, end, key, nonce), first_step=first_step, class_weight=class_weight
+        )
+
+    build_for(model, model.optimizer, between(0, own * rows).element_spec)
+
+    def of_replicas(*batch: Any) -> tf.data.Dataset:
+        def part(index: tf.Tensor) -> Any:
+            return tf.nest.map_structure(
+                lambda leaf: leaf[index * rows : (index + 1) * rows], tuple(batch)
+            )
+
+        return tf.data.Dataset.range(own).map(part)
+
+    def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        first = context.input_pipeline_id * own * rows
+        batches = between(first, first + own * rows)
+        return batches.flat_map(of_replicas) if own > 1 else batches
+
+    return strategy.distribute_datasets_from_function(of_worker)
+
+
+def _shared_secrets(
+    strategy: tf.distribute.Strategy, optimizer: PrivateOptimizer
+) -> tuple[int, int]:
+    """The sampling key and nonce of all workers; the optimizer takes over their noise key."""
+
+    @tf.function(autograph=False)
+    def shared(words: tf.Tensor, nonce: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def of_replica(words: tf.Tensor, nonce: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            context = tf.distribute.get_replica_context()
+            first = tf.equal(context.replica_id_in_sync_group, 0)
+            return tf.where(first, words, tf.zeros_like(words)), nonce
+
+        of_first, nonces = strategy.run(of_replica, args=(words, nonce))
+        total = strategy.reduce(tf.distribute.ReduceOp.SUM, of_first, axis=None)
+        return total, tf.reduce_max(strategy.gather(nonces, axis=0))
+
+    own = np.frombuffer(os.urandom(32), np.int64)
+    words, nonce = shared(tf.constant(own), tf.constant([new_nonce(None)], tf.int64))
+    optimizer.use_noise_key(words[:2])
+    return int.from_bytes(words[2:].numpy().tobytes(), "little"), int(nonce)

@@ -1,0 +1,213 @@
+"""Counter-based randomness: Gaussian noise for tensors and rows, uniforms for geometric skips.
+
+Every value is a function of (key, draw, purpose, position) through Philox, so all replicas draw the
+same without talking. A normal takes 64 bits: a sign, and the tail (k + ½)·2⁻⁶³ whose quantile is
+its size, in float64, up to 9.155 σ (TensorFlow's own sampler ends at 5.68 σ: void for small δ).
+Bits, transform, sum and division are one kernel of XLA: about 2 ns a value on two cores.
+
+### Formal Guarantees
+Keys and streams are those of `streams`. What noise cannot reach is paid for in δ
+(`accounting.mechanisms`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.special
+import tensorflow as tf
+
+from dp_sparse.core import xla
+from dp_sparse.noise import philox
+from dp_sparse.noise.normal_quantile import normal_quantile
+from dp_sparse.noise.streams import Draw, Purpose
+
+Number: TypeAlias = float | tf.Tensor
+
+_PHILOX = 1
+REACH = 8.2  # deviations up to which 64 bits reach each point of `grid_step` by ten values or more
+_BLOCK = 2**14  # values of a changing number are drawn in blocks: XLA needs fixed shapes
+_UNIT = 2**10  # values of small tensors are drawn in whole units
+
+
+def normal(draw: Draw, purpose: int, count: tf.Tensor) -> tf.Tensor:
+    """`count` independent standard normals, float64 `[count]`; `count` may change each step."""
+    start, known = draw.counter(purpose), tf.get_static_value(count)
+    if known is not None and xla.inside():
+        return _standard_normal(philox.words(draw.key, start, int(known)))
+    blocks = -(-count // _BLOCK)
+    values = tf.map_fn(
+        lambda index: _normal_block(draw.key, _skipped(start, index)),
+        tf.range(blocks),
+        fn_output_signature=tf.TensorSpec([_BLOCK], tf.float64),
+    )
+    return tf.reshape(values, [-1])[:count]
+
+
+def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int = 0) -> tf.Tensor:
+    """`count` uniforms (k + ½)·2⁻⁵³, float64 `[count]`, from value `offset` of the stream on.
+
+    Args:
+        draw: The step's streams.
+        purpose: Which of them.
+        count: How many.
+        offset: First value, a multiple of 2 (a Philox block holds two).
+    """
+    start = draw.counter(purpose) + tf.stack(
+        [tf.cast(offset, tf.uint64) // 2, tf.zeros([], tf.uint64)]
+    )
+    bits = tf.bitwise.right_shift(_bits(draw.key, start, [count]), tf.constant(11, tf.uint64))
+    return (tf.cast(tf.bitcast(bits, tf.int64), tf.float64) + 0.5) * 2.0**-53
+
+
+def seed_state(draw: Draw, part: tf.Tensor | int, index: int, dtype: str) -> tf.Tensor:
+    """A state `[2]` for a Keras seed generator, secret and used once.
+
+    Args:
+        draw: The step's streams.
+        part: Which part of the batch it serves.
+        index: Which of the part's random layers, below 2¹⁶.
+        dtype: Of the result, an integer type.
+    """
+    position = tf.cast(part, tf.uint64) * 2**16 + tf.constant(index, tf.uint64)
+    start = draw.counter(Purpose.SEEDS) + tf.stack([position, tf.zeros([], tf.uint64)])
+    return tf.cast(tf.bitcast(_bits(draw.key, start, [2]), tf.int64), dtype)
+
+
+def noisy_means(
+    totals: Sequence[tf.Tensor], deviation: Number, divisor: float, draw: Draw, purpose: int
+) -> list[tf.Tensor]:
+    """`noisy_mean` of each; shapes are static, purposes count from `purpose` on.
+
+    Large ones have a stream and a kernel each. Small ones lie end to end in the stream of the first
+    of them, whose length is rounded up: models of about one size share a kernel, since compiling
+    one takes longer than a hundred steps of a small model.
+    """
+    numbers = _numbers(deviation, divisor)
+    sizes = [total.shape.num_elements() for total in totals]
+    small = [index for index, size in enumerate(sizes) if size < _BLOCK]
+    means: dict[int, tf.Tensor] = {}
+    for index, size in enumerate(sizes):
+        if size >= _BLOCK:
+            flat = tf.reshape(totals[index], [-1])
+            means[index] = _noisy(flat, numbers, draw.key, draw.counter(purpose + index))
+    if small:
+        flat = _end_to_end([totals[index] for index in small])
+        noisy = _noisy(flat, numbers, draw.key, draw.counter(purpose + small[0]))
+        lengths = [sizes[index] for index in small]
+        parts = tf.split(noisy, [*lengths, flat.shape[0] - sum(lengths)])
+        means.update(zip(small, parts[:-1], strict=True))
+    return [tf.reshape(means[index], total.shape) for index, total in enumerate(totals)]
+
+
+def _end_to_end(totals: Sequence[tf.Tensor]) -> tf.Tensor:
+    """All values, and zeros up to a whole number of `_UNIT`, float64."""
+    flat = [tf.reshape(tf.cast(total, tf.float64), [-1]) for total in totals]
+    length = sum(each.shape[0] for each in flat)
+    return tf.concat([*flat, tf.zeros([-length % _UNIT], tf.float64)], 0)
+
+
+def noisy_mean(
+    total: tf.Tensor, deviation: Number, divisor: float, draw: Draw, purpose: int
+) -> tf.Tensor:
+    """`(total + N(0, deviation²)) / divisor` per entry, float32, of the shape of `total`.
+
+    The noisy sum is rounded to the grid of `grid_step`. `total` is float32 or float64; `deviation`
+    a Python number or a float64 scalar.
+    """
+    if total.shape.is_fully_defined():
+        return noisy_means([total], deviation, divisor, draw, purpose)[0]
+    numbers, start = _numbers(deviation, divisor), draw.counter(purpose)
+    flat = tf.reshape(total, [-1])
+    blocks = -(-tf.size(flat) // _BLOCK)
+    padded = tf.pad(flat, [[0, blocks * _BLOCK - tf.size(flat)]])
+    noisy = tf.map_fn(
+        lambda block: _noisy(block[0], numbers, draw.key, _skipped(start, block[1])),
+        (tf.reshape(padded, [blocks, _BLOCK]), tf.range(blocks)),
+        fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32),
+    )
+    return tf.reshape(tf.reshape(noisy, [-1])[: tf.size(flat)], tf.shape(total))
+
+
+def _numbers(deviation: Number, divisor: float) -> tf.Tensor:
+    deviation = tf.convert_to_tensor(deviation, tf.float64)
+    return tf.stack([deviation, grid_step(deviation), tf.constant(1 / divisor, tf.float64)])
+
+
+def grid_step(deviation: Number) -> tf.Tensor:
+    """The grid on which noisy sums are released: the power of two in deviation · (2⁻¹⁰, 2⁻⁹].
+
+    Sum and noise are added in float64 and rounded to it, so that the low bits of a released value
+    do not tell which sum it came from (Mironov 2012). It is so coarse that 64 random bits reach
+    every point up to `REACH` by ten values or more, and so fine that rounding adds less than 10⁻⁶
+    of the noise's variance.
+
+    Returns:
+        float64 scalar.
+    """
+    bits = tf.bitcast(tf.convert_to_tensor(deviation, tf.float64), tf.int64)
+    exponent = tf.bitwise.bitwise_and(bits, tf.constant(0x7FF << 52, tf.int64))
+    return tf.bitcast(exponent, tf.float64) * 2.0**-9
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _noisy(total: tf.Tensor, numbers: tf.Tensor, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    noise = _standard_normal(philox.words(key, counter, total.shape.num_elements()))
+    on_grid = tf.round((tf.cast(total, tf.float64) + numbers[0] * noise) / numbers[1])
+    return tf.cast(on_grid * numbers[1] * numbers[2], tf.float32)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _normal_block(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+    return _standard_normal(philox.words(key, counter, _BLOCK))
+
+
+def _skipped(counter: tf.Tensor, blocks: tf.Tensor) -> tf.Tensor:
+    """The counter after `blocks` blocks of values; one count of Philox makes two."""
+    return counter + tf.stack([tf.cast(blocks, tf.uint64) * (_BLOCK // 2), tf.zeros([], tf.uint64)])
+
+
+def self_check() -> None:
+    """Compares bits with TensorFlow's Philox and normals with SciPy.
+
+    Raises:
+        RuntimeError: This machine's TensorFlow computes the noise wrongly.
+    """
+    key = tf.constant([0x0123456789ABCDEF], tf.uint64)
+    counter = tf.constant([2**40 + 3, 0xFEDCBA9876543210], tf.uint64)
+    words = tf.function(philox.words, jit_compile=True, autograph=False)
+    got, wanted = words(key, counter, 9).numpy(), _bits(key, counter, [9]).numpy()
+    _require_same("random bits", got, wanted, np.array_equal(got, wanted))
+    extremes = np.array([0, 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**63 + 2**50], np.uint64)
+    tails = ((extremes & np.uint64(2**63 - 1)).astype(np.float64) + 0.5) * 2.0**-63
+    expected = np.where(extremes < 2**63, -1, 1) * scipy.special.ndtri(tails / 2)
+    transform = tf.function(_standard_normal, jit_compile=True, autograph=False)
+    normals = transform(tf.constant(extremes)).numpy()
+    close = np.allclose(normals, expected, rtol=1e-10, atol=1e-15)
+    _require_same("normal noise", normals, expected, close)
+
+
+def _require_same(name: str, got: np.ndarray, expected: np.ndarray, same: bool) -> None:
+    if not same:
+        raise RuntimeError(
+            f"This machine's TensorFlow computes {name} wrongly: expected {expected}, got {got}. "
+            f"Use another TensorFlow build."
+        )
+
+
+def _bits(key: tf.Tensor, counter: tf.Tensor, shape: Any) -> tf.Tensor:
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=shape, key=key, counter=counter, alg=_PHILOX, dtype=tf.uint64
+    )
+
+
+def _standard_normal(bits: tf.Tensor) -> tf.Tensor:
+    """A normal from 64 bits, float64: the upper one is its sign, the rest P[|Z| > size] · 2⁶³.
+
+    The sign is set as a bit, which XLA does at half the price of choosing between two values.
+    """
+    signed = tf.bitcast(bits, tf.int64)
+    lower = tf.bitwise.bitwise_and(signed, tf.constant(2**63 - 1, tf.int64))
+    size = normal_quantile((tf.cast(lower, tf.float64) + 0.5) * 2.0**-63)
+    sign = tf.bitwise.bitwise_and(signed, tf.constant(-(2**63), tf.int64))
+    return tf.bitcast(tf.bitwise.bitwise_or(tf.bitcast(size, tf.int64), sign), tf.float64)

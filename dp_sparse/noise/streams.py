@@ -1,0 +1,112 @@
+"""Secret keys, and the streams of random bits that a step draws from them.
+
+### Formal Guarantees
+A key is 128 bits of `os.urandom` (64 of Philox, 64 on its counter), lives in untracked variables,
+is never a constant of a graph and never saved. Streams (draw, purpose) are disjoint ranges of the
+counter. Philox is not a cryptographic generator.
+"""
+
+import enum
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse.core import replicas
+
+_PURPOSE_BITS = 24
+
+
+class Purpose(enum.IntEnum):
+    """What a stream is for: one purpose of one draw, so no value is used twice."""
+
+    CONTRIBUTION = 0
+    SKIPS = 1
+    ROWS = 2
+    UNCLIPPED = 3
+    SEEDS = 4
+    PICKS = 5
+    DENSE = 6  # plus the index of the variable, or of the first of several small ones
+    DELAYED = 2**20  # plus the index of the lookup
+
+
+class NoiseKey:
+    """A secret key and the count of draws made with it.
+
+    Copies, saves and restores never repeat a draw.
+
+    It is no trackable object, so neither checkpoints nor `get_config` see it, and a copy or a
+    pickle of its owner gets a fresh key.
+    """
+
+    def __init__(self) -> None:
+        words = _fresh_word(), _fresh_word(), np.int64(0)
+        made = replicas.undistributed(lambda: [tf.Variable(w, trainable=False) for w in words])
+        self._key, self._offset, self._draws = made
+        with tf.init_scope():
+            self._section = tf.CriticalSection()
+
+    def refresh(self) -> None:
+        """Replaces the key by a new one from the operating system."""
+        self._key.assign(_fresh_word())
+        self._offset.assign(_fresh_word())
+
+    def replace(self, words: tf.Tensor) -> None:
+        """Takes over a new key, int64 `[2]`, that several workers share; draws count from 0."""
+        self._key.assign(tf.bitcast(words[:1], tf.uint64))
+        self._offset.assign(tf.bitcast(words[1:], tf.uint64))
+        self._draws.assign(0)
+
+    def words(self) -> tf.Tensor:
+        """The key and the count of draws, int64 `[1, 3]`: who has the same draws the same."""
+        words = tf.concat([self._key.read_value(), self._offset.read_value()], 0)
+        words = tf.concat([tf.bitcast(words, tf.int64), self._draws.read_value()[tf.newaxis]], 0)
+        return words[tf.newaxis]
+
+    def next_draw(self) -> "Draw":
+        """The streams of the next step, never the same twice under one key.
+
+        This holds whatever `iterations` is set to, and in several threads.
+        """
+
+        def counted() -> tf.Tensor:
+            return tf.identity(self._draws.assign_add(1))
+
+        draw = self._section.execute(counted)  # no other thread counts before this one has read
+        return Draw(tf.identity(self._key), draw, tf.identity(self._offset)[0])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "NoiseKey":
+        return NoiseKey()
+
+    def __reduce__(self) -> tuple[type["NoiseKey"], tuple[()]]:
+        return NoiseKey, ()
+
+
+def _fresh_word() -> np.ndarray:
+    return np.frombuffer(os.urandom(8), np.uint64)
+
+
+class Draw:
+    """The random streams of one step.
+
+    Attributes:
+        key: uint64 `[1]`.
+        number: int64 scalar, below 2⁴⁰.
+        offset: uint64 scalar: secret bits on which the counters start, beside the key's.
+    """
+
+    def __init__(self, key: tf.Tensor, number: tf.Tensor, offset: tf.Tensor) -> None:
+        self.key = key
+        self.number = number
+        self.offset = offset
+
+    def tensors(self) -> list[tf.Tensor]:
+        """What it is made of."""
+        return [self.key, self.number, self.offset]
+
+    def counter(self, purpose: int) -> tf.Tensor:
+        """Where the stream of a purpose begins: uint64 `[2]`, low word first."""
+        high = self.number * 2**_PURPOSE_BITS + purpose
+        high = tf.bitwise.bitwise_xor(tf.bitcast(high, tf.uint64), self.offset)
+        return tf.stack([tf.zeros([], tf.uint64), high])

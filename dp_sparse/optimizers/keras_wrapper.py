@@ -1,0 +1,68 @@
+"""Every road by which Keras hands gradients to an optimizer, closed."""
+
+from typing import Any, NoReturn
+
+import keras
+
+from dp_sparse.core import PrivacyError
+
+
+class NoForeignGradients(keras.optimizers.Optimizer):
+    """A Keras optimizer that applies no gradients that others computed."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
+        """Refused: gradients that were not clipped and noised must not reach the weights."""
+        raise PrivacyError(
+            f"{type(self).__name__} got gradients that its private step did not make. Train with "
+            f"model.fit after "
+            "model.compile(optimizer=...), without a custom train_step, a hand-written loop, or "
+            "an optimizer around it."
+        )
+
+    def apply_gradients(self, grads_and_vars: Any) -> NoReturn:
+        """Refused, as `apply`."""
+        self.apply(grads_and_vars)
+
+    def stateless_apply(
+        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
+    ) -> NoReturn:
+        """Refused, as `apply`."""
+        self.apply(grads)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> NoReturn:
+        """Refused, as `apply`."""
+        self.apply(gradient)
+
+
+class WrappingOptimizer(NoForeignGradients):
+    """Has the variables and the learning rate of the Keras optimizer that it wraps.
+
+    Attributes:
+        optimizer: The one that it wraps.
+    """
+
+    optimizer: keras.optimizers.Optimizer
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Its own slots and count, then the wrapped optimizer's."""
+        return [*self._variables, *self.optimizer.variables]
+
+    @property
+    def learning_rate(self) -> Any:
+        """The wrapped optimizer's."""
+        return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.optimizer.learning_rate = value
+
+    @property
+    def iterations(self) -> keras.Variable:
+        """The wrapped optimizer's."""
+        return self.optimizer.iterations
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """Overwrites dense variables by their moving average if the wrapped optimizer keeps one."""
+        known = self.optimizer._trainable_variables
+        self.optimizer.finalize_variable_values([v for v in var_list if any(v is k for k in known)])

@@ -1,0 +1,192 @@
+"""Noise of past steps that rows of tables still lack, and its arrival when they are read.
+
+Under plain SGD the noise that DP-SGD adds to a row in steps s+1 … t is a sum of independent
+normals, so one normal of variance V_t − V_s, with V_t = Σ (η·σ·C/B)² over the first t steps, is the
+same (LazyDP, Lim et al. 2024). The running V is one number; a row keeps the V up to which it has
+its noise, 8 bytes; both start again at 0 when all rows have theirs.
+
+### Formal Guarantees
+After `settle_all` the tables have the distribution that they have under DP-SGD with the same
+steps; a row has it from `settle` on. V and what rows have of it are never saved: which rows lack
+noise tells what batches looked up, and so does a table to which noise is still owed.
+DP-SGD rounds all rows at every step, this one a row when it is read, so noise must stand above what
+is rounded away. Whether it does is judged by a bound on all weights that knows nothing of the
+batches: the largest weight when all noise had arrived, which DP-SGD would have released, and the
+most that each step since can have added. When that is too coarse, all rows are settled and measured
+again; a step is refused only if that does not help.
+"""
+
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse import noise
+from dp_sparse.core import PrivacyError, require
+
+_ENTRIES_AT_ONCE = 2**22  # of a table, when all its rows get their noise
+_LARGEST_NORMAL = 9.2  # that `noise.normal` draws, rounded up
+_UNITS = 2.0**-22  # of a weight, at least two in the last place of float32
+
+
+class DelayedNoise:
+    """What is owed to the rows of some tables; no trackable object, so no checkpoint sees it.
+
+    Attributes:
+        tables: The tables.
+    """
+
+    def __init__(self, tables: list[keras.Variable]) -> None:
+        self.tables = tables
+        with tf.init_scope():
+            self._variance = tf.Variable(0.0, trainable=False, dtype=tf.float64)
+            self._largest = tf.Variable(np.inf, trainable=False, dtype=tf.float64)  # inf: unknown
+            self._settled = {
+                id(table): tf.Variable(tf.zeros([table.shape[0]], tf.float64), trainable=False)
+                for table in tables
+            }
+        self._settle_range = [self._range_function(table) for table in tables]
+
+    def room(self, deviation: tf.Tensor, change: tf.Tensor, key: noise.NoiseKey) -> tf.Tensor:
+        """A check that float32 holds a step's noise beside any weight; settles all if it must.
+
+        Args:
+            deviation: Of the step's noise on each weight, float64 scalar.
+            change: The most that the step adds to a weight beside noise, float64 scalar.
+            key: For the noise that is owed.
+
+        Raises:
+            PrivacyError: At run time, if it does not.
+        """
+        after = change + _LARGEST_NORMAL * deviation
+
+        def fits(largest: tf.Tensor) -> tf.Tensor:
+            return ((largest + after) * _UNITS <= deviation) | tf.equal(deviation, 0.0)
+
+        known = self._largest.read_value()
+        largest = tf.cond(fits(known), lambda: known, lambda: self._measured(key))
+        check = require(
+            fits(largest) | tf.math.is_nan(largest),
+            PrivacyError,
+            "The noise of a step, {} on each weight, is less than float32 can hold beside weights "
+            "of up to {}, and what is rounded away would tell which rows were looked up. "
+            "Raise the learning rate, or use DPSGDOptimizer.",
+            deviation,
+            largest + after,
+        )
+        with tf.control_dependencies([check]):
+            return self._largest.assign(largest + after, read_value=True)
+
+    def _measured(self, key: noise.NoiseKey) -> tf.Tensor:
+        """Settles all rows, in a graph, and reads the largest weight. O(table entries)."""
+        zero = tf.constant(0.0, tf.float64)
+        return tf.reduce_max([zero, *(self._settled_largest(table, key) for table in self.tables)])
+
+    def _settled_largest(self, table: keras.Variable, key: noise.NoiseKey) -> tf.Tensor:
+        rows = tf.constant(table.shape[0], tf.int64)
+
+        def part(start: tf.Tensor, largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            stop = tf.minimum(start + _rows_at_once(table), rows)
+            row_ids = tf.range(start, stop)
+
+            def settle() -> tf.Tensor:
+                self.settle(table, row_ids, key.next_draw(), noise.Purpose.DELAYED)
+                return tf.constant(True)
+
+            owed = self._variance.read_value() > 0
+            with tf.control_dependencies([tf.cond(owed, settle, lambda: tf.constant(False))]):
+                weights = tf.abs(table.value.sparse_read(row_ids))
+            return stop, tf.maximum(largest, tf.cast(tf.reduce_max(weights), tf.float64))
+
+        start = tf.constant(0, tf.int64), tf.constant(0.0, tf.float64)
+        return tf.while_loop(lambda start, _: start < rows, part, start)[1]
+
+    def refuse_vanishing(self, deviation: tf.Tensor) -> tf.Operation | None:
+        """A check that `owe` can add noise of this deviation, float64 scalar, to its sum.
+
+        Raises:
+            PrivacyError: At run time, if it cannot.
+        """
+        before = self._variance.read_value()
+        return require(
+            (before + tf.square(deviation) > before) | tf.equal(deviation, 0.0),
+            PrivacyError,
+            "The noise of a step, {} on each weight, vanishes beside what rows are owed already: "
+            "the learning rate has dropped too far within one epoch. Use DPSGDOptimizer.",
+            deviation,
+        )
+
+    def owe(self, deviation: tf.Tensor, given: list[tuple[keras.Variable, tf.Tensor]]) -> None:
+        """Every row is owed one normal of this deviation more, but those that were given theirs.
+
+        Args:
+            deviation: float64 scalar, which `refuse_vanishing` allows.
+            given: For some tables the rows that have got all their noise, int64 `[rows]`.
+        """
+        variance = self._variance.assign_add(tf.square(deviation), read_value=True)
+        for table, row_ids in given:
+            self._mark_settled(table, row_ids, tf.identity(variance))
+
+    def settle(
+        self, table: keras.Variable, row_ids: tf.Tensor, draw: noise.Draw, purpose: int
+    ) -> None:
+        """Adds what is owed to some rows, `row_ids` int64 `[rows]`, unique; nothing to others.
+
+        Sum and rounding to float32 are of a float64 normal and of weights that are not released.
+        Other variables than the tables, such as those of a frozen layer, are owed nothing.
+        """
+        if id(table) not in self._settled:
+            return
+        settled, variance = self._settled[id(table)], self._variance.read_value()
+        deviations = tf.sqrt(tf.maximum(variance - settled.sparse_read(row_ids), 0.0))
+        width = table.shape[1]
+        normals = noise.normal(draw, purpose, tf.size(row_ids) * width)
+        added = deviations[:, tf.newaxis] * tf.reshape(normals, [-1, width])
+        values = tf.cast(table.value.sparse_read(row_ids), tf.float64) + added
+        rows = tf.IndexedSlices(tf.cast(values, table.dtype), row_ids)
+        with tf.control_dependencies([table.value.scatter_update(rows)]):
+            self._mark_settled(table, row_ids, variance)
+
+    def _mark_settled(self, table: keras.Variable, row_ids: tf.Tensor, at: tf.Tensor) -> None:
+        values = tf.fill(tf.shape(row_ids), at)
+        self._settled[id(table)].scatter_update(tf.IndexedSlices(values, row_ids))
+
+    def settle_all(self, key: noise.NoiseKey) -> None:
+        """Adds what is owed to every row; called eagerly.
+
+        O(table entries), a bounded part in memory at a time; nothing if nothing is owed.
+        """
+        self._largest.assign(np.inf)  # who asked for it may change weights
+        if float(self._variance.numpy()) == 0.0:
+            return
+        for table, settle_range in zip(self.tables, self._settle_range, strict=True):
+            for start, stop in _parts(table):
+                settle_range(key, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
+        self._start_again()
+
+    def _start_again(self) -> None:
+        """V and what rows have of it at 0; in an order that, if interrupted, only adds noise."""
+        for table in self.tables:
+            settled = self._settled[id(table)]
+            for start, stop in _parts(table):
+                settled[start:stop].assign(tf.zeros([stop - start], tf.float64))
+        self._variance.assign(0.0)
+
+    def _range_function(self, table: keras.Variable) -> Callable[..., None]:
+        @tf.function(autograph=False)
+        def settle_range(key: noise.NoiseKey, start: tf.Tensor, stop: tf.Tensor) -> None:
+            self.settle(table, tf.range(start, stop), key.next_draw(), noise.Purpose.DELAYED)
+
+        return settle_range
+
+
+def _parts(table: keras.Variable) -> Iterator[tuple[int, int]]:
+    """Ranges of rows, together all of the table's, each of a bounded number of entries."""
+    rows, size = table.shape[0], _rows_at_once(table)
+    for start in range(0, rows, size):
+        yield start, min(start + size, rows)
+
+
+def _rows_at_once(table: keras.Variable) -> int:
+    return max(1, _ENTRIES_AT_ONCE // table.shape[1])

@@ -1,0 +1,151 @@
+"""Row-wise updates of embedding tables: gather the rows, update them, scatter them back, in place.
+
+Stock Keras Adagrad, Adam and momentum touch every row of a table; these touch the rows of a sparse
+gradient alone, so a step costs O(rows · width) whatever the size of the table. Row ids must be
+unique. A row that is not in the gradient keeps its weights and slots as they are (for Adam: the
+lazy variant).
+"""
+
+import functools
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.core import replicas
+
+
+def sgd_rows(table: tf.Variable, gradient: tf.IndexedSlices, learning_rate: tf.Tensor) -> None:
+    """`w -= lr · g` on the gradient's rows."""
+    table.scatter_sub(tf.IndexedSlices(learning_rate * gradient.values, gradient.indices))
+
+
+def adagrad_rows(
+    table: tf.Variable,
+    accumulator: tf.Variable,
+    gradient: tf.IndexedSlices,
+    learning_rate: tf.Tensor,
+    epsilon: float,
+) -> None:
+    """`a += g²; w -= lr · g / √(a + ε)` on the gradient's rows."""
+    rows, values = gradient.indices, gradient.values
+    total = accumulator.sparse_read(rows) + tf.square(values)
+    accumulator.scatter_update(tf.IndexedSlices(total, rows))
+    step = learning_rate * values * tf.math.rsqrt(total + epsilon)
+    table.scatter_sub(tf.IndexedSlices(step, rows))
+
+
+def adam_rows(
+    table: tf.Variable,
+    first_moment: tf.Variable,
+    second_moment: tf.Variable,
+    gradient: tf.IndexedSlices,
+    learning_rate: tf.Tensor,
+    step: tf.Tensor,
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+) -> None:
+    """Adam on the gradient's rows; the bias correction counts all steps, as lazy Adam does.
+
+    Args:
+        table: `[rows, width]`.
+        first_moment: Running mean of g, of the table's shape.
+        second_moment: Running mean of g², of the table's shape.
+        gradient: Unique rows.
+        learning_rate: Scalar.
+        step: The step's number, from 1 on.
+        beta_1: Decay of the first moment.
+        beta_2: Decay of the second moment.
+        epsilon: Added to the root of the second moment.
+    """
+    rows, values = gradient.indices, gradient.values
+    step = tf.cast(step, tf.float32)
+    mean = beta_1 * first_moment.sparse_read(rows) + (1 - beta_1) * values
+    square = beta_2 * second_moment.sparse_read(rows) + (1 - beta_2) * tf.square(values)
+    first_moment.scatter_update(tf.IndexedSlices(mean, rows))
+    second_moment.scatter_update(tf.IndexedSlices(square, rows))
+    rate = learning_rate * tf.sqrt(1 - tf.pow(beta_2, step)) / (1 - tf.pow(beta_1, step))
+    table.scatter_sub(tf.IndexedSlices(rate * mean / (tf.sqrt(square) + epsilon), rows))
+
+
+AddSlot = Callable[[keras.Variable, str, float], keras.Variable]
+
+_WHOLE_TABLE = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema")
+
+
+class RowWise:
+    """Updates tables at the rows of a gradient, as `optimizer` would.
+
+    Args:
+        optimizer: Exactly a Keras SGD without momentum, Adagrad, or Adam without amsgrad. Its
+            learning rate and its constants are used; its own `apply` is not.
+
+    Raises:
+        ValueError: Any other optimizer, or one with an option that touches a table's every row.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+        _refuse(optimizer)
+        self._optimizer = optimizer
+        self._slots: dict[int, list[keras.Variable]] = {}
+
+    def build(self, tables: list[keras.Variable], add_slot: AddSlot) -> None:
+        """Creates the slots of each table; nothing of a table's size is allocated later."""
+        for table in tables:
+            self._slots[id(table)] = [add_slot(table, n, value) for n, value in self._slot_names()]
+
+    def apply(self, table: keras.Variable, gradient: tf.IndexedSlices, step: tf.Tensor) -> None:
+        """One update; `step` counts from 1 on."""
+        rate = tf.convert_to_tensor(self._optimizer.learning_rate, tf.float32)
+        variables = [table.value, *(slot.value for slot in self._slots[id(table)])]
+        replicas.update(variables, functools.partial(self._update_rows, gradient, rate, step))
+
+    def _update_rows(
+        self,
+        gradient: tf.IndexedSlices,
+        rate: tf.Tensor,
+        step: tf.Tensor,
+        weights: tf.Variable,
+        *slots: tf.Variable,
+    ) -> None:
+        optimizer = self._optimizer
+        if isinstance(optimizer, keras.optimizers.SGD):
+            sgd_rows(weights, gradient, rate)
+        elif isinstance(optimizer, keras.optimizers.Adagrad):
+            adagrad_rows(weights, slots[0], gradient, rate, optimizer.epsilon)
+        else:
+            betas = optimizer.beta_1, optimizer.beta_2
+            adam_rows(weights, slots[0], slots[1], gradient, rate, step, *betas, optimizer.epsilon)
+
+    def _slot_names(self) -> list[tuple[str, float]]:
+        if isinstance(self._optimizer, keras.optimizers.SGD):
+            return []
+        if isinstance(self._optimizer, keras.optimizers.Adagrad):
+            return [("accumulator", self._optimizer.initial_accumulator_value)]
+        return [("momentum", 0.0), ("velocity", 0.0)]
+
+
+def _refuse(optimizer: keras.optimizers.Optimizer) -> None:
+    mend = "Give tables one of their own: table_optimizer=keras.optimizers.Adagrad(...)."
+    if type(optimizer) not in (
+        keras.optimizers.SGD,
+        keras.optimizers.Adagrad,
+        keras.optimizers.Adam,
+    ):
+        raise ValueError(
+            f"Expected SGD, Adagrad or Adam for embedding tables, got {type(optimizer).__name__}, "
+            f"whose update would "
+            f"touch every row. {mend}"
+        )
+    if getattr(optimizer, "momentum", 0) or getattr(optimizer, "amsgrad", False):
+        raise ValueError(
+            f"Expected no momentum and no amsgrad on embedding tables, got "
+            f"{optimizer.get_config()}. {mend}"
+        )
+    used = [name for name in _WHOLE_TABLE if getattr(optimizer, name)]
+    if used:
+        raise ValueError(
+            f"Expected an optimizer for embedding tables without {used[0]}, got {used[0]}="
+            f"{getattr(optimizer, used[0])}: it would touch every row. {mend}"
+        )

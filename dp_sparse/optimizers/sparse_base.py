@@ -1,0 +1,193 @@
+"""The rows of a `SelectedRows` as an optimizer holds them: matched to its model and to its plan."""
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import noise
+from dp_sparse.accounting import PrivacyPlan
+from dp_sparse.clipping import ClippingStyle
+from dp_sparse.core import PrivacyError
+from dp_sparse.optimizers.arguments import checked_optimizer
+from dp_sparse.optimizers.base import PrivateOptimizer
+from dp_sparse.optimizers.row_updates import RowWise
+from dp_sparse.optimizers.sums import PrivateSums
+from dp_sparse.selection import SelectedRows
+
+
+def checked_rows(rows: Any, plan: PrivacyPlan) -> SelectedRows:
+    """`rows`, if the plan pays for them.
+
+    Raises:
+        ValueError: `rows` is no `SelectedRows`.
+        PrivacyError: They were selected privately, and their own release is none of the plan's.
+    """
+    if not isinstance(rows, SelectedRows):
+        raise ValueError(
+            "Expected rows from dp_sparse.select_top_k or dp_sparse.SelectedRows, got "
+            f"rows={rows!r}."
+        )
+    if rows.costs and rows.release not in plan.releases:
+        raise PrivacyError(
+            f"The plan does not pay for these rows ({rows.release.name}): make it with "
+            "PrivacyPlan(..., releases=(rows.release,)).calibrate()."
+        )
+    return rows
+
+
+def rows_of_tables(rows: SelectedRows, tables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """The selected rows of each table of the model, int64 `[k]`, as constants outside of any graph.
+
+    A table goes by the name of its layer.
+
+    Raises:
+        ValueError: The selection has other tables, or tables of other sizes, than the model.
+    """
+    sizes = {_name(table): table.shape[0] for table in tables}
+    if len(sizes) != len(tables) or sizes != dict(rows.num_rows):
+        raise ValueError(
+            f"Expected rows for the model's embedding tables {sizes}, got rows for "
+            f"{dict(rows.num_rows)}: select them with tables=, by the names of the Embedding "
+            "layers."
+        )
+    with tf.init_scope():
+        return [tf.constant(rows.row_ids[_name(table)], tf.int64) for table in tables]
+
+
+def _name(table: keras.Variable) -> str:
+    return table.path.split("/")[-2]
+
+
+class ChosenRowsOptimizer(PrivateOptimizer):
+    """Noise and updates on the rows that `choose_rows` gives, and on every dense parameter.
+
+    Args:
+        optimizer: Updates the dense variables, and the tables through its row-wise twin.
+        plan: As `PrivateOptimizer`.
+        clip_norm: As `PrivateOptimizer`.
+        rows: Rows selected beforehand, which alone may be chosen; None for all rows.
+        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
+            rate.
+        microbatch_size: As `PrivateOptimizer`; rows are chosen once, over the whole batch.
+        clipping: As `PrivateOptimizer`.
+        name: As in Keras.
+
+    Raises:
+        ValueError: An optimizer that would touch every row of a table; when training begins, rows
+            for other tables than the model's.
+        PrivacyError: The plan does not pay for `rows`.
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        plan: PrivacyPlan,
+        clip_norm: float,
+        *,
+        rows: SelectedRows | None = None,
+        table_optimizer: keras.optimizers.Optimizer | None = None,
+        microbatch_size: int | None = None,
+        clipping: ClippingStyle | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            plan,
+            clip_norm,
+            microbatch_size=microbatch_size,
+            clipping=clipping,
+            name=name,
+        )
+        if table_optimizer is not None:
+            table_optimizer = checked_optimizer(table_optimizer)
+        self.table_optimizer = table_optimizer
+        self._row_wise = RowWise(table_optimizer or self.optimizer)
+        self.rows = None if rows is None else checked_rows(rows, self.plan)
+        self._selected: list[tf.Tensor] = []
+
+    @property
+    @abc.abstractmethod
+    def gradient_noise_multiplier(self) -> float:
+        """σ of the clipped sum."""
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Its own slots and count, then those of the optimizers it wraps."""
+        tables = self.table_optimizer.variables if self.table_optimizer is not None else []
+        return [*super().variables, *tables]
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Builds the wrapped optimizer over the dense variables, and the tables' row-wise slots."""
+        if self.built:
+            return
+        self._split_variables(variables)
+        for table in self.tables:
+            refuse_whole_table(table)
+        tables = {id(table) for table in self.tables}
+        self.optimizer.build([v for v in variables if id(v) not in tables])
+        self._row_wise.build(self.tables, self._add_slot)
+        super().build(variables)
+        if self.rows is not None:
+            self._selected = rows_of_tables(self.rows, self.tables)
+
+    def release(
+        self, sums: PrivateSums, draw: noise.Draw
+    ) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Noise on the chosen rows and on every dense parameter, and on nothing else."""
+        deviation = self.current_clip_norm * self.gradient_noise_multiplier
+        noisy = self._noisy_dense(sums, deviation, draw)
+        slices = self._noisy_rows([rows for _, rows in sums.tables], deviation, draw)
+        step = self.iterations + 1
+        for (table, _), gradient in zip(sums.tables, slices, strict=True):
+            self._row_wise.apply(table, gradient, step)
+        if self.table_optimizer is not None:
+            self.table_optimizer.iterations.assign_add(1)
+        return noisy
+
+    def _noisy_rows(
+        self, tables: list[tf.IndexedSlices], deviation: noise.Number, draw: noise.Draw
+    ) -> list[tf.IndexedSlices]:
+        """Each table's noisy mean on its chosen rows, from one stream for all tables."""
+        if not tables:
+            return []
+        flat = tf.concat([tf.reshape(rows.values, [-1]) for rows in tables], 0)
+        batch = self.plan.sampling.expected_batch_size
+        noisy = noise.noisy_mean(flat, deviation, batch, draw, noise.Purpose.ROWS)
+        parts = tf.split(noisy, tf.stack([tf.size(rows.values) for rows in tables]))
+        return [
+            tf.IndexedSlices(tf.reshape(part, tf.shape(rows.values)), rows.indices)
+            for part, rows in zip(parts, tables, strict=True)
+        ]
+
+    def _add_slot(self, table: keras.Variable, name: str, value: float) -> keras.Variable:
+        initializer = keras.initializers.Constant(value)
+        return self.add_variable_from_reference(table, name=name, initializer=initializer)
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description; never a key."""
+        table_optimizer = self.table_optimizer
+        if table_optimizer is not None:
+            table_optimizer = keras.saving.serialize_keras_object(table_optimizer)
+        rows = None if self.rows is None else self.rows.get_config()
+        return {**super().get_config(), "table_optimizer": table_optimizer, "rows": rows}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PrivateOptimizer:
+        """The optimizer that `get_config` described, with a fresh noise key."""
+        if config.get("rows") is not None:
+            config = dict(config, rows=SelectedRows.from_config(config["rows"]))
+        return super().from_config(config, custom_objects)
+
+
+def refuse_whole_table(table: keras.Variable) -> None:
+    """Raises ValueError for a table with a regularizer or a constraint."""
+    for name in ("regularizer", "constraint"):
+        if getattr(table, name) is not None:
+            raise ValueError(
+                f"Expected embedding table {table.path} without a {name}, got "
+                f"{getattr(table, name)}: it would touch "
+                "every row at every step. Remove it."
+            )

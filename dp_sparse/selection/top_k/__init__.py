@@ -1,0 +1,1 @@
+"""Rows chosen before training: counts, noise, the top k, and the price of it all."""

@@ -1,0 +1,169 @@
+"""What a selection costs beside training, and the noise that keeps this to a given share.
+
+Composed with training, a selection costs a fraction of what it would cost on its own: privacy
+losses add up like independent random variables, and that of training is the larger by far. So ε is
+one budget: training alone is calibrated to (1 − share)·ε, and the selection gets the smallest noise
+for which both together meet ε. One evaluation takes about 0.5 s, after 1 s for training.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import dp_accounting
+
+from dp_sparse.accounting import Accountant, PrivacyPlan, epsilon_of
+from dp_sparse.core import validate
+from dp_sparse.selection.top_k.allocation import share_rows
+from dp_sparse.selection.top_k.counting import TopKTable, as_tables
+from dp_sparse.selection.top_k.noise_sources import (
+    GaussianTopK,
+    GumbelTopK,
+    LaplaceTopK,
+    TopKSource,
+)
+
+_INTERVAL = 1e-4  # of the privacy loss, where ε is at most 1
+_RELATIVE_TOLERANCE = 1e-4
+_NOISY = (GaussianTopK, GumbelTopK, LaplaceTopK)
+_NOISE_LIMITS = (0.1, 1e9)  # in counts, or deviations over the sensitivity
+
+
+@dataclasses.dataclass(frozen=True)
+class CalibratedTopK:
+    """A source whose noise meets a share of a plan's budget.
+
+    Attributes:
+        source: To select with: the smallest noise that meets the budget composed with training.
+        apart: What the same share would need if it were spent apart from training's.
+        share: The share of ε that training leaves.
+        lookups: p, which the calibration assumed.
+    """
+
+    source: TopKSource
+    apart: TopKSource
+    share: float
+    lookups: int
+
+    def __str__(self) -> str:
+        joint, apart = (source.scale_of(self.lookups) for source in (self.source, self.apart))
+        return (
+            f"{self.share:.3g} of epsilon buys {self.source.description(self.lookups)}, composed "
+            f"with training; apart from it, {apart / joint:.3g} times as much "
+            f"({self.apart.description(self.lookups)})"
+        )
+
+
+def calibrate_top_k(
+    plan: PrivacyPlan,
+    tables: Mapping[str, int | TopKTable],
+    k: int,
+    source_class: type[GaussianTopK | GumbelTopK | LaplaceTopK] = GaussianTopK,
+    *,
+    weights: Mapping[str, float] | None = None,
+    share: float = 0.01,
+) -> CalibratedTopK:
+    """The smallest noise of a selection that, with training, meets the plan's budget.
+
+    Training and the plan's other releases alone are calibrated to (1 − share)·ε. Found to 1e-4 of
+    itself, on the feasible side.
+
+    Args:
+        plan: Without the selection, calibrated or not.
+        tables: As `select_top_k`.
+        k: As `select_top_k`.
+        source_class: `GaussianTopK`, `GumbelTopK` or `LaplaceTopK`, the class itself.
+        weights: As `select_top_k`.
+        share: Of ε, in (0, 1).
+
+    Raises:
+        ValueError: An argument is out of its range, nothing would be counted, or no noise meets the
+            budget.
+    """
+    if source_class not in _NOISY:
+        raise ValueError(
+            f"Expected source_class among {[kind.__name__ for kind in _NOISY]}, without noise, "
+            f"which is what is looked for, got source_class={source_class!r}."
+        )
+    wanted = share_rows(k, as_tables(tables), weights)
+    if not wanted.selected:
+        raise ValueError(
+            f"Expected k to leave out rows of some table, got k={k}: every table is kept whole or "
+            "left out, which costs nothing. Select with any source."
+        )
+    share, budget = validate.probability("share", share), plan.budget
+
+    def selection(noise: float) -> dp_accounting.DpEvent:
+        return source_class(noise).event(wanted.lookups, wanted.selected)
+
+    training, sigma = _training_event(plan, (1 - share) * budget.epsilon)
+    failures = plan.failure_delta(sigma, budget.epsilon, plan.sampling.steps)
+    joint = smallest_joint_noise(
+        training, selection, epsilon=budget.epsilon, delta=budget.delta - failures
+    )
+    apart = smallest_noise(selection, epsilon=share * budget.epsilon, delta=budget.delta)
+    return CalibratedTopK(source_class(joint), source_class(apart), share, wanted.lookups)
+
+
+def _training_event(plan: PrivacyPlan, epsilon: float) -> tuple[dp_accounting.DpEvent, float]:
+    """The plan's releases and its training, calibrated to `epsilon`, and training's σ."""
+    smaller = dataclasses.replace(plan, budget=dataclasses.replace(plan.budget, epsilon=epsilon))
+    sigma = smaller.calibrate().noise_multiplier
+    assert sigma is not None
+    training = plan.sampling.event(plan.mechanism.event(sigma), plan.sampling.steps)
+    return dp_accounting.ComposedDpEvent((*(r.event for r in plan.releases), training)), sigma
+
+
+def smallest_joint_noise(
+    training: dp_accounting.DpEvent,
+    selection: Callable[[float], dp_accounting.DpEvent],
+    *,
+    epsilon: float,
+    delta: float,
+) -> float:
+    """The smallest noise for which `training` and `selection(noise)` together are (ε, δ)-DP.
+
+    Raises:
+        ValueError: None is.
+    """
+    interval = _INTERVAL * max(1.0, epsilon)
+    spent = _accountant(training, interval).distribution
+
+    def meets(noise: float) -> bool:
+        return _accountant(selection(noise), interval).add(spent).get_epsilon(delta) <= epsilon
+
+    return _smallest(meets)
+
+
+def smallest_noise(
+    selection: Callable[[float], dp_accounting.DpEvent], *, epsilon: float, delta: float
+) -> float:
+    """The smallest noise for which `selection(noise)` on its own is (ε, δ)-DP.
+
+    Raises:
+        ValueError: None is.
+    """
+    interval = 10 * _INTERVAL * epsilon
+    return _smallest(lambda noise: epsilon_of(selection(noise), delta, interval) <= epsilon)
+
+
+def _smallest(meets: Callable[[float], bool]) -> float:
+    """The smallest noise that meets a condition which holds from it on; up to 1e-4 over it."""
+    low, high = 50.0, 100.0
+    while not meets(high):
+        low, high = high, 4 * high
+        if high > _NOISE_LIMITS[1]:
+            raise ValueError(
+                f"No noise up to {_NOISE_LIMITS[1]:g} meets the budget: raise share or epsilon."
+            )
+    while low > _NOISE_LIMITS[0] and meets(low):
+        low, high = max(low / 4, _NOISE_LIMITS[0]), low
+    while high > low * (1 + _RELATIVE_TOLERANCE):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    return high
+
+
+def _accountant(event: dp_accounting.DpEvent, interval: float) -> Accountant:
+    accountant = Accountant(value_discretization_interval=interval)
+    accountant.compose(event)
+    return accountant

@@ -1,0 +1,195 @@
+"""Where a selection's counts come from, and what noise makes them private: four sources.
+
+- `PublicRows`: none, at no cost, for public data only;
+- `GaussianTopK`: N(0, (noise_multiplier·√p)²) on every count, one Gaussian mechanism whatever p is;
+- `GumbelTopK`: Gumbel(scale) on every count; `dp_sparse.selection.gumbel` says what it costs;
+- `LaplaceTopK`: Laplace(scale) on every count, p Laplace mechanisms, pure DP of ε = p/scale.
+
+p is the most counts that one example takes part in, over all tables: 1 for each one-hot table, the
+cap on distinct ids for each multi-valued one. The rows with the largest noisy counts are a
+post-processing of the noisy histogram (Gumbel: and of k exponential mechanisms).
+
+### Formal Guarantees
+Neighbouring datasets differ by one example added, removed or zeroed out (replaced by padding, which
+counts nothing). It changes at most p counts, each by 1 and all in one direction: sensitivity √p in
+L2, p in L1. Number of rows, caps, k and the noise are public.
+"""
+
+import abc
+import dataclasses
+import math
+
+import dp_accounting
+import numpy as np
+import scipy.special
+
+from dp_sparse.accounting import GumbelTopKDpEvent
+from dp_sparse.core import Family, validate
+from dp_sparse.selection.top_k.order_statistics import Quantile
+
+_SMALLEST_SCALE = 0.01  # below, ε0 > 100: no privacy to speak of
+
+
+class TopKSource(Family, abc.ABC):
+    """Where counts come from, and their noise; a subclass is a frozen dataclass of one number."""
+
+    @abc.abstractmethod
+    def scale_of(self, lookups: int) -> float:
+        """The factor of a standard noise value, in counts, if an example has `lookups` of them."""
+
+    @abc.abstractmethod
+    def quantiles(self, levels: Quantile) -> np.ndarray:
+        """Standard noise values at these levels, float64 of the same shape."""
+
+    @abc.abstractmethod
+    def event(self, lookups: int, selected: int) -> dp_accounting.DpEvent:
+        """What selecting costs.
+
+        Args:
+            lookups: p >= 1, the most counts that one example takes part in.
+            selected: Rows chosen by their noisy counts, over all tables.
+        """
+
+    @abc.abstractmethod
+    def description(self, lookups: int) -> str:
+        """The noise in words, as a statement prints it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicRows(TopKSource):
+    """Frequencies of public data, such as a token list or an earlier public period: no noise.
+
+    ### Formal Guarantees
+    None: whatever is selected must not depend on private examples.
+    """
+
+    def scale_of(self, lookups: int) -> float:
+        """0."""
+        del lookups
+        return 0.0
+
+    def quantiles(self, levels: Quantile) -> np.ndarray:
+        """0."""
+        return np.zeros(levels.tail.shape)
+
+    def event(self, lookups: int, selected: int) -> dp_accounting.DpEvent:
+        """No cost."""
+        del lookups, selected
+        return dp_accounting.NoOpDpEvent()
+
+    def description(self, lookups: int) -> str:
+        """No noise."""
+        del lookups
+        return "public, at no cost"
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianTopK(TopKSource):
+    """One noisy histogram over all tables, of standard deviation noise_multiplier·√p.
+
+    The one to take: composed with training, its noise has the smallest deviation at equal cost.
+
+    Attributes:
+        noise_multiplier: Deviation over the histogram's L2 sensitivity √p; > 0.
+
+    ### Formal Guarantees
+    One Gaussian mechanism of that noise multiplier.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        value = validate.positive("noise_multiplier", self.noise_multiplier)
+        object.__setattr__(self, "noise_multiplier", value)
+
+    def scale_of(self, lookups: int) -> float:
+        """The standard deviation, noise_multiplier·√p."""
+        return self.noise_multiplier * math.sqrt(lookups)
+
+    def quantiles(self, levels: Quantile) -> np.ndarray:
+        """Normal quantiles."""
+        return _signed(-scipy.special.ndtri(levels.tail), levels)
+
+    def event(self, lookups: int, selected: int) -> dp_accounting.DpEvent:
+        """A Gaussian mechanism."""
+        del selected
+        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+
+    def description(self, lookups: int) -> str:
+        """The deviation."""
+        return f"Gaussian noise of standard deviation {self.scale_of(lookups):.4g} on each count"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledTopK(TopKSource):
+    """A source whose noise has one scale in counts, whatever an example's lookups.
+
+    Attributes:
+        scale: b of the noise, in counts; >= 0.01.
+    """
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        if validate.positive("scale", self.scale) < _SMALLEST_SCALE:
+            raise ValueError(
+                f"Expected scale >= {_SMALLEST_SCALE}, in counts, got scale={self.scale!r}."
+            )
+        object.__setattr__(self, "scale", float(self.scale))
+
+    def scale_of(self, lookups: int) -> float:
+        """The scale."""
+        del lookups
+        return self.scale
+
+    def description(self, lookups: int) -> str:
+        """The scale."""
+        del lookups
+        name = type(self).__name__.removesuffix("TopK")
+        return f"{name} noise of scale {self.scale:.4g} on each count"
+
+
+@dataclasses.dataclass(frozen=True)
+class GumbelTopK(ScaledTopK):
+    """One-shot Gumbel top-k, as in the paper (Algorithm 2), accounted anew: it is not (ε, 0)-DP.
+
+    Attributes:
+        scale: b = 1/ε0 of the noise, in counts; >= 0.01. The paper's ε/p for each of p features is
+            a scale of p/ε.
+
+    ### Formal Guarantees
+    See `dp_sparse.selection.gumbel`.
+    """
+
+    def quantiles(self, levels: Quantile) -> np.ndarray:
+        """`−log(−log F)`."""
+        return -np.log(-levels.log_probability)
+
+    def event(self, lookups: int, selected: int) -> dp_accounting.DpEvent:
+        """The smaller of the histogram's cost and that of peeling."""
+        return GumbelTopKDpEvent(self.scale, lookups, selected)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaplaceTopK(ScaledTopK):
+    """One noisy histogram over all tables with Laplace noise, for pure differential privacy.
+
+    Attributes:
+        scale: b of the noise, in counts; >= 0.01.
+
+    ### Formal Guarantees
+    (p/scale, 0)-DP; a plan accounts it as p Laplace mechanisms, which is exact and for δ > 0 less.
+    """
+
+    def quantiles(self, levels: Quantile) -> np.ndarray:
+        """Laplace quantiles."""
+        return _signed(-np.log(2 * levels.tail), levels)
+
+    def event(self, lookups: int, selected: int) -> dp_accounting.DpEvent:
+        """One Laplace mechanism for each count of an example."""
+        del selected
+        return dp_accounting.SelfComposedDpEvent(dp_accounting.LaplaceDpEvent(self.scale), lookups)
+
+
+def _signed(size: np.ndarray, levels: Quantile) -> np.ndarray:
+    return np.where(levels.upper, size, -size)

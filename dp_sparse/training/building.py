@@ -1,0 +1,55 @@
+"""Variables are created before anything is recorded, on every replica."""
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.training import flush_hooks
+
+
+def build_for(model: keras.Model, optimizer: PrivateOptimizer, batch: Any) -> None:
+    """Creates all variables for batches `(x, y, weights)` like this one, or of this signature.
+
+    On every replica, and before anything is recorded.
+    """
+    x, y, _ = batch
+    with tf.init_scope(), model.distribute_strategy.scope():
+        if not all_built(model):
+            model._symbolic_build(data_batch=(x, y, None))  # weights may lack the losses' axes
+        if not all_built(model):  # as a layer that is an activation, which needs a real call
+            specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), x)
+            given = {"training": False} if model._call_has_training_arg else {}
+            called = functools.partial(model, **given)
+            tf.function(called, autograph=False).get_concrete_function(specs)
+        build_optimizer(model, optimizer)
+
+
+def all_built(model: keras.Model) -> bool:
+    """Whether every layer has its variables; Keras calls a model built before that."""
+    return all(layer.built for layer in model._flatten_layers())
+
+
+def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    """Creates the optimizer's variables.
+
+    Raises:
+        ValueError: Nothing of the model is trained, or something in another type than float32.
+    """
+    if not model.trainable_variables:
+        raise ValueError(
+            f"Expected a model with something to train, got {model.name} without trainable "
+            "variables."
+        )
+    for variable in model.trainable_variables:
+        if variable.dtype != "float32":
+            raise ValueError(
+                f"Expected variables in float32, got {variable.path} in {variable.dtype}: use "
+                'dtype="float32", or a mixed policy, which keeps variables in float32.'
+            )
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    if optimizer.delays_noise:
+        flush_hooks.guard_layers(model, optimizer)

@@ -1,0 +1,203 @@
+"""Which callbacks may run beside private training: those that leak training metrics are refused.
+
+Training loss and metrics, and the variables that Keras sums them up in, are covered by no ε. Every
+class of Keras' own has a rule here, and one without a rule is refused. A class that somebody else
+wrote is told about once if Keras hands it training metrics, and refused if the run is strict.
+"""
+
+import dataclasses
+import functools
+import string
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from dp_sparse.core import PrivacyError
+from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.training import flush_hooks
+from dp_sparse.training.callbacks import PrivacyReport
+from dp_sparse.training.flush_hooks import own_method_reads
+
+_HOOKS_WITH_METRICS = ("on_batch_end", "on_train_batch_end", "on_epoch_end", "on_train_end")
+_RELEASED = ("epoch", "batch", "epsilon", "learning_rate")  # in logs and names of files
+_VALIDATE = "Use a val_ metric"
+_LEAVE_OUT = "Leave it out (PrivacyReport writes epsilon and validation metrics)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Leak:
+    """What a callback does that no ε covers.
+
+    Attributes:
+        what: A verb and its object.
+        mend: What to do instead, as an order.
+    """
+
+    what: str
+    mend: str
+
+
+Rule = Callable[[Any], Leak | None]
+
+
+def _none(callback: Any) -> None:
+    del callback
+
+
+def _always(what: str, mend: str) -> Rule:
+    return lambda callback: Leak(what, mend)
+
+
+def _unknown(name: str) -> Rule:
+    return _always(f"may write training metrics or steer by them ({name} has no rule)", _LEAVE_OUT)
+
+
+def _uses_a_training_metric(callback: Any) -> Leak | None:
+    """By the names that callbacks of Keras, and others made like them, are given."""
+    monitor = getattr(callback, "monitor", None)
+    steers = getattr(callback, "save_best_only", True)
+    if isinstance(monitor, str) and steers and not _is_released(monitor):
+        return Leak(f"steers training by the training metric monitor={monitor!r}", _VALIDATE)
+    parts = string.Formatter().parse(str(getattr(callback, "filepath", "")))
+    names = sorted(name for _, name, _, _ in parts if name and not _is_released(name))
+    if not names:
+        return None
+    return Leak(f"writes the training metric {names[0]!r} into a file name", _VALIDATE)
+
+
+def _saves_metrics(callback: Any) -> Leak | None:
+    if getattr(callback, "save_weights_only", False):
+        return None
+    return Leak(
+        "writes the variables of training metrics into its files",
+        "Use keras.callbacks.ModelCheckpoint, which leaves them out, or save_weights_only=True",
+    )
+
+
+RULES: dict[str, Rule] = {
+    "BackupAndRestore": _none,  # weights, slots and steps spent; numbers of epoch and batch
+    "Callback": _uses_a_training_metric,  # so that all classes have this rule
+    "CallbackList": _none,  # its members are checked when it begins
+    "CSVLogger": _always("writes training metrics into a file", _LEAVE_OUT),
+    "EarlyStopping": _none,  # but that of Callback
+    "History": _none,  # stays in the process
+    "LambdaCallback": _none,  # its functions are somebody's own
+    "LearningRateScheduler": _none,  # is told the epoch and the learning rate
+    "ModelCheckpoint": _none,  # but that of Callback; weights, slots and steps spent
+    "MonitorCallback": _none,  # but that of Callback
+    "OrbaxCheckpoint": _saves_metrics,
+    "ProgbarLogger": _none,  # the console
+    "ReduceLROnPlateau": _none,  # but that of Callback
+    "RemoteMonitor": _always("sends training metrics away", _LEAVE_OUT),
+    "SwapEMAWeights": _none,  # averages of released weights
+    "TensorBoard": _always("writes training metrics into a file", _LEAVE_OUT),
+    "TerminateOnNaN": _always(
+        "steers training by the training loss",
+        "Leave it out: examples that are not finite are zeroed",
+    ),
+}
+"""By the name of a class of Keras; a subclass has the rules of all its bases."""
+
+
+def install_callback_guard() -> None:
+    """Wraps `CallbackList.on_train_begin`, once: there Keras has all callbacks of a run together.
+
+    A list may have been made before the model was compiled.
+    """
+    original = keras.callbacks.CallbackList.on_train_begin
+    if hasattr(original, "_dp_sparse_original"):
+        return
+
+    @functools.wraps(original)
+    def on_train_begin(self: keras.callbacks.CallbackList, logs: Any = None) -> None:
+        model = self._model
+        if isinstance(getattr(model, "optimizer", None), PrivateOptimizer):
+            _guard(self.callbacks, model)
+            if model.optimizer.delays_noise:
+                flush_hooks.guard_callbacks(self.callbacks, model)
+        original(self, logs)
+
+    on_train_begin._dp_sparse_original = original  # type: ignore[attr-defined]
+    keras.callbacks.CallbackList.on_train_begin = on_train_begin
+
+
+def _guard(callbacks: list[Any], model: keras.Model) -> None:
+    wanted = {c.diagnostics for c in callbacks if isinstance(c, PrivacyReport)}
+    if "non_private" in wanted and "strict" not in wanted:
+        return
+    for callback in callbacks:
+        for leak in _leaks(callback):
+            raise PrivacyError(
+                f"{type(callback).__name__} {leak.what}, which no epsilon covers. {leak.mend}, or "
+                "accept the leak with PrivacyReport(diagnostics='non_private') among the callbacks."
+            )
+        reads = functools.partial(own_method_reads, callback, what="reads_training_metrics")
+        hooks = [name for name in _HOOKS_WITH_METRICS if reads(name)]
+        if hooks:
+            _tell(_name_of(callback, hooks), "strict" in wanted)
+    names = _TrainingNames()
+    names.set_model(model)
+    callbacks.insert(0, names)
+
+
+def _leaks(callback: Any) -> Iterator[Leak]:
+    for cls in type(callback).__mro__:
+        if cls.__module__.partition(".")[0] in ("keras", "tf_keras"):
+            leak = RULES.get(cls.__name__, _unknown(cls.__name__))(callback)
+            if leak is not None:
+                yield leak
+
+
+def _name_of(callback: Any, hooks: list[str]) -> str:
+    cls = type(callback)
+    functions = [getattr(vars(callback).get(hook), "__qualname__", None) for hook in hooks]
+    given = ", ".join(f"{h}={f}" for h, f in zip(hooks, functions, strict=True) if f)
+    return f"{cls.__module__}.{cls.__qualname__}" + (f"({given})" if given else "")
+
+
+_told: set[str] = set()
+
+
+def _tell(name: str, strict: bool) -> None:
+    """Warns of a callback, once a process, or refuses it."""
+    said = (
+        f"{name} is handed training metrics, which no epsilon covers: it must not write them to a "
+        "file, send them away or steer training by them. Give its class reads_training_metrics = "
+        "False if it never looks at them"
+    )
+    if strict:
+        raise PrivacyError(f"{said}, or leave out diagnostics='strict'.")
+    if name in _told:
+        return
+    _told.add(name)
+    warnings.warn(f"{said}. PrivacyReport(diagnostics='strict') refuses it.", stacklevel=4)
+
+
+class _TrainingNames(keras.callbacks.Callback):
+    """Refuses training metrics under the names of what is released, before others see them."""
+
+    _seen = False
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._seen = self._seen or bool(logs)
+        _refuse_names(logs or {})
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not self._seen:  # a loop that has logs at the end of epochs alone, without validation
+            _refuse_names(logs or {})
+
+
+def _refuse_names(logs: dict[str, Any]) -> None:
+    wrong = sorted(name for name in logs if _is_released(name))
+    if wrong:
+        raise PrivacyError(
+            f"Expected training metrics whose names are not those of what is released, got "
+            f"{wrong[0]!r}: callbacks and reports would take it for one. Rename the metric or the "
+            "output."
+        )
+
+
+def _is_released(name: str) -> bool:
+    return name.startswith("val_") or name in _RELEASED

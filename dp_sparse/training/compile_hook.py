@@ -1,0 +1,161 @@
+"""The `compile` hook that gives a model the private train step.
+
+Importing `dp_sparse` wraps the `compile` found on `keras.Model`'s MRO. Compiling with a private
+optimizer gives that model the private step; compiling with any other gives the stock step back.
+"""
+
+import functools
+import inspect
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import clipping
+from dp_sparse.core import PrivacyError, translated
+from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.sampling import is_sampled
+from dp_sparse.training import (
+    environment,
+    flush_hooks,
+    restoring,
+    strategies,
+)
+from dp_sparse.training.building import all_built, build_for, build_optimizer
+from dp_sparse.training.train_step import private_train_step
+
+_REPLACED = ("train_step", "make_train_function", "_maybe_symbolic_build", "set_state_tree")
+
+
+def install_compile_hook() -> None:
+    """Wraps `compile` where `keras.Model` finds it, once."""
+    owner = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
+    original = owner.compile
+    if hasattr(original, "_dp_sparse_original"):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compile(self: keras.Model, *args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(self, *args, **kwargs)
+        _restore_stock_step(self)
+        optimizer = arguments.arguments.get("optimizer")
+        if isinstance(optimizer, PrivateOptimizer):
+            _prepare(self, optimizer, arguments.arguments)
+        original(*arguments.args, **arguments.kwargs)
+        if isinstance(optimizer, PrivateOptimizer):
+            self._compile_config.config["jit_compile"] = optimizer.compiles  # for a saved model
+            _install_private_step(self, optimizer)
+            restoring.guard(self, optimizer)
+
+    compile._dp_sparse_original = original  # type: ignore[attr-defined]
+    owner.compile = compile
+
+
+def _restore_stock_step(model: keras.Model) -> None:
+    flush_hooks.remove(model)
+    for name in _REPLACED:
+        if name in vars(model):
+            delattr(model, name)
+
+
+def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> None:
+    """Refuses what would bypass the private step, and turns off what would change its gradients."""
+    for name in ("train_step", "compute_loss", "_compute_loss"):
+        owner = next(cls for cls in type(model).__mro__ if name in vars(cls))
+        if not owner.__module__.startswith("keras."):
+            raise PrivacyError(
+                f"{type(model).__name__} has a {name} of its own, which the private step would "
+                f"not run: remove it and pass "
+                "loss= and metrics= to compile."
+            )
+    strategies.check(model._distribute_strategy, optimizer)
+    optimizer.compiles = _compiles(optimizer, arguments)
+    environment.check(optimizer.compiles)
+    arguments["jit_compile"] = False
+    arguments["auto_scale_loss"] = False
+    optimizer.bind(model, functools.partial(clipping.embedding_tables, model))
+
+
+def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
+    """Whether XLA shall compile the step."""
+    wanted = arguments.get("jit_compile", "auto")
+    if wanted not in ("auto", None, True, False):
+        raise ValueError(f"Expected jit_compile to be True or False, got {wanted!r}.")
+    if wanted in ("auto", None, False):
+        return False
+    if optimizer.microbatch_size is not None or arguments.get("run_eagerly"):
+        wrong = "run_eagerly=True" if arguments.get("run_eagerly") else "microbatch_size"
+        raise ValueError(f"Expected jit_compile=False with {wrong}, got jit_compile=True.")
+    if optimizer._distribution_strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            "Expected jit_compile=False with several replicas, got jit_compile=True: what they do "
+            "together cannot be part of one kernel. Leave it out."
+        )
+    return True
+
+
+def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    clipping.register_unnoised(model, optimizer.diagnostics)
+    stock_make = model.make_train_function
+    traced: list[int] = []  # the variables that the train function was made for
+
+    def make_train_function(force: bool = False) -> Any:
+        strategies.check_fit(model)
+        variables = [id(variable) for variable in model.trainable_variables]
+        if model.train_function is not None and traced and variables != traced:
+            raise PrivacyError(
+                f"The trainable variables of {model.name} changed after its first fit (a layer was "
+                "frozen, added, or given LoRA), and training would not see it. Compile it again, "
+                "with a new optimizer and a new plan for the steps to come."
+            )
+        if model.built:
+            with model.distribute_strategy.scope():
+                build_optimizer(model, optimizer)  # before callbacks restore its state
+        stock_make(force)
+        if not hasattr(model.train_function, "_dp_sparse_translated"):
+            model.train_function = _translating(model, model.train_function)
+        traced[:] = variables if model.built else []
+        return model.train_function
+
+    stock_build = model._maybe_symbolic_build
+
+    def maybe_symbolic_build(iterator: Any = None, data_batch: Any = None) -> None:
+        """Keras would take a batch of the sampler, and mean over shares, to learn its shapes.
+
+        It also takes a model for built that has a layer without its weights.
+        """
+        spec = data_batch
+        if iterator is not None:
+            dataset = iterator.data_adapter.get_tf_dataset()
+            spec = dataset.element_spec
+            strategies.check_shared_out(model, dataset)
+        partly_built = model.built and not all_built(model)
+        if is_sampled(spec) and (model._distribute_strategy is not None or partly_built):
+            build_for(model, optimizer, spec)
+        else:
+            stock_build(iterator=iterator, data_batch=data_batch)
+
+    model._maybe_symbolic_build = maybe_symbolic_build
+    step = functools.partial(private_train_step, model, optimizer)
+    in_graph = tf.function(step, autograph=False, reduce_retracing=True)
+    # A graph shows all that a step does; under run_eagerly=True it is traced on its own.
+    model.train_step = lambda data: (in_graph if tf.executing_eagerly() else step)(data)
+    model.make_train_function = make_train_function
+    if optimizer.delays_noise:
+        flush_hooks.install(model, optimizer)
+
+
+def _translating(model: keras.Model, function: Any) -> Any:
+    @functools.wraps(function)
+    def run(iterator: Any) -> Any:
+        try:
+            environment.check(model.optimizer.compiles)
+            with translated():
+                return function(iterator)
+        except Exception:
+            model.train_function = None  # a half-made graph must not serve the next fit
+            raise
+
+    run._dp_sparse_translated = True  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,121 @@
+"""The roads by which tables leave training, made to settle delayed noise first.
+
+Between two steps of an optimizer that delays noise a table in memory lacks it on the rows that no
+batch has looked up since, and so tells which were. `fit` and `train_on_batch` flush when they end,
+and the methods of a model that read its weights, and the saving of layers that own tables, before
+anybody sees a table. What no method call announces, a callback that acts on batches, is refused.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from dp_sparse.core import PrivacyError
+from dp_sparse.optimizers import PrivateOptimizer
+
+_READERS = (
+    "evaluate",
+    "predict",
+    "test_on_batch",
+    "predict_on_batch",
+    "save",
+    "save_weights",
+    "export",
+    "get_weights",
+    "get_state_tree",
+)
+_TRAINERS = ("fit", "train_on_batch")
+_SAVES = "save_own_variables"
+_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+
+
+def install(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    """Makes the model's own methods flush; `remove` takes that back."""
+    for name in _READERS:
+        setattr(model, name, _flushing_first(optimizer, getattr(model, name)))
+    for name in _TRAINERS:
+        setattr(model, name, _flushing_last(optimizer, getattr(model, name)))
+
+
+def remove(model: keras.Model) -> None:
+    """Flushes, and gives the model and its layers their methods back, if any were replaced."""
+    for owner in (model, *model._flatten_layers(include_self=False)):
+        for name in (*_TRAINERS, *_READERS, _SAVES):
+            method = vars(owner).get(name)
+            if hasattr(method, "_dp_sparse_flushes"):
+                method._dp_sparse_flushes.flush()
+                delattr(owner, name)
+
+
+def guard_layers(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    """Makes the saving of each layer that owns a table flush, whoever saves it; idempotent."""
+    tables = {id(table) for table in optimizer.tables}
+    for layer in model._flatten_layers():
+        owns = any(id(variable) in tables for variable in layer._trainable_variables)
+        if owns and not hasattr(vars(layer).get(_SAVES), "_dp_sparse_flushes"):
+            setattr(layer, _SAVES, _flushing_first(optimizer, getattr(layer, _SAVES)))
+
+
+def guard_callbacks(callbacks: list[keras.callbacks.Callback], model: keras.Model) -> None:
+    """Refuses callbacks that could read a table between two steps, and adds one that flushes.
+
+    Raises:
+        PrivacyError: A callback acts on batches, is neither Keras' own nor this package's, and does
+            not say of itself that it has `reads_weights = False`.
+    """
+    for callback in callbacks:
+        if any(own_method_reads(callback, name, "reads_weights") for name in _BATCH_HOOKS):
+            raise PrivacyError(
+                f"{type(callback).__name__} acts on every batch, when tables lack noise that this "
+                "optimizer delays. Let it act at the end of epochs, give it reads_weights = False "
+                "if it never looks at the model's weights, or use DPSGDOptimizer."
+            )
+    flush = _FlushAtEpochEnd()
+    flush.set_model(model)
+    callbacks.insert(0, flush)
+
+
+class _FlushAtEpochEnd(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.model.optimizer.flush()
+
+
+def _flushing_first(optimizer: PrivateOptimizer, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def flush_and_call(*args: Any, **kwargs: Any) -> Any:
+        optimizer.flush()
+        return method(*args, **kwargs)
+
+    flush_and_call._dp_sparse_flushes = optimizer  # type: ignore[attr-defined]
+    return flush_and_call
+
+
+def _flushing_last(optimizer: PrivateOptimizer, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call_and_flush(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        finally:
+            optimizer.flush()
+
+    call_and_flush._dp_sparse_flushes = optimizer  # type: ignore[attr-defined]
+    return call_and_flush
+
+
+def own_method_reads(callback: Any, name: str, what: str) -> bool:
+    """Whether somebody else's code runs in the callback's method and is not said to leave this be.
+
+    Args:
+        callback: Of any class.
+        name: Of the method.
+        what: The attribute that says so by being False, on the callback or in its very class: what
+            a base class says does not hold for the methods of a subclass.
+    """
+    of_instance, cls = vars(callback), type(callback)
+    default = getattr(keras.callbacks.Callback, name)
+    known = cls.__module__.partition(".")[0] in ("keras", "dp_sparse")
+    inherited = not known and getattr(cls, name, default) is not default
+    acts = name in of_instance or inherited  # of the instance, as LambdaCallback has them
+    return acts and bool(of_instance.get(what, vars(cls).get(what, True)))

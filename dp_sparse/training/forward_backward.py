@@ -1,0 +1,178 @@
+"""One forward and one backward pass over a batch: losses, and the recorded uses of variables."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import clipping, noise
+from dp_sparse.clipping import Rows, Use
+from dp_sparse.core import replicas, xla
+from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.training.losses import per_example_losses
+
+Used = list[tuple[keras.Variable, Use]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """A forward pass, and the backward pass to what was recorded.
+
+    Attributes:
+        outputs: The model's predictions.
+        losses: Per-example losses, float32 `[batch]`, 0 for padding.
+        output_losses: The same for each output whose loss Keras tracks by itself.
+        uses: The joined use of each variable; of the tables also those not looked up.
+        random: Whether random layers drew seeds.
+    """
+
+    outputs: Any
+    losses: tf.Tensor
+    output_losses: list[tf.Tensor]
+    uses: Used
+    random: bool
+
+
+def run(
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    batch: Any,
+    draw: noise.Draw,
+    part: tf.Tensor | int = 0,
+    settles: bool = True,
+) -> Pass:
+    """One forward and one backward pass over a part of the batch, 0 being all of it.
+
+    Args:
+        model: As `private_train_step`.
+        optimizer: Its optimizer.
+        batch: `(x, y, weights)`.
+        draw: The step's streams.
+        part: Which part it is.
+        settles: Whether rows that are read get the noise that is due to them; a pass that only
+            looks leaves them.
+
+    Raises:
+        PrivacyError: Something recorded does not lead with the batch.
+    """
+    found = unchecked(model, optimizer, batch, draw, part, settles)
+    losses = led_by_batch(found.uses, found.losses, batch[2])
+    return dataclasses.replace(found, losses=losses)
+
+
+def unchecked(
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    batch: Any,
+    draw: noise.Draw,
+    part: tf.Tensor | int = 0,
+    settles: bool = True,
+) -> Pass:
+    """As `run`, but whether its records lead with the batch is left to be checked elsewhere.
+
+    A check needs the shape of all that is recorded, so all of it would be computed.
+    """
+    x, y, weights = batch
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        settle = optimizer.before_lookup(draw) if settles and not xla.inside() else None
+        recording = record(model, optimizer, x, tape, draw, settle, part)
+        losses, of_outputs = losses_with_padding(model, y, recording.outputs, weights)
+        total = tf.reduce_sum(losses)
+    with clipping.audited():
+        used = recording.uses(tape.gradient(total, recording.targets))
+    used += _unused_tables(optimizer, used, tf.shape(losses)[0])
+    return Pass(recording.outputs, losses, of_outputs, used, recording.seeds_drawn > 0)
+
+
+def led_by_batch(uses: Used, losses: tf.Tensor, weights: dict[str, Any]) -> tf.Tensor:
+    """The losses, once they and all that was recorded were found to have one lead, the batch's."""
+    named = clipping.recorded_tensors(uses, losses)
+    checks = clipping.require_batch_leads(named, weights["present"])
+    with tf.control_dependencies(checks):
+        return tf.identity(losses)
+
+
+def observed(
+    model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
+) -> clipping.Observer:
+    """Passes over other companies of the examples of `batch`, as the isolation checks want them."""
+
+    def observe(company: Any) -> tuple[Used, tf.Tensor, bool]:
+        found = run(model, optimizer, company, draw, settles=False)
+        return found.uses, found.losses, found.random
+
+    return clipping.Observer(model, observe, batch, own_size=optimizer.compiles)
+
+
+def record(
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    x: Any,
+    tape: tf.GradientTape,
+    draw: noise.Draw,
+    before_lookup: clipping.BeforeLookup | None,
+    part: tf.Tensor | int = 0,
+) -> clipping.Recording:
+    """The forward pass alone, under the seeds of this part."""
+    seeds = secret_seeds(draw, part)
+    return clipping.record(model, x, tape, optimizer.examples_in_memory, seeds, before_lookup)
+
+
+def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:
+    """Seeds of the pass's random layers.
+
+    Masks must come from secret randomness: one example more gives every later example the mask of
+    another position, which is another draw of the same distribution only to who does not know it.
+    """
+    return functools.partial(
+        noise.seed_state, draw, part * replicas.count() + replicas.own_number()
+    )
+
+
+def checked_examples(run: Pass, batch: Any) -> tf.Tensor:
+    """`real_examples`, once what the pass records was found to lead with the batch."""
+    with tf.control_dependencies([run.losses]):
+        return tf.identity(real_examples(batch))
+
+
+def real_examples(batch: Any) -> tf.Tensor:
+    """1 for examples that count, 0 for padding and weight 0; float32 `[batch]`."""
+    weights = batch[2]
+    return weights["present"] * _any_weight(weights["sample_weight"])
+
+
+def losses_with_padding(
+    model: keras.Model, y: Any, y_pred: Any, weights: dict[str, Any]
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Per-example losses, 0 for padding, and those of each output."""
+    present = weights["present"]
+    sample_weight = tf.nest.map_structure(
+        lambda w: w * _column(present, w), weights["sample_weight"]
+    )
+    return per_example_losses(model, y, y_pred, sample_weight)
+
+
+def _column(present: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
+
+
+def _any_weight(sample_weight: Any) -> tf.Tensor:
+    """1 for examples with some weight above 0, float32 `[batch]`: weight 0 means padding."""
+    used = [
+        tf.reduce_any(tf.reshape(weight > 0, [tf.shape(weight)[0], -1]), axis=1)
+        for weight in tf.nest.flatten(sample_weight)
+    ]
+    return tf.cast(functools.reduce(tf.logical_or, used), tf.float32)
+
+
+def _unused_tables(optimizer: PrivateOptimizer, uses: Used, batch: tf.Tensor) -> Used:
+    """Tables that this batch never looked up: they get false rows, or dense noise, all the same."""
+    used = {id(variable) for variable, _ in uses}
+    ids = tf.zeros([batch, 0], tf.int64)
+    return [
+        (table, Rows(ids, tf.cast(ids, tf.bool), tf.zeros([batch, 0, table.shape[1]])))
+        for table in optimizer.tables
+        if id(table) not in used
+    ]

@@ -1,0 +1,183 @@
+"""Per-example losses of a compiled model: one number an example, from Keras' own loss objects.
+
+Keras reduces over the batch, and its masked reduction divides by a count over the batch, which
+couples the examples. Here each example's loss is the mean over its own (unmasked) positions, times
+its sample weight. Labels outside the range of their loss are refused by value before anything is
+computed from them.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.clipping import audited, metric_variables
+from dp_sparse.core import BadExampleError, PrivacyError, replicas, require
+
+_PROBABILITY_LOSSES = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
+_PROBABILITY_FUNCTIONS = ("binary_crossentropy", "binary_focal_crossentropy")
+_REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def per_example_losses(
+    model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Each example's weighted loss over all outputs, and that of each output that Keras tracks.
+
+    All float32 `[batch]`; of a model with one output Keras tracks the whole alone.
+
+    Raises:
+        ValueError: A loss that does not give a value for each example, or that is not a mean.
+        PrivacyError: A loss that reads a weight that trains or a metric, keeps or writes anything,
+            or draws random numbers.
+        BadExampleError: At run time, a label outside the range of its loss.
+    """
+    compiled = model._compile_loss
+    if compiled is None:
+        raise ValueError(
+            "Expected a model compiled with a loss, got loss=None: pass loss= to compile."
+        )
+    if not compiled.built:
+        compiled.build(y, y_pred)
+    with (
+        _per_example(compiled) as trackers,
+        audited(PrivacyError, recorded=lambda: model.trainable_variables),
+        replicas.apart(),
+        _Audit(model),
+    ):
+        total = compiled(y, y_pred, sample_weight)
+    return total, [tracker.values for tracker in trackers]
+
+
+class _Audit(keras.StatelessScope):
+    """Refuses what a loss does with variables, beside reading such as never change."""
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__()
+        refused = [*model.trainable_variables, *metric_variables(model)]
+        self._refused = {id(variable) for variable in refused}
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Keras asks here for every variable it reads."""
+        if id(variable) in self._refused:
+            raise PrivacyError(
+                f"The loss reads {variable.path}: its gradient would be left out, or a statistic "
+                "without noise let in. Compute it in a layer, as one of the model's outputs."
+            )
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Keras reports every assignment here, also that of a seed."""
+        raise PrivacyError(
+            f"The loss writes {update[0].path}: what it keeps from batch to batch has no noise, "
+            "and random numbers of its own can be foretold. Use a loss without state."
+        )
+
+
+@dataclasses.dataclass
+class _Tracker:
+    """Keeps what Keras hands to the tracker of one output's loss."""
+
+    values: Any = None  # float32 [batch]
+
+    def update_state(self, values: tf.Tensor, sample_weight: Any = None) -> None:
+        self.values = values
+
+
+@contextlib.contextmanager
+def _per_example(compiled: Any) -> Iterator[list[_Tracker]]:
+    """Makes the compiled loss sum over outputs, not over examples, and leaves its metrics alone."""
+    losses, metrics = compiled._flat_losses, compiled._metrics
+    compiled._flat_losses = [entry._replace(loss=_PerExample(entry.loss)) for entry in losses]
+    compiled._metrics = [_Tracker() for _ in metrics]
+    try:
+        yield compiled._metrics
+    finally:
+        compiled._flat_losses, compiled._metrics = losses, metrics
+
+
+class _PerExample:
+    """Calls a Keras loss without its reduction over the batch."""
+
+    def __init__(self, loss: keras.losses.Loss) -> None:
+        if loss.reduction not in _REDUCTIONS:
+            raise ValueError(
+                f"Expected a loss with reduction='sum_over_batch_size', got "
+                f"reduction={loss.reduction!r} in {loss.name}: "
+                "the private step takes the mean over an example and divides by the expected "
+                "batch size."
+            )
+        self._loss = loss
+
+    def __call__(self, y_true: Any, y_pred: tf.Tensor, sample_weight: Any = None) -> tf.Tensor:
+        mask = getattr(y_pred, "_keras_mask", None)
+        y_pred = tf.cast(y_pred, self._loss.dtype)
+        y_true = _checked_labels(self._loss, tf.cast(y_true, self._loss.dtype), y_pred)
+        values = self._loss.call(y_true, y_pred)
+        if values.shape.rank == 0:
+            raise ValueError(
+                f"Expected loss {self._loss.name} to give one value for each example, got a "
+                f"scalar, which mixes the "
+                "examples of a batch. Return the values without reducing over the batch, from "
+                "outputs `[batch, ...]` of rank 2 or more."
+            )
+        if values.shape[0] not in (None, y_pred.shape[0]):
+            raise ValueError(
+                f"Expected loss {self._loss.name} to give one value for each example, got "
+                f"{values.shape[0]} values whatever the batch. Reduce over an example's own axes "
+                f"only, and keep the first axis."
+            )
+        own = getattr(values, "_keras_mask", None)  # of an ignored class
+        mask = own if mask is None else mask if own is None else mask & own
+        return _own_mean(tf.cast(values, tf.float32), mask, sample_weight)
+
+
+def _own_mean(values: tf.Tensor, mask: Any, sample_weight: Any) -> tf.Tensor:
+    """Mean over an example's own positions, float32 `[batch]`, of `values` `[batch, ...]`."""
+    weights = tf.ones_like(values)
+    if mask is not None:
+        weights *= _like(tf.cast(mask, tf.float32), values)
+    positions = list(range(1, values.shape.rank))
+    count = tf.reduce_sum(weights, axis=positions)
+    if sample_weight is not None:
+        weights *= _like(tf.cast(sample_weight, tf.float32), values)
+    values = tf.where(weights > 0, values, 0.0)  # a padded example's loss may be anything
+    return tf.math.divide_no_nan(tf.reduce_sum(values * weights, axis=positions), count)
+
+
+def _like(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    if weights.shape.rank > values.shape.rank:
+        return tf.reshape(weights, tf.shape(values))
+    missing = values.shape.rank - weights.shape.rank
+    return tf.reshape(weights, tf.concat([tf.shape(weights), [1] * missing], 0))
+
+
+def _checked_labels(loss: keras.losses.Loss, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+    if isinstance(loss, _PROBABILITY_LOSSES) or _function_name(loss) in _PROBABILITY_FUNCTIONS:
+        bad, accepted = (
+            (y_true < 0) | (y_true > 1),
+            "[0, 1]",
+        )  # NaN gives a NaN loss, and is zeroed and counted
+    elif _function_name(loss) == "sparse_categorical_crossentropy":
+        classes = y_pred.shape[-1]
+        bad, accepted = ~((y_true >= 0) & (y_true < classes)), f"[0, {classes})"
+        ignored = getattr(loss, "ignore_class", None)
+        bad = bad if ignored is None else bad & tf.not_equal(y_true, float(ignored))
+    else:
+        return y_true
+    values = tf.concat([tf.reshape(y_true, [-1]), [0.0]], 0)
+    first_bad = tf.argmax(tf.concat([tf.reshape(bad, [-1]), [True]], 0))
+    worst = tf.gather(values, first_bad)  # not a slice, which XLA would compile for each place
+    message = (
+        f"Expected labels in {accepted} for loss {loss.name}, got {{}}. "
+        "Clean the labels, or choose another loss."
+    )
+    with tf.control_dependencies([require(~tf.reduce_any(bad), BadExampleError, message, worst)]):
+        return tf.identity(y_true)
+
+
+def _function_name(loss: keras.losses.Loss) -> str:
+    return getattr(getattr(loss, "fn", None), "__name__", "")

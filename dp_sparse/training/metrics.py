@@ -1,0 +1,86 @@
+"""Keras' loss and metrics over the real examples of a private batch: not private themselves."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import clipping
+from dp_sparse.core import PrivacyError, replicas
+
+
+def update(
+    model: keras.Model, batch: Any, outputs: Any, losses: tf.Tensor, output_losses: list[tf.Tensor]
+) -> dict[str, Any]:
+    """Keras' loss and metrics over the real examples of the batch, which write their own variables.
+
+    Raises:
+        PrivacyError: A metric writes anything else, or runs Python code.
+    """
+    with clipping.audited(PrivacyError, lambda: _written(model), trains=False):
+        return _updated(model, batch, outputs, losses, output_losses)
+
+
+def _written(model: keras.Model) -> list[keras.Variable]:
+    """The variables of the compiled loss and metrics, which no file of weights has.
+
+    A metric may hold variables of the model, too, which it may not write.
+    """
+    metrics = [model._loss_tracker, model._compile_metrics, *model._compile_loss.metrics]
+    kept = {id(variable) for variable in (*model.variables, *model.optimizer.variables)}
+    found = [v for metric in metrics if metric is not None for v in metric.variables]
+    return [variable for variable in found if id(variable) not in kept]
+
+
+def _updated(
+    model: keras.Model, batch: Any, outputs: Any, losses: tf.Tensor, output_losses: list[tf.Tensor]
+) -> dict[str, Any]:
+    x, y, weights = batch
+    with tf.control_dependencies([losses]):  # its labels are checked; Keras' own are not
+        y = tf.nest.map_structure(tf.identity, y)
+        count = tf.math.count_nonzero(weights["present"] > 0)
+    _track_losses(model, losses, output_losses, count)
+    y, y_pred = (_real(part, weights["present"]) for part in (y, outputs))
+    sample_weight = _by_output(_real(weights["sample_weight"], weights["present"]), y_pred)
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _track_losses(
+    model: keras.Model, losses: tf.Tensor, output_losses: list[tf.Tensor], count: tf.Tensor
+) -> None:
+    """Keras' loss over `count` real examples, regularisers included, and that of each output."""
+
+    def mean(losses: tf.Tensor) -> tf.Tensor:
+        return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(count, losses.dtype))
+
+    others = [  # of which Keras takes the share of one replica
+        model._aggregate_additional_loss(loss) * replicas.count() for loss in model.losses
+    ]
+    model._loss_tracker.update_state(tf.add_n([mean(losses), *others]), sample_weight=count)
+    for tracker, losses in zip(model._compile_loss.metrics, output_losses, strict=True):
+        tracker.update_state(mean(losses), sample_weight=count)
+
+
+def _real(values: Any, present: tf.Tensor) -> Any:
+    """`values` without padding; not copied if there is none, since logits may be large."""
+
+    def without_padding() -> Any:
+        return tf.nest.map_structure(lambda value: tf.boolean_mask(value, present > 0), values)
+
+    return tf.cond(
+        tf.reduce_all(present > 0),
+        lambda: tf.nest.map_structure(tf.identity, values),
+        without_padding,
+    )
+
+
+def _by_output(sample_weight: Any, y_pred: Any) -> Any:
+    """Weights `[batch]` with the axes of each output's losses.
+
+    Keras' own reduction does not add them.
+    """
+    if tf.nest.is_nested(sample_weight) or sample_weight.shape.rank != 1:
+        return sample_weight
+    return tf.nest.map_structure(
+        lambda output: tf.reshape(sample_weight, [-1] + [1] * (output.shape.rank - 2)), y_pred
+    )

@@ -1,0 +1,258 @@
+"""Whether a model can be trained privately, and by which rules, before any training.
+
+Given a batch, the checks of isolation that training makes on its first batches are made here, too.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse import clipping
+from dp_sparse.clipping import isolation
+from dp_sparse.core import PrivacyError, UnsupportedLayerError, translated, validate
+from dp_sparse.sampling import is_sampled
+from dp_sparse.training.losses import per_example_losses
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCheck:
+    """What `check_model` found; `print` shows it.
+
+    Attributes:
+        rules: For each trainable variable, in the model's order, its path and the rule that clips
+            it ("none" where no layer that can be recorded owns it).
+        problems: Why the model cannot be trained privately, each with its mend; empty if it can.
+        traced: Whether a pass was traced, too; without one, what only shows in a call (variables
+            read elsewhere, statistics written, losses added, outputs without a gradient) is not
+            known.
+        compared: Whether examples of a batch were compared, alone and in other companies; without
+            that, it is not known whether the model mixes them.
+    """
+
+    rules: dict[str, str]
+    problems: list[str]
+    traced: bool
+    compared: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """No problem was found."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        width = max([len(path) for path in self.rules], default=0)
+        lines = [f"{path.ljust(width)}  {rule}" for path, rule in self.rules.items()]
+        if self.problems:
+            lines += ["", "Cannot train privately:", *(f"- {line}" for line in self.problems)]
+        elif not self.traced:
+            lines += ["", "Nothing was traced: give a batch."]
+        elif not self.compared:
+            lines += ["", "Not known whether examples mix: give a batch of them, (x, y)."]
+        return "\n".join(lines)
+
+
+def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -> ModelCheck:
+    """Lists every trainable variable with its rule, and every problem with its mend.
+
+    Traces one forward and one backward pass, and with a `batch` runs some more, to see whether what
+    is recorded of an example depends on its company, as the first batches of training do. No weight
+    changes. The optimizer is not looked at.
+
+    Args:
+        model: Any Keras model.
+        batch: A batch of examples `(x, y)` or `(x, y, sample_weight)`, or of inputs x alone, each
+            `[batch, ...]`; a batch of a sampler will do. With y, a compiled model's loss is checked
+            with it. Needed for a model that is not functional.
+        batch_size: The largest batch that training would see, for the fallback's memory budget.
+
+    Raises:
+        ValueError: No model, or one without weights yet and no `batch` to build it with; a
+            `batch_size` that is no whole number above 0; a batch without examples, or whose parts
+            have not as many.
+        BadExampleError: The batch has an id or a label out of range.
+    """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            f"Expected a keras.Model, got {model!r}: put the layer into keras.Sequential([...])."
+        )
+    batch_size = validate.positive_integer("batch_size", batch_size)
+    examples = None if batch is None else _examples(batch)
+    if not model.built:
+        if examples is None:
+            raise ValueError(
+                f"Expected a built model or a batch, got {model.name} without weights: "
+                "pass a batch of its inputs."
+            )
+        model(examples[0])
+    specs = _specs(model, None if examples is None else examples[0])
+    survey = clipping.survey(model)
+    rules = _rules(model, survey)
+    problems = [*survey.problems, *_of_variables(model, rules)]
+    if not problems and specs is not None:
+        problems = _of_a_pass(model, specs, batch_size)
+    compared = examples is not None and not problems
+    if compared:
+        problems = _of_a_batch(model, examples, batch_size)
+    return ModelCheck(rules, problems, specs is not None, compared)
+
+
+def _examples(batch: Any) -> tuple[Any, Any, tf.Tensor]:
+    """x, y or None, and weights, of what the user calls a batch; a sampler's has no padding left.
+
+    Raises:
+        ValueError: It is empty, or its parts differ in their number of examples.
+    """
+    if is_sampled(batch):
+        x, y, weights = batch
+        there = np.asarray(weights["present"]) > 0
+        batch = tf.nest.map_structure(lambda leaf: leaf[there], (x, y, weights["sample_weight"]))
+    x, y, weights = (*batch, None, None)[:3] if isinstance(batch, tuple) else (batch, None, None)
+    x = tf.nest.map_structure(tf.convert_to_tensor, x)
+    y = None if y is None else tf.nest.map_structure(tf.convert_to_tensor, y)
+    size = _size((x, y, weights))
+    weights = tf.ones([size]) if weights is None else weights
+    return x, y, tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
+
+
+def _size(batch: Any) -> int:
+    """How many examples a batch has.
+
+    Raises:
+        ValueError: None, or not everywhere as many.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    shapes = [tuple(np.shape(leaf)) for leaf in leaves]
+    sizes = {shape[:1] for shape in shapes}
+    if len(sizes) != 1 or sizes == {()}:
+        raise ValueError(
+            f"Expected batch to be (x, y), arrays of as many examples each, got shapes {shapes}: "
+            "give each the examples on its first axis."
+        )
+    if sizes == {(0,)}:
+        raise ValueError("Expected a batch with examples, got an empty one.")
+    return int(shapes[0][0])
+
+
+def _rules(model: keras.Model, survey: clipping.Survey) -> dict[str, str]:
+    owners = {id(v): rule for layer, rule in survey.taps for v in layer.trainable_variables}
+    return {
+        variable.path: _label(owners.get(id(variable))) for variable in model.trainable_variables
+    }
+
+
+def _label(rule: Any) -> str:
+    if rule is None:
+        return "none"
+    return rule.__module__.rpartition(".")[2].replace("_", " ")
+
+
+def _specs(model: keras.Model, x: Any) -> Any:
+    """The signature of a batch of unknown size, or None if nothing tells it."""
+    if x is not None:
+        given = tf.nest.map_structure(tf.convert_to_tensor, x)
+        return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), given)
+    functional = getattr(model, "_functional", None) or model  # what a Sequential is inside
+    inputs = getattr(functional, "_inputs_struct", None)
+    if inputs is None:
+        return None
+    return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), inputs)
+
+
+def _of_variables(model: keras.Model, rules: dict[str, str]) -> list[str]:
+    if not rules:
+        return [
+            f"{model.name} has no trainable variables. Set trainable=True where it shall train."
+        ]
+    return [
+        f"{path}: belongs to no layer whose calls can be recorded. Make it a weight of a layer."
+        for path, rule in rules.items()
+        if rule == "none"
+    ]
+
+
+def _of_a_pass(model: keras.Model, specs: Any, batch_size: int) -> list[str]:
+    def forward_and_backward(x: Any) -> None:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            recording = clipping.record(model, x, tape, batch_size, _seeds)
+            outputs = tf.nest.flatten(recording.outputs)
+            sums = [tf.reduce_sum(tf.cast(o, tf.float32)) for o in outputs if o.dtype.is_floating]
+            total = tf.add_n(sums) if sums else tf.zeros([])
+        with clipping.audited():
+            uses = recording.uses(tape.gradient(total, recording.targets))
+        for _, use in uses:
+            use.squared_norms()
+
+    try:
+        tf.function(forward_and_backward, autograph=False).get_concrete_function(specs)
+    except UnsupportedLayerError as error:
+        return _sentences(str(error))
+    return []
+
+
+def _of_a_batch(model: keras.Model, examples: Any, batch_size: int) -> list[str]:
+    """What the isolation checks say of a batch."""
+    found: list[str] = []
+
+    def compare(examples: Any) -> tf.Tensor:
+        def recorded(company: Any) -> Any:
+            return _recorded(model, company, batch_size)
+
+        compiles = getattr(model, "jit_compile", False) is True
+        observer = clipping.Observer(model, recorded, examples, own_size=compiles)
+        found[:] = observer.names
+        present = tf.ones(tf.shape(tf.nest.flatten(examples)[0])[:1])
+        return isolation.coupled(observer, examples, present, tf.constant(0), True)
+
+    x, y, weights = examples
+    given = (x, weights) if y is None or model._compile_loss is None else (x, y, weights)
+    try:
+        with translated():
+            worst = int(tf.function(compare, autograph=False)(given))
+    except PrivacyError as error:
+        return [str(error)]
+    except UnsupportedLayerError as error:
+        return _sentences(str(error))
+    return [isolation.COUPLED.format(found[worst])] if worst >= 0 else []
+
+
+def _recorded(
+    model: keras.Model, examples: Any, batch_size: int
+) -> tuple[clipping.Used, tf.Tensor, bool]:
+    """A pass over `(x, y, weights)`, or over `(x, weights)` with a loss made up."""
+    x, *y, weights = examples
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        recording = clipping.record(model, x, tape, batch_size, _seeds)
+        if y:
+            losses, _ = per_example_losses(model, y[0], recording.outputs, weights)
+        else:
+            losses = tf.add_n([_made_up(o) for o in tf.nest.flatten(recording.outputs)])
+        total = tf.reduce_sum(losses)
+    with clipping.audited():
+        uses = recording.uses(tape.gradient(total, recording.targets))
+    present = tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1])
+    named = clipping.recorded_tensors(uses, losses)
+    with tf.control_dependencies(clipping.require_batch_leads(named, present)):
+        return uses, tf.identity(losses), recording.seeds_drawn > 0
+
+
+def _made_up(output: tf.Tensor) -> tf.Tensor:
+    """A loss of each example, float32 `[batch]`, that depends on all of an output."""
+    values = tf.reshape(tf.cast(output, tf.float32), [tf.shape(output)[0], -1])
+    return tf.reduce_sum(values * tf.cos(tf.range(tf.cast(tf.shape(values)[1], tf.float32))), 1)
+
+
+def _seeds(number: int, dtype: str) -> tf.Tensor:
+    """The same masks in each pass."""
+    return tf.constant([number, 1], dtype)
+
+
+def _sentences(message: str) -> list[str]:
+    """The problems of an error, without what Keras wraps around one raised inside a call."""
+    if message.startswith("Exception encountered"):
+        message = re.sub(r"\x1b\[\d+m", "", message.split("\n\n")[1])
+    lines = message.splitlines()
+    return [line.removeprefix("- ") for line in lines if line != "Cannot train privately:"]

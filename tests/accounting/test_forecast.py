@@ -1,0 +1,130 @@
+"""Forecasts against batches drawn and selected for real; thresholds that follow from them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import dp_sparse
+from dp_sparse import noise
+from dp_sparse.accounting.adafest import split_noise
+from dp_sparse.accounting.forecast import forecast
+from dp_sparse.selection.contribution import TableLookups, contribution_map
+from dp_sparse.selection.threshold import select_rows
+from tests.training_cases import plan_for
+
+RATIO, CLIP_NORM, SIGMA = 2.0, 1.0, 0.4
+
+
+def zipf(rows: int, power: float = 1.1) -> np.ndarray:
+    weights = 1 / np.arange(1, rows + 1) ** power
+    return weights / weights.sum()
+
+
+def simulated(
+    frequencies: list[np.ndarray], batch: int, threshold: float, runs: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean rows of each table that are looked up, survive among those, and are false."""
+    rng, key = np.random.default_rng(0), noise.NoiseKey()
+    deviation = split_noise(SIGMA, RATIO)[0] * CLIP_NORM
+    counts = np.zeros((3, len(frequencies)))
+
+    @tf.function
+    def select(*ids: tf.Tensor) -> tf.Tensor:
+        tables = [
+            TableLookups(len(f), i[:, None], tf.ones_like(i[:, None], tf.bool))
+            for f, i in zip(frequencies, ids, strict=True)
+        ]
+        contributions = contribution_map(tables, CLIP_NORM)
+        return select_rows(contributions, threshold, deviation, key.next_draw()).row_ids
+
+    starts = np.concatenate([[0], np.cumsum([len(f) for f in frequencies])])
+    for _ in range(runs):
+        size = rng.poisson(batch)
+        ids = [rng.choice(len(f), size, p=f) for f in frequencies]
+        rows = select(*map(tf.constant, ids)).numpy()
+        for t, own in enumerate(ids):
+            survivors = rows[(rows >= starts[t]) & (rows < starts[t + 1])] - starts[t]
+            true = np.isin(survivors, own).sum()
+            counts[:, t] += [len(np.unique(own)), true, len(survivors) - true]
+    return tuple(counts / runs)
+
+
+@pytest.mark.parametrize("threshold", [0.6, 1.5, 6.0])
+def test_forecast_rows_are_those_of_real_batches(threshold: float) -> None:
+    """With half the noise, or twice the batch, they are not."""
+    frequencies, runs = [zipf(400), zipf(3_000, 0.8)], 200
+    tables = {"a": frequencies[0], "b": frequencies[1]}
+    settings = {"noise_ratio": RATIO, "contribution_clip_norm": CLIP_NORM, "threshold": threshold}
+    found = simulated(frequencies, 300, threshold, runs)
+
+    def worst(sigma: float, batch: float) -> float:
+        """In standard errors of a mean of Poisson counts, which these are at most."""
+        expected = forecast(sigma, batch, tables, **settings).tables.values()
+        wanted = [[t.looked_up, t.survivors, t.false_rows] for t in expected]
+        errors = np.sqrt(np.maximum(np.array(wanted).T, 0.05) / runs)
+        return float(np.abs((np.array(found) - np.array(wanted).T) / errors).max())
+
+    assert worst(SIGMA, 300) < 5
+    assert worst(SIGMA, 600) > 20
+    if threshold < 6:  # so high that noise hardly matters
+        assert worst(SIGMA / 2, 300) > 20
+
+
+def test_ways_to_choose_a_threshold() -> None:
+    tables = {"a": zipf(1_000), "b": zipf(50_000)}
+    sizes = {name: len(f) for name, f in tables.items()}
+    by_default = forecast(1.0, 500, sizes)
+    assert by_default.rows_per_step == pytest.approx(32)
+    assert by_default.row_reduction == pytest.approx(51_000 / 32)
+    rate = forecast(1.0, 500, sizes, false_positive_rate=1e-3)
+    assert rate.rows_per_step == pytest.approx(51)
+    for wanted in (20.0, 400.0, 5_000.0):
+        found = forecast(1.0, 500, tables, rows_per_step=wanted)
+        assert found.rows_per_step == pytest.approx(wanted, rel=1e-6)
+        again = forecast(1.0, 500, tables, threshold=found.threshold)
+        assert again == found
+
+
+def test_what_a_plan_explains() -> None:
+    plan = plan_for(1_000, expected_batch_size=100, noise_multiplier=2.0)
+    found = plan.explain({"ads": 1_000, "users": zipf(200)}, noise_ratio=5.0)
+    assert found.contribution_noise_multiplier == pytest.approx(2 * np.sqrt(26))
+    assert found.gradient_noise_multiplier == pytest.approx(2 * np.sqrt(1.04))
+    lines = str(found).splitlines()
+    assert "sigma1 = 10.2" in lines[0] and "sigma2 = 2.04" in lines[0]
+    assert "threshold" in lines[1] and "2 rows" in lines[1]
+    assert lines[-2].split()[:3] == ["ads", "1,000", "-"] and lines[-1].startswith("users")
+
+
+def test_a_plan_of_another_mechanism_explains_nothing() -> None:
+    plan = dataclasses.replace(plan_for(100), mechanism=dp_sparse.ExponentialSelection(3))
+    with pytest.raises(ValueError, match=r"GaussianMechanism\(\), which DPAdaFESTOptimizer needs"):
+        plan.explain({"ads": 1_000})
+
+
+@pytest.mark.parametrize(
+    ("tables", "settings", "message"),
+    [
+        ({}, {}, "got none"),
+        ([9], {}, r"got tables=\[9\]"),
+        ({"a": 0}, {}, r"tables\['a'\]=0"),
+        ({"a": [0.5, 1.5]}, {}, r"tables\['a'\] to be a number of rows, or the probability"),
+        ({"a": [[0.5]]}, {}, r"tables\['a'\]"),
+        ({"a": [float("nan")]}, {}, r"tables\['a'\]"),
+        ({"a": 9}, {"threshold": 1.0, "rows_per_step": 3}, "one way to choose the threshold"),
+        ({"a": 9}, {"rows_per_step": 9}, "rows_per_step < 9"),
+        ({"a": 9}, {"rows_per_step": -1}, "rows_per_step"),
+        ({"a": 9}, {"false_positive_rate": 2.0}, "false_positive_rate"),
+        ({"a": 9}, {"false_positive_rate": 0.6}, "false_positive_rate <= 0.5"),
+        ({"a": 9}, {"expected_false_rows": 5}, "expected_false_rows <= 4.5"),
+        ({"a": [0.9, 0.9]}, {}, "add up to lookups=1 at most, got 1.8"),
+        ({"a": 9}, {"lookups": 0}, "lookups=0"),
+        ({"a": 9}, {"noise_ratio": 0}, "noise_ratio=0"),
+        ({"a": 9}, {"threshold": float("inf")}, "threshold=inf"),
+    ],
+)
+def test_bad_arguments(tables: dict, settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan_for(100).explain(tables, **settings)

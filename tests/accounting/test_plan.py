@@ -1,0 +1,413 @@
+"""The plan: noise multipliers against an independent calibration, what a run spends, and says.
+
+One evaluation of ε takes up to 3 s, so most tests ask whether a known noise multiplier is feasible,
+which takes two, instead of searching for it again.
+"""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from scipy import stats
+
+from dp_sparse.accounting.accountant import epsilon_of
+from dp_sparse.accounting.calibration import smallest_noise_multiplier
+from dp_sparse.accounting.mechanisms import GaussianMechanism, beyond_reach
+from dp_sparse.accounting.plan import PrivacyBudget, PrivacyPlan, Release
+from dp_sparse.noise.gaussian import REACH
+from dp_sparse.sampling.base import Sampling
+from dp_sparse.sampling.poisson import PoissonSampling
+from dp_sparse.sampling.stream import StreamSampling
+from tests.reference import adafest
+
+SST2 = PoissonSampling(67_349, 1024, 198)
+SST2_DELTA = 1 / 67_349
+
+# N, B, T, ε, the smallest σ: PLD accountant of dp-accounting at interval 1e-4, add or remove,
+# δ = 1/N, by bisection to 1e-4 on the feasible side, without the overflow's share of δ.
+NOISE_MULTIPLIERS = [
+    (67_349, 1024, 198, 1.0, 1.1417358398437503),
+    (67_349, 1024, 198, 3.0, 0.7472167968750001),
+    (67_349, 1024, 658, 1.0, 1.63956298828125),
+    (363_846, 1024, 1066, 1.0, 0.81976318359375),
+    (45_840_617, 2048, 22_384, 1.0, 0.57657470703125),
+    (6040, 1024, 590, 5.0, 3.292236328125),
+]
+# The reserve of at most 1e-3·δ for overflows moves σ by less than 1e-4, and each bisection ends
+# within 1e-4.
+TOLERANCE = 3e-4
+
+# N, passes, ε, σ without amplification: analytic Gaussian mechanism at δ = 1/N, times √passes.
+STREAM_NOISE_MULTIPLIERS = [
+    (45_840_617, 1, 1.0, 4.960713510688193),
+    (45_840_617, 3, 3.0, 3.073683558088523),
+    (67_349, 3, 3.0, 2.3607067302809868),
+    (67_349, 5, 1.0, 8.141661071127578),
+]
+
+
+def plan(
+    sampling: Sampling = SST2, epsilon: float = 1.0, delta: float | None = None, **fields: Any
+) -> PrivacyPlan:
+    delta = 1 / sampling.num_examples if delta is None else delta
+    return PrivacyPlan(PrivacyBudget(epsilon, delta), sampling, **fields)
+
+
+def spends(sampling: Sampling, noise_multiplier: float) -> float:
+    """ε of a whole run, for a budget that is met anyway."""
+    given = plan(sampling, epsilon=8.0, noise_multiplier=noise_multiplier)
+    return given.spent(sampling.steps).epsilon
+
+
+@pytest.fixture(scope="module")
+def small() -> PrivacyPlan:
+    """A calibrated plan of a short run."""
+    return plan(PoissonSampling(2000, 50, 40), epsilon=2.0, delta=1e-5).calibrate()
+
+
+# ------------------------------------------------------------------------------------- calibration
+
+
+@pytest.mark.parametrize(("num_examples", "batch", "steps", "epsilon", "sigma"), NOISE_MULTIPLIERS)
+def test_noise_multiplier_of_poisson_sampling(
+    num_examples: int, batch: int, steps: int, epsilon: float, sigma: float
+) -> None:
+    sampling = PoissonSampling(num_examples, batch, steps)
+    assert spends(sampling, sigma + TOLERANCE) <= epsilon < spends(sampling, sigma - TOLERANCE)
+
+
+def test_calibrate_poisson_sampling() -> None:
+    num_examples, batch, steps, epsilon, sigma = NOISE_MULTIPLIERS[0]
+    found = plan(PoissonSampling(num_examples, batch, steps), epsilon).calibrate()
+    assert found.noise_multiplier == pytest.approx(sigma, abs=TOLERANCE)
+    spent = found.spent(steps)
+    assert 0.999 * epsilon < spent.epsilon <= epsilon
+    assert spent.delta == 1 / num_examples
+
+
+@pytest.mark.parametrize(("num_examples", "passes", "epsilon", "sigma"), STREAM_NOISE_MULTIPLIERS)
+def test_calibrate_stream_sampling(
+    num_examples: int, passes: int, epsilon: float, sigma: float
+) -> None:
+    """The accountant rounds up, by less than 1e-3 of σ."""
+    found = plan(StreamSampling(num_examples, 1000, passes), epsilon).calibrate()
+    assert found.noise_multiplier is not None
+    assert sigma - 1e-4 <= found.noise_multiplier <= sigma * (1 + 1e-3) + 2e-4
+
+
+def test_calibrate_returns_another_plan(small: PrivacyPlan) -> None:
+    before = dataclasses.replace(small, noise_multiplier=None, plan_id=None)
+    assert before.noise_multiplier is None and before.plan_id is None
+    again = before.calibrate()
+    assert again.noise_multiplier == small.noise_multiplier
+    assert again.plan_id != small.plan_id  # one calibration pays for one run
+    assert before.noise_multiplier is None
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        small.noise_multiplier = 0.1  # type: ignore[misc]
+
+
+def test_calibration_is_on_the_feasible_side_and_tight(small: PrivacyPlan) -> None:
+    assert small.noise_multiplier is not None
+    steps = small.sampling.steps
+    less = dataclasses.replace(small, noise_multiplier=small.noise_multiplier - 3e-4)
+    assert small.spent(steps).epsilon <= 2.0 < less.spent(steps).epsilon
+
+
+def test_a_smaller_capacity_spends_more() -> None:
+    """The overflow's share of δ is not free."""
+    roomy, tight = (PoissonSampling(2000, 50, 40, capacity) for capacity in (120, 94))
+    assert 0.1 < tight.overflow_delta(2.0, 40) / 1e-5 < 0.9
+    spent = [plan(s, 2.0, 1e-5, noise_multiplier=1.0).spent(40).epsilon for s in (roomy, tight)]
+    assert spent[0] < spent[1] < 2.0
+
+
+@pytest.mark.parametrize("capacity", [60, 80])
+def test_a_budget_that_overflows_exceed_is_refused(capacity: int) -> None:
+    infeasible = plan(PoissonSampling(2000, 50, 40, capacity), 2.0, 1e-6)
+    with pytest.raises(ValueError, match=r"alone exceed delta=.*Raise sampling\.capacity"):
+        infeasible.calibrate()
+
+
+def test_a_budget_that_releases_exceed_is_refused() -> None:
+    histogram = Release("histogram of cities", dp_accounting.GaussianDpEvent(1.0))
+    infeasible = plan(PoissonSampling(2000, 50, 40), 1.0, 1e-5, releases=(histogram,))
+    with pytest.raises(ValueError, match=r"No noise meets the budget.*histogram of cities"):
+        infeasible.calibrate()
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "1", None, True])
+@pytest.mark.parametrize("name", ["epsilon", "delta"])
+def test_bad_budgets_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"Expected .*{name}.*got {name}="):
+        PrivacyBudget(**{"epsilon": 1.0, "delta": 1e-5} | {name: value})
+
+
+@pytest.mark.parametrize("delta", [1.0, 1.5])
+def test_a_delta_of_one_is_refused(delta: float) -> None:
+    with pytest.raises(ValueError, match=f"Expected 0 < delta < 1, got delta={delta}"):
+        PrivacyBudget(1.0, delta)
+
+
+CRITEO = PoissonSampling(45_840_617, 2048, 22_384, capacity=3000)
+
+
+def test_the_reach_of_the_noise_is_inside_delta() -> None:
+    """At ε = 16 what 64 bits cannot reach has 22 times δ, so such a σ meets no budget."""
+    delta = 1 / CRITEO.num_examples
+    event = CRITEO.event(GaussianMechanism().event(0.3026), CRITEO.steps)
+    assert epsilon_of(event, delta, 1e-3) == pytest.approx(16, abs=0.1)
+    tail = CRITEO.participations(CRITEO.steps) * stats.norm.sf(REACH - 1 / 0.3026)
+    assert tail > 20 * delta
+    with pytest.raises(
+        ValueError, match=r"meets delta=2.18\d+e-08 .* noise_multiplier=0.3026: use"
+    ):
+        plan(CRITEO, 20.0, noise_multiplier=0.3026).spent(CRITEO.steps)
+    assert beyond_reach(0.3026) * CRITEO.participations(CRITEO.steps) == pytest.approx(tail)
+
+
+def test_what_is_left_of_delta_pays_for_the_mechanism() -> None:
+    given = plan(CRITEO, 12.0, noise_multiplier=0.38)
+    spent, steps = given.spent(CRITEO.steps).epsilon, CRITEO.steps
+    failures = given.failure_delta(0.38, spent, steps)
+    assert 0.3 < failures * CRITEO.num_examples < 0.9
+    event = CRITEO.event(GaussianMechanism().event(0.38), steps)
+    assert spent == epsilon_of(
+        event, given.budget.delta - given.failure_delta(0.38, 12.0, steps), 1e-4
+    )
+    assert epsilon_of(event, given.budget.delta - failures, 1e-4) <= spent
+    assert given.failure_delta(0.38, spent, 0) == 0
+
+
+def test_calibration_finds_noise_whose_reach_suffices() -> None:
+    """At δ = 10⁻¹² and a large ε, the σ that ε alone asks for has a tail beyond δ."""
+    sampling = StreamSampling(1000, 100)
+    found = plan(sampling, 60.0, 1e-12).calibrate().noise_multiplier
+    assert found is not None
+    alone = smallest_noise_multiplier(
+        lambda sigma, interval: (
+            epsilon_of(sampling.event(GaussianMechanism().event(sigma), 10), 1e-12, 10 * interval)
+            <= 60.0
+        )
+    )
+    assert beyond_reach(alone) > 1e-12 > beyond_reach(found)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.6, 5.0])
+def test_no_split_of_the_difference_reaches_further(sigma: float) -> None:
+    """Over coordinates and releases: at most what one coordinate has, and what is left out."""
+    rng = np.random.default_rng(3)
+    for coordinates in (1, 2, 3, 10, 1000):
+        for power in (0.2, 1, 8):
+            moves = rng.random(coordinates) ** power
+            moves /= sigma * np.linalg.norm(moves)
+            chance = np.sum(stats.norm.sf(REACH - moves) - stats.norm.sf(REACH))
+            assert chance <= beyond_reach(sigma) + 3e-15 * math.sqrt(coordinates) / sigma
+
+
+# ----------------------------------------------------------------------------------------- spending
+
+
+def test_spent_grows_with_the_steps(small: PrivacyPlan) -> None:
+    epsilons = [small.spent(steps).epsilon for steps in (0, 1, 5, 20, 40)]
+    assert all(np.diff(epsilons) > 0)
+    assert 0 < epsilons[0] < 1e-9
+    assert epsilons[-1] <= small.budget.epsilon
+    assert small.spent(3).delta == small.budget.delta
+
+
+@pytest.mark.parametrize("steps", [-1, 41, 10**6])
+def test_steps_outside_the_run_are_refused(small: PrivacyPlan, steps: int) -> None:
+    with pytest.raises(ValueError, match=f"0 <= steps <= 40, got steps={steps}"):
+        small.spent(steps)
+
+
+def test_a_plan_without_noise_spends_nothing_that_can_be_told() -> None:
+    for ask in (lambda p: p.spent(1), lambda p: p.statement()):
+        with pytest.raises(ValueError, match="Expected a calibrated plan"):
+            ask(plan())
+
+
+def test_spent_equals_the_accountant_with_the_overflow_taken_off() -> None:
+    sampling = PoissonSampling(2000, 50, 40, 92)
+    given = plan(sampling, 2.0, 1e-5, noise_multiplier=1.0)
+    spent = given.spent(40).epsilon
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    accountant.compose(
+        dp_accounting.PoissonSampledDpEvent(0.025, dp_accounting.GaussianDpEvent(1.0)), 40
+    )
+    exact = accountant.get_epsilon(1e-5 - sampling.overflow_delta(spent, 40))
+    assert accountant.get_epsilon(1e-5) < exact <= spent
+    assert spent <= accountant.get_epsilon(1e-5 - sampling.overflow_delta(2.0, 40)) + 1e-6
+
+
+# Two Gaussian releases from one Poisson batch, SST-2 with 198 steps: σ1, σ2, ε, and the ε that two
+# independently sampled events would claim. From derivation.
+SAME_BATCH = [
+    (1.0, 1.0, 3.524159144886497, 1.8049098161222117),
+    (0.7, 0.7, 10.03307265936922, 4.585139484047688),
+    (5.0, 1.0, 1.4111362838632755, 1.3528422874598887),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "right", "wrong"), SAME_BATCH)
+def test_releases_from_one_batch_are_one_event(
+    first: float, second: float, right: float, wrong: float
+) -> None:
+    sigma = adafest.combined_noise_multiplier(first, second)
+    roomy = dataclasses.replace(SST2, capacity=1500)  # no reserve for overflows
+    spent = plan(roomy, 12.0, noise_multiplier=sigma).spent(198).epsilon
+    assert spent == pytest.approx(right, rel=2e-3)
+    assert spent > 1.03 * wrong
+
+
+def test_two_poisson_events_would_understate() -> None:
+    """A guard on the number above: what the mistake looks like, so that nobody makes it."""
+    event = SST2.event(GaussianMechanism().event(1.0), 198)
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    accountant.compose(event)
+    accountant.compose(event)
+    mistaken = accountant.get_epsilon(SST2_DELTA)
+    assert mistaken == pytest.approx(1.8049098161222117, rel=1e-3)
+    assert mistaken < 0.52 * plan(epsilon=12.0, noise_multiplier=0.5**0.5).spent(198).epsilon
+
+
+def test_mechanism_event() -> None:
+    assert GaussianMechanism().event(1.25) == dp_accounting.GaussianDpEvent(1.25)
+
+
+def test_releases_compose_jointly_with_training() -> None:
+    """Through one privacy loss distribution: more than training alone, less than the sum."""
+    sampling = PoissonSampling(2000, 50, 40)
+    histogram = Release("histogram", dp_accounting.GaussianDpEvent(3.0))
+    alone = plan(sampling, 8.0, 1e-5, noise_multiplier=1.0)
+    both = plan(sampling, 8.0, 1e-5, noise_multiplier=1.0, releases=(histogram,))
+    training, together = alone.spent(40).epsilon, both.spent(40).epsilon
+    before = both.spent(0).epsilon
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    accountant.compose(dp_accounting.GaussianDpEvent(3.0))
+    assert before == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+    assert max(training, before) < together < 0.9 * (training + before)
+    twice = dataclasses.replace(both, releases=(histogram, histogram))
+    assert twice.spent(40).epsilon > together
+
+
+def test_calibration_leaves_room_for_releases() -> None:
+    sampling = StreamSampling(1000, 100)
+    histogram = Release("histogram", dp_accounting.GaussianDpEvent(4.0))
+    without = plan(sampling, 2.0, 1e-5).calibrate()
+    with_release = plan(sampling, 2.0, 1e-5, releases=(histogram,)).calibrate()
+    assert (with_release.noise_multiplier or 0) > (without.noise_multiplier or math.inf)
+    assert with_release.spent(10).epsilon <= 2.0
+    assert "histogram" in with_release.statement() and "no other release" in without.statement()
+
+
+def test_mechanism_is_the_one_given() -> None:
+    """A mechanism of twice the sensitivity spends what half the noise multiplier spends."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Doubled(GaussianMechanism):
+        def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+            return dp_accounting.GaussianDpEvent(noise_multiplier / 2)
+
+    sampling = StreamSampling(1000, 100)
+    doubled = plan(sampling, 8.0, 1e-5, mechanism=Doubled(), noise_multiplier=4.0)
+    plain = plan(sampling, 8.0, 1e-5, noise_multiplier=2.0)
+    assert doubled.spent(10).epsilon == pytest.approx(plain.spent(10).epsilon, rel=1e-9)
+
+
+def test_streams_pay_by_the_pass() -> None:
+    given = plan(StreamSampling(1000, 100, 3), 8.0, 1e-5, noise_multiplier=2.0)
+    epsilons = [given.spent(steps).epsilon for steps in (1, 10, 11, 20, 30)]
+    assert epsilons[0] == epsilons[1] < epsilons[2] == epsilons[3] < epsilons[4]
+
+
+# ---------------------------------------------------------------------------------------- statement
+
+
+def test_statement_of_poisson_sampling(small: PrivacyPlan) -> None:
+    text = small.statement()
+    spent = small.spent(40)
+    for part in (
+        f"({spent.epsilon:.4g}, 1e-05)-differential privacy after 40 of 40 steps",
+        "budget is epsilon=2",
+        "one has an example that the other lacks (add or remove)",
+        "Poisson, each of 2000 examples",
+        f"{small.noise_multiplier:.6g}",
+        "Public: the number of examples (2000)",
+        "Not covered by any epsilon: training loss and metrics, clip fraction",
+        "realised batch sizes, quarantine counts, which survivors were false",
+        "hyper-parameters",
+        "not a cryptographic generator",
+        f"batches beyond {small.sampling.batch_capacity} stop the run",
+        "their probability is inside delta",
+    ):
+        assert part in text
+
+
+def test_statement_of_a_stream() -> None:
+    text = plan(StreamSampling(1000, 100), 8.0, 1e-5, noise_multiplier=2.0).statement(4)
+    assert "after 4 of 10 steps" in text
+    assert "zero-out" in text and "no amplification" in text and "Poisson" not in text
+
+
+# ------------------------------------------------------------------------------------ configuration
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [PoissonSampling(2000, 50, 40), StreamSampling(1000, 100, 2)],
+    ids=["poisson", "stream"],
+)
+def test_configuration_round_trip(sampling: Sampling) -> None:
+    given = plan(sampling, 2.0, 1e-5, noise_multiplier=1.5, plan_id="abc")
+    again = PrivacyPlan.from_config(json.loads(json.dumps(given.get_config())))
+    assert again == given
+    assert again.plan_id == "abc"
+    assert again.sampling.fingerprint == given.sampling.fingerprint
+
+
+def test_configuration_of_numpy_numbers() -> None:
+    budget = PrivacyBudget(np.float32(1.0), np.float32(1e-5))
+    given = PrivacyPlan(budget, StreamSampling(np.int64(1000), 100))
+    assert PrivacyPlan.from_config(json.loads(json.dumps(given.get_config()))) == given
+
+
+def test_a_saved_plan_keeps_its_releases() -> None:
+    histogram = Release("histogram", dp_accounting.GaussianDpEvent(4.0))
+    given = plan(releases=(histogram,))
+    assert PrivacyPlan.from_config(json.loads(json.dumps(given.get_config()))) == given
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mechanism": "gaussian"}, r"GaussianMechanism\(\) or .*got mechanism='gaussian'"),
+        ({"budget": 1.0}, r"Expected budget=PrivacyBudget\(epsilon, delta\), got budget=1.0"),
+        ({"sampling": None}, r"PoissonSampling\(...\) or .*got sampling=None"),
+        ({"releases": Release("x", dp_accounting.NoOpDpEvent())}, r"a tuple, got releases=Release"),
+        ({"releases": (3,)}, r"every release to be a Release, got 3: use releases=\(rows.release"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier > 0 .*got noise_multiplier=-1.0"),
+    ],
+)
+def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
+    given = {"budget": PrivacyBudget(1.0, 1e-5), "sampling": SST2} | fields
+    with pytest.raises(ValueError, match=message):
+        PrivacyPlan(**given)
+
+
+def test_unknown_members_of_families_are_named() -> None:
+    config = plan().get_config()
+    for name, family in (("sampling", "Sampling"), ("mechanism", "Mechanism")):
+        with pytest.raises(ValueError, match=f"Expected a {family} among .*got 'Nothing'"):
+            PrivacyPlan.from_config(config | {name: {"class": "Nothing"}})
+
+
+def test_an_impossible_budget_without_releases_blames_none() -> None:
+    sampling = PoissonSampling(num_examples=10, expected_batch_size=10, steps=10**9, capacity=10)
+    with pytest.raises(ValueError, match=r"Raise the budget\.$"):
+        PrivacyPlan(PrivacyBudget(1e-6, 1e-12), sampling).calibrate()

@@ -1,0 +1,396 @@
+"""Whatever lets one example reach another's loss is found before a single update."""
+
+import dataclasses
+import secrets
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import dp_sparse
+from dp_sparse.clipping import isolation
+from dp_sparse.clipping.observation import Observation
+from dp_sparse.core.errors import PrivacyError
+from tests.training_cases import marked_dataset, plan_for, weights_of
+
+N = 64
+MIXES = "of one example depends on another"
+
+
+def private_model(
+    mixing: Callable[[Any], Any] | None = None,
+    loss: Any = "mse",
+    *,
+    between: Callable[[Any], Any] = lambda x: x,
+    dropout: float = 0.3,
+    head: str = "glorot_uniform",
+    **compiled: Any,
+) -> keras.Model:
+    inputs = keras.Input((3,))
+    values = inputs if mixing is None else keras.layers.Lambda(mixing, output_shape=(3,))(inputs)
+    hidden = keras.layers.Dense(4, activation="tanh")(values)
+    hidden = keras.layers.Lambda(between, output_shape=(4,))(hidden)
+    outputs = keras.layers.Dense(1, kernel_initializer=head)(keras.layers.Dropout(dropout)(hidden))
+    model = keras.Model(inputs, outputs)
+    sampling = dp_sparse.PoissonSampling(num_examples=N, expected_batch_size=32, steps=6)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(8.0, 1e-3), sampling)
+    plan = dataclasses.replace(plan, noise_multiplier=1.0, plan_id=secrets.token_hex(16))
+    model.compile(optimizer=dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss=loss, **compiled)
+    return model
+
+
+def fit(model: keras.Model) -> None:
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(N, 3)).astype(np.float32), rng.normal(size=(N, 1)).astype(np.float32)
+    batches = model.optimizer.plan.sampling.batches(data)
+    model.fit(batches, verbose=0, steps_per_epoch=2)
+
+
+MIXING = {
+    "mean": lambda x: x - tf.reduce_mean(x, axis=0),
+    "stopped mean": lambda x: x - tf.stop_gradient(tf.reduce_mean(x, axis=0)),
+    "cumulative sum": lambda x: tf.cumsum(x, axis=0),
+    "causal from behind": lambda x: tf.cumsum(x, axis=0, reverse=True),
+    "roll": lambda x: tf.roll(x, 1, axis=0),
+    "maximum": lambda x: x / (1 + tf.reduce_max(tf.abs(x))),
+    "neighbours": lambda x: (
+        x + tf.roll(x, 1, axis=0) * tf.cast(tf.range(tf.shape(x)[0]) % 2 == 1, tf.float32)[:, None]
+    ),
+}
+
+
+@pytest.mark.parametrize("mixing", MIXING)
+def test_mixing_is_refused(mixing: str) -> None:
+    model = private_model(MIXING[mixing])
+    before = [weight.numpy() for weight in model.weights]
+    with pytest.raises(PrivacyError, match=MIXES):
+        fit(model)
+    after = [weight.numpy() for weight in model.weights if "seed" not in weight.path]
+    unchanged = [b for b, w in zip(before, model.weights, strict=True) if "seed" not in w.path]
+    assert all(np.array_equal(a, b) for a, b in zip(after, unchanged, strict=True))
+
+
+def test_a_second_fit_is_refused_too() -> None:
+    model = private_model(MIXING["mean"])
+    for _ in range(2):
+        with pytest.raises(PrivacyError, match=MIXES):
+            fit(model)
+
+
+def test_a_mixing_loss_after_recompiling_is_found() -> None:
+    model = private_model()
+    fit(model)
+
+    def against_the_batch(y: tf.Tensor, prediction: tf.Tensor) -> tf.Tensor:
+        return tf.square(prediction - tf.reduce_mean(y, axis=0))
+
+    model.compile(optimizer=model.optimizer, loss=against_the_batch)
+    with pytest.raises(PrivacyError, match=MIXES):
+        fit(model)
+
+
+def test_dropout_and_honest_models_pass() -> None:
+    model = private_model()
+    fit(model)
+    assert (
+        int(model.optimizer.steps_spent) == int(model.optimizer.diagnostics.isolation.checks) == 2
+    )
+
+
+def test_batches_of_an_earlier_process_are_refused() -> None:
+    """Their nonce is a time before this process began."""
+    model = private_model()
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(N, 3)).astype(np.float32), rng.normal(size=(N, 1)).astype(np.float32)
+
+    def older(x: Any, y: Any, weights: Any) -> Any:
+        marker = weights["marker"] - tf.constant([0, 10**18, 0, 0], tf.int64)
+        return x, y, dict(weights, marker=marker)
+
+    batches = model.optimizer.plan.sampling.batches(data).map(older)
+    with pytest.raises(PrivacyError, match="Expected each batch once"):
+        model.fit(batches, verbose=0)
+
+
+# ------------------------------------------------------------------- what losses alone do not show
+
+
+@tf.custom_gradient
+def clipped_over_the_batch(x: tf.Tensor) -> Any:
+    return tf.identity(x), lambda dy: tf.clip_by_norm(dy, 0.01)
+
+
+@tf.custom_gradient
+def swapped_on_the_way_back(x: tf.Tensor) -> Any:
+    return tf.identity(x), lambda dy: tf.reverse(dy, [0])
+
+
+def over_the_batch_size(y: tf.Tensor, prediction: tf.Tensor) -> tf.Tensor:
+    return tf.square(prediction - y) / tf.cast(tf.shape(y)[0], tf.float32)
+
+
+def by_class_ratio(y: tf.Tensor, prediction: tf.Tensor) -> tf.Tensor:
+    """Positives weigh what makes both classes weigh the same in the batch."""
+    positive = tf.cast(y > 0.8, tf.float32)  # one in five, so that hardly a batch has none
+    ratio = tf.math.divide_no_nan(tf.reduce_sum(1 - positive), tf.reduce_sum(positive))
+    return tf.square(prediction - y) * (positive * ratio + 1 - positive)
+
+
+def standardised(x: tf.Tensor) -> tf.Tensor:
+    return (x - tf.reduce_mean(x, 0)) / (1e-6 + tf.math.reduce_std(x, 0))
+
+
+def tiny(y: tf.Tensor, prediction: tf.Tensor) -> tf.Tensor:
+    return 1e-5 * tf.square(prediction - y)
+
+
+COUPLED: dict[str, dict[str, Any]] = {
+    "clipped gradient": {"between": clipped_over_the_batch},
+    "swapped gradient": {"between": swapped_on_the_way_back},
+    "loss over the batch size": {"loss": over_the_batch_size},
+    "loss over the batch size, no masks": {"loss": over_the_batch_size, "dropout": 0.0},
+    "weights by the class ratio": {"loss": by_class_ratio},
+    "mean before a head of zeros": {
+        "mixing": lambda x: x - tf.reduce_mean(x, axis=0),
+        "head": "zeros",
+    },
+    "standardised, losses of 1e-5": {"mixing": standardised, "loss": tiny},
+    "the first example for all": {"mixing": lambda x: x + x[:1]},
+    "the first label for all": {
+        "loss": lambda y, prediction: tf.square(y - prediction * (1 + y[:1]))
+    },
+    "a place": {
+        "mixing": lambda x: (
+            x * (1 + tf.one_hot(tf.zeros_like(tf.shape(x)[:1]), tf.shape(x)[0])[0][:, None])
+        ),
+        "dropout": 0.0,
+    },
+}
+
+
+@pytest.mark.parametrize("case", COUPLED)
+def test_what_is_released_is_compared(case: str) -> None:
+    """Before the first update, whatever hides it from the losses."""
+    model = private_model(**COUPLED[case])
+    before = weights_of(model)
+    with pytest.raises(PrivacyError, match=MIXES):
+        fit(model)
+    for old, new in zip(before, weights_of(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_an_outlier_hides_no_coupling() -> None:
+    """Sizes are not measured against the largest example of the batch."""
+    ranking = lambda y, p: tf.square(p - y) + 4 * tf.nn.softplus(-8 * (p - tf.transpose(p)))  # noqa: E731
+    model, plan = private_model(loss=ranking, dropout=0.0), plan_for(N)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss=ranking)
+    x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    y = np.zeros((N, 1), np.float32)
+    y[1] = 1e8
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x, y), verbose=0)
+
+
+def test_coupling_under_xla() -> None:
+    model = private_model(between=clipped_over_the_batch, jit_compile=True)
+    with pytest.raises(PrivacyError, match=MIXES):
+        fit(model)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_each_of_the_first_batches_is_checked(batch: int) -> None:
+    """A branch that opens in a later one of the first three batches is found there."""
+    mixes = tf.Variable(False, trainable=False)
+    model = private_model(lambda x: tf.cond(mixes, lambda: x - tf.reduce_mean(x, 0), lambda: x))
+    data = np.ones((N, 3), np.float32) * np.arange(N)[:, None] / N, np.ones((N, 1), np.float32)
+    batches = iter(model.optimizer.plan.sampling.batches(data))
+    for _ in range(batch):
+        model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
+    mixes.assign(True)
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
+
+
+def test_a_tensor_that_was_zero_is_checked_when_it_is_not() -> None:
+    """A head of zeros hides a coupled gradient until it has moved; the schedule alone would not."""
+
+    @tf.custom_gradient
+    def coupled(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda dy: dy + tf.reduce_mean(dy, 0)
+
+    model = private_model(between=coupled, head="zeros", dropout=0.0)
+    model.optimizer.learning_rate = 0.0
+    progress = model.optimizer.diagnostics.isolation
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(N, 3)).astype(np.float32), rng.normal(size=(N, 1)).astype(np.float32)
+    batches = iter(model.optimizer.plan.sampling.batches(data))
+    for _ in range(isolation.FIRST + 1):
+        model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
+    assert int(progress.checks) == isolation.FIRST and int(progress.batches) == isolation.FIRST + 1
+    model.layers[-1].kernel.assign(tf.ones([4, 1]))
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("seed", "whole", "size", "compared"),
+    [(0, False, 1000, 1000), (1, True, 1000, 1000), (1, False, 1000, 255), (2, False, 100, 64)],
+)
+def test_the_first_check_takes_the_batch_and_a_later_one_a_share(
+    seed: int, whole: bool, size: int, compared: int
+) -> None:
+    """Of the examples that are there, which padding does not count among."""
+    sizes, padding = [], 20
+
+    def observed(values: tf.Tensor) -> Observation:
+        sizes.append(len(values))
+        assert compared < size or np.all(values[:size] == np.arange(size)) or len(sizes) > 1
+        assert compared == size or np.all(values < size)
+        norms = tf.ones([len(values), 1])
+        ids = tf.zeros([len(values)], tf.int64)
+        return Observation(norms[..., tf.newaxis], norms, norms, ids, tf.constant(False))
+
+    observer = SimpleNamespace(observe=observed, observe_own_size=None, half_precision=False)
+    batch = tf.range(float(size + padding))
+    present = tf.cast(batch < size, tf.float32)
+    assert isolation.coupled(observer, batch, present, tf.constant(seed), whole) == -1  # type: ignore[arg-type]
+    halves = 2 if seed == 0 else 1
+    large = compared + (padding if compared == size else 0)
+    assert sizes == [large] * (1 + halves) + [33, 1]
+
+
+def test_the_schedule() -> None:
+    """Three checks in the first 256 batches that hold examples, then one; no others count."""
+    model, plan = private_model(), plan_for(2, steps=400, capacity=2)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    batch = np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)
+    progress = model.optimizer.diagnostics.isolation
+    for steps, present, checks in ((5, [0, 0], 0), (256, [1, 0], 3), (1, [1, 1], 4)):
+        model.fit(marked_dataset(plan, *batch, steps=steps, present=present), verbose=0)
+        assert int(progress.checks) == checks
+    assert int(progress.batches) == 257
+
+
+class MixesWhereKnown(keras.layers.Layer):
+    """Where Python sees the size of the batch, one more layer that does not show in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = keras.layers.Dense(2)
+        self.more = keras.layers.Dense(2, kernel_initializer="zeros", use_bias=False, name="more")
+
+    def build(self, shape: Any) -> None:
+        self.own.build(shape)
+        self.more.build(shape)
+
+    def call(self, inputs: Any) -> Any:
+        hidden = self.own(inputs)
+        known = inputs.shape[0] is not None
+        return hidden + self.more(inputs - tf.reduce_mean(inputs, 0)) if known else hidden
+
+
+def test_what_is_found_at_training_s_own_size_has_its_own_names() -> None:
+    model, plan = keras.Sequential([keras.Input((3,)), MixesWhereKnown()]), plan_for(8)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse", jit_compile=True)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 3)).astype(np.float32), np.ones((8, 2), np.float32)
+    with pytest.raises(PrivacyError, match="seen at .*more/kernel"):
+        model.fit(marked_dataset(plan, x, y), verbose=0)
+    assert "more/kernel" in str(dp_sparse.check_model(model, (x, y)))
+
+
+def test_a_step_traced_anew_is_checked_anew() -> None:
+    """Examples of another length run other code."""
+
+    def mixing_unless_of_four(x: tf.Tensor) -> tf.Tensor:
+        return x if x.shape[1] == 4 else x - tf.reduce_mean(x, 0)
+
+    inputs = keras.Input((None, 3))
+    hidden = keras.layers.Dense(4)(keras.layers.Lambda(mixing_unless_of_four)(inputs))
+    model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(hidden))
+    plan = plan_for(4)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    x, y = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32), np.ones((4, 4))
+    model.fit(marked_dataset(plan, x[:, :4], y.astype(np.float32), steps=4), verbose=0)
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x, y.astype(np.float32)), verbose=0)
+
+
+# ------------------------------------------------------------------------- a batch of one example
+
+
+def folded(rows: Callable[[Any], Any], width: int, dtype: str = "float32") -> keras.Model:
+    """Positions folded into the batch axis in front of a layer, and out of it behind."""
+    length = 8
+    inputs = keras.Input((length, width) if width else (length,), dtype=dtype)
+    fold = keras.layers.Lambda(lambda x: tf.reshape(x, [-1, *x.shape[2:]]))
+    back = keras.layers.Lambda(lambda x: tf.reshape(x, [-1, length, x.shape[-1]]))
+    return keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(back(rows(fold(inputs)))))
+
+
+FOLDED = {
+    "dense": lambda: folded(keras.layers.Dense(1), 3),
+    "embedding": lambda: folded(keras.layers.Embedding(9, 1), 0, "int32"),
+}
+
+
+@pytest.mark.parametrize("road", ["graph", "xla", "microbatches", "eager"])
+@pytest.mark.parametrize("kind", FOLDED)
+def test_records_must_lead_with_the_batch_of_one_example(kind: str, road: str) -> None:
+    model, plan = FOLDED[kind](), plan_for(1 if road != "microbatches" else 3)
+    options = {"microbatch_size": 1} if road == "microbatches" else {}
+    optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0, **options)
+    compiled = {"xla": {"jit_compile": True}, "eager": {"run_eagerly": True}}.get(road, {})
+    model.compile(optimizer, loss="mse", **compiled)
+    size = plan.sampling.num_examples
+    x = np.ones((size, *model.input_shape[1:]), model.inputs[0].dtype)
+    before = weights_of(model)
+    with pytest.raises(PrivacyError, match="to be the first axis of what"):
+        model.fit(marked_dataset(plan, x, np.ones((size, 1), np.float32)), verbose=0)
+    for old, new in zip(before, weights_of(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_losses_must_lead_with_the_batch() -> None:
+    """Each position has a loss of its own: with one example they would be clipped one by one."""
+    inputs = keras.Input((8, 3))
+    positions = keras.layers.Lambda(lambda x: tf.reshape(x, [-1, 3]))(keras.layers.Dense(3)(inputs))
+    model, plan = keras.Model(inputs, positions), plan_for(1)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    batch = np.ones((1, 8, 3), np.float32), np.ones((1, 3), np.float32)
+    with pytest.raises(PrivacyError, match='the loss" records'):
+        model.fit(marked_dataset(plan, *batch), verbose=0)
+
+
+def test_one_example_is_checked_beside_a_copy() -> None:
+    """A batch of one tells nothing by itself."""
+    model, plan = private_model(loss=over_the_batch_size), plan_for(1)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss=over_the_batch_size)
+    batch = np.ones((1, 3), np.float32), np.zeros((1, 1), np.float32)
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, *batch), verbose=0)
+
+
+def test_examples_that_are_not_finite_are_no_coupling() -> None:
+    model, plan = private_model(), plan_for(8)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    x[2], x[5] = np.nan, np.inf
+    model.fit(marked_dataset(plan, x, np.ones((8, 1), np.float32), steps=3), verbose=0)
+    assert int(model.optimizer.diagnostics.isolation.checks) == 3
+    assert int(model.optimizer.diagnostics.not_finite) == 6
+
+
+def test_an_example_that_is_not_finite_and_reaches_others_is() -> None:
+    model = private_model(lambda x: x + 1e-9 * tf.reduce_mean(x, axis=0), dropout=0.0)
+    plan = plan_for(8)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    x[2] = np.nan
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x, np.ones((8, 1), np.float32)), verbose=0)

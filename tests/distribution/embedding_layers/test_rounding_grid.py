@@ -1,0 +1,130 @@
+"""Gradients and noise meet on points that float32 adds exactly, so no low bit tells them apart."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dp_sparse.distribution.embedding_layers import device_step, layer_adapters
+from dp_sparse.distribution.embedding_layers.host_step import HostStep
+from dp_sparse.distribution.embedding_layers.rounding_grid import Lattice
+from tests.distribution.embedding_layers import cases
+from tests.distribution.embedding_layers.emulator import SparseCore
+from tests.distribution.embedding_layers.test_device_step import INITIAL
+from tests.reference.distributions import SIGNIFICANCE
+
+
+def lattice(**changed: Any) -> Lattice:
+    given = {"clip_norm": 1.0, "deviation": 0.8, "batch": 100.0, "rows": 160, "slack": 4.0}
+    return Lattice(**{**given, **changed})
+
+
+@given(st.integers(1, 10**6), st.floats(1e-3, 1e3), st.floats(1e-2, 10.0))
+@settings(max_examples=200, deadline=None)
+def test_every_sum_is_exact(rows: int, clip_norm: float, sigma: float) -> None:
+    points = lattice(
+        rows=rows, clip_norm=clip_norm, deviation=sigma * clip_norm, batch=rows / 2, slack=0.0
+    )
+    assert math.frexp(points.step)[0] == 0.5  # a power of two
+    largest = (rows * clip_norm + 9.1 * sigma * clip_norm) / points.batch
+    assert largest / points.step <= 2**24
+    assert points.step <= 2**-6 * max(sigma, rows * 2**-16) * clip_norm / points.batch
+
+
+@given(st.integers(0, 2**31 - 1), st.sampled_from([1e-6, 1e-3, 1e-2]))
+@settings(max_examples=30, deadline=None)
+def test_rounding_is_unbiased_and_within_a_step(seed: int, size: float) -> None:
+    points, rng = lattice(), np.random.default_rng(seed)
+    values = (size * rng.normal(size=(50, 4))).astype("float32")
+    rounded = points.rounded(tf.constant(values), tf.constant([seed, 1])).numpy()
+    assert (rounded / points.step == np.round(rounded / points.step)).all()
+    assert np.abs(rounded - values).max() <= 1.005 * points.step
+    again = points.rounded(tf.fill([40_000], size), tf.constant([seed, 2])).numpy()
+    error = points.step / 2 / math.sqrt(40_000)
+    assert abs(again.mean() - size) < 6 * error
+    assert (points.rounded(tf.zeros([100]), tf.constant([seed, 3])).numpy() == 0).all()
+
+
+def test_a_rounded_example_stays_within_the_clip_norm() -> None:
+    """Four rows of two entries: the worst that `slack` allows."""
+    points = lattice(slack=math.sqrt(8), rows=10**5, batch=5e4)
+    share = points.clip_norm_before_rounding / points.batch / math.sqrt(8)
+    for seed in range(20):
+        rows = points.rounded(tf.fill([4, 2], share), tf.constant([seed, 0])).numpy()
+        assert points.batch * np.linalg.norm(rows) <= points.clip_norm
+    assert points.rounding_share > 1e-3
+
+
+def test_terms_that_cancel_enter_no_sum() -> None:
+    """Two lookups of one row with opposite gradients: the row gets what is left, once."""
+    shares = tf.constant([[[1000.0], [-999.0], [5.0]], [[1.0], [2.0], [3.0]]])
+    first = tf.constant([[0, 0, 2], [0, 1, 2]])
+    found = device_step._once_a_row(shares, first).numpy()[..., 0]
+    np.testing.assert_array_equal(found, [[1.0, 0.0, 5.0], [1.0, 2.0, 3.0]])
+
+
+def test_noise_has_its_distribution() -> None:
+    points = lattice()
+    noise = points.noise(tf.constant(np.random.default_rng(0).normal(size=5000))).numpy()
+    assert (noise / points.step == np.round(noise / points.step)).all()
+    assert stats.kstest(noise, "norm", (0, 0.8 / 100)).pvalue > SIGNIFICANCE
+    assert stats.kstest(noise, "norm", (0, 1.0 / 100)).pvalue < SIGNIFICANCE
+
+
+def test_batches_too_large_to_be_exact_are_refused() -> None:
+    with pytest.raises(ValueError, match="would cost 48% of clip_norm"):
+        lattice(rows=10**6, batch=1e6, slack=4.0)
+
+
+def test_all_that_a_step_pushes_is_on_the_lattice() -> None:
+    """Else a row that noise alone chose would be told from one that an example looked up."""
+    optimizer, source = cases.private_optimizer(), cases.data()
+    tables = cases.private_tables(optimizer, cases.tf_features("mean"))
+    engine, pushed = SparseCore(tables.feature_config, INITIAL), []
+    layer = layer_adapters.SparseCoreLayer(engine)
+    look_up = layer.look_up
+
+    def recorded(features: Any, weights: Any) -> layer_adapters.Lookup:
+        found = look_up(features, weights)
+
+        def push(gradients: Any) -> None:
+            tf.py_function(lambda *leaves: pushed.extend(leaves), tf.nest.flatten(gradients), [])
+            found.push(gradients)
+
+        return layer_adapters.Lookup(found.activations, push)
+
+    layer.look_up = recorded  # type: ignore[method-assign]
+    model = cases.compiled_model(optimizer)
+    cases.take_step(model, tables, layer, source, cases.prepared(tables, source))
+    assert len(pushed) == len(tables.feature_config)
+    for gradient in pushed:
+        steps = gradient.numpy() / tables.lattice.step
+        assert (steps == np.round(steps)).all() and np.abs(steps).max() < 2**24
+    assert sum(bool(gradient.numpy().any()) for gradient in pushed) == 5  # of a bag one is 0
+
+
+def test_an_example_whose_lookups_cancel_leaves_sums_exact() -> None:
+    """Two features of one table and one id with huge opposite gradients: 1000 C a lookup."""
+    optimizer = cases.private_optimizer(threshold=-1e6)  # every row is chosen
+    tables = cases.private_tables(optimizer)
+    engine = SparseCore(tables.feature_config, INITIAL)  # which adds in float32, in two orders
+    inputs = {name: keras.Input((cases.WIDTH,), name=name) for name in cases.FEATURES}
+    inputs["dense_features"] = keras.Input((2,), name="dense_features")
+    difference = (inputs["left"] - inputs["right"]) * inputs["dense_features"][:, :1]
+    outputs = keras.layers.Dense(1, activation="sigmoid")(difference)
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer, loss="binary_crossentropy")
+    x, y = cases.data()
+    x["right"][0], x["dense_features"][0] = x["left"][0], 1e9
+    batches = optimizer.plan.sampling.batches((x, y))
+    layer = layer_adapters.SparseCoreLayer(engine)
+    batch = next(iter(batches.map(HostStep(tables))))
+    cases.take_step(model, tables, layer, (x, y), batch)
+    assert int(engine.updates) == 1
+    assert np.isfinite(engine.tables["shared"].numpy()).all()

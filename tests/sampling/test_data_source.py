@@ -1,0 +1,202 @@
+"""Sources with random access: record files, arrays, datasets; and what is refused with a reason."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dp_sparse.core.errors import translated
+from dp_sparse.sampling.data_source import RecordFile, as_source, unpacked
+from dp_sparse.sampling.poisson import PoissonSampling
+from dp_sparse.sampling.stream import StreamSampling
+
+N = 50
+DTYPE = np.dtype([("id", "<i4"), ("values", "<f4", (3,)), ("label", "u1")])
+
+
+def records(count: int = N) -> np.ndarray:
+    found = np.zeros(count, DTYPE)
+    found["id"] = np.arange(count)
+    found["values"] = np.arange(3 * count).reshape(count, 3)
+    found["label"] = np.arange(count) % 2
+    return found
+
+
+def unpack(found: np.ndarray) -> Any:
+    return {"id": found["id"].astype(np.int64), "values": found["values"]}, found["label"]
+
+
+def record_file(folder: Path, count: int = N, **range_of_records: int) -> RecordFile:
+    path = folder / "records"
+    records(count).tofile(path)
+    return RecordFile(path, DTYPE, unpack, **range_of_records)
+
+
+def arrays() -> Any:
+    return unpack(records())
+
+
+def dataset() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(arrays())
+
+
+@pytest.fixture(params=["file", "arrays", "dataset", "mapped dataset", "prefetched dataset"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """The same examples, each way."""
+    return {
+        "file": lambda: record_file(tmp_path),
+        "arrays": arrays,
+        "dataset": dataset,
+        "mapped dataset": lambda: dataset().map(lambda x, y: (dict(x), y)),
+        "prefetched dataset": lambda: dataset().prefetch(2),
+    }[request.param]()
+
+
+@pytest.mark.parametrize("indices", [[], [0], [49, 3, 3, 17], list(range(N))])
+def test_gather(source: Any, indices: list[int]) -> None:
+    found = as_source(source)
+    assert len(found) == N
+    x, y = found.gather(np.array(indices, np.int64))
+    expected_x, expected_y = unpack(records()[indices])
+    for key in ("id", "values"):
+        np.testing.assert_array_equal(x[key], expected_x[key])
+        assert x[key].dtype == expected_x[key].dtype and x[key].shape == expected_x[key].shape
+    np.testing.assert_array_equal(y, expected_y)
+
+
+def test_batches_of_every_source(source: Any) -> None:
+    for x, y, weights in PoissonSampling(N, 12, 4).batches(source):
+        count = int(weights["present"].numpy().sum())
+        ids = x["id"].numpy()[:count]
+        np.testing.assert_array_equal(x["values"].numpy()[:count, 0], 3 * ids)
+        np.testing.assert_array_equal(y.numpy()[:count], ids % 2)
+        np.testing.assert_array_equal(weights["sample_weight"], weights["present"])
+
+
+def test_a_range_of_a_record_file(tmp_path: Path) -> None:
+    found = record_file(tmp_path, start=10, stop=40)
+    assert len(found) == 30
+    x, _ = found.gather(np.array([0, 29]))
+    np.testing.assert_array_equal(x["id"], [10, 39])
+
+
+def test_a_record_file_stays_on_disk(tmp_path: Path) -> None:
+    """A sparse file of 1 TB: opening it and reading its ends takes no memory to speak of."""
+    path, count = tmp_path / "records", 2**40 // DTYPE.itemsize
+    with path.open("wb") as file:
+        file.truncate(count * DTYPE.itemsize)
+    found = RecordFile(path, DTYPE, unpack)
+    assert len(found) == count
+    x, _ = found.gather(np.array([0, count - 1]))
+    np.testing.assert_array_equal(x["id"], [0, 0])
+
+
+def test_an_empty_record_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="whole records of 17 bytes, got 0 bytes"):
+        record_file(tmp_path, count=0)
+
+
+def test_a_cut_record_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cut"
+    path.write_bytes(records().tobytes()[:-1])
+    with pytest.raises(
+        ValueError, match=f"cut to hold whole records of 17 bytes, got {17 * N - 1}"
+    ):
+        RecordFile(path, DTYPE, unpack)
+
+
+def test_a_missing_record_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        RecordFile(tmp_path / "nowhere", DTYPE, unpack)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        (np.zeros(5), np.zeros(4)),
+        ({"a": np.zeros(5), "b": np.zeros((4, 2))}, np.zeros(5)),
+        (np.zeros(5), np.zeros(5), np.zeros(6)),
+        (np.zeros(5), 1.0),
+    ],
+)
+def test_arrays_of_several_lengths_are_refused(source: Any) -> None:
+    with pytest.raises(ValueError, match="Expected arrays of one common length, got shapes"):
+        as_source(source)
+
+
+@pytest.mark.parametrize(
+    "ragged", [tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[1, 0], [2, 3]])]
+)
+def test_examples_without_a_fixed_shape_are_refused(ragged: Any) -> None:
+    arrays = {"ids": ragged}, np.zeros(2)
+    rows = tf.data.Dataset.from_tensor_slices(arrays)
+    name = type(ragged).__name__
+    with pytest.raises(ValueError, match=f"Expected dense arrays, got {name}: .* to_tensor"):
+        as_source(arrays)
+    with pytest.raises(ValueError, match=f"Expected dense arrays, got {name}Spec"):
+        as_source(rows)
+    with pytest.raises(ValueError, match=f"Expected dense arrays, got {name}Spec"):
+        StreamSampling(num_examples=2, batch_size=1).batches(rows)
+
+
+@pytest.mark.parametrize("source", [[np.zeros(5), np.zeros(5)], None, 3, "file", np.zeros(5)])
+def test_other_sources_are_refused(source: Any) -> None:
+    with pytest.raises(ValueError, match=rf"Expected \(x, y\) .* got {type(source).__name__}"):
+        as_source(source)
+
+
+def generated() -> tf.data.Dataset:
+    def generate() -> Any:
+        yield from ((i, i % 2) for i in range(N))
+
+    spec = tf.TensorSpec([], tf.int64)
+    return tf.data.Dataset.from_generator(generate, output_signature=(spec, spec))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        generated,
+        lambda: generated().apply(tf.data.experimental.assert_cardinality(N)),
+        lambda: dataset().repeat(),
+        lambda: dataset().filter(lambda x, y: True),
+        lambda: (
+            tf.data.Dataset.range(N)
+            .interleave(lambda i: tf.data.Dataset.from_tensors((i, i)), cycle_length=2)
+            .apply(tf.data.experimental.assert_cardinality(N))
+        ),
+    ],
+    ids=["unknown size", "known size", "endless", "filtered", "interleaved"],
+)
+def test_a_dataset_without_random_access_is_refused(make: Any) -> None:
+    """When the batches are asked for, with what to use instead: not deep in the first epoch."""
+    with pytest.raises(ValueError, match="random access.*RecordFile"):
+        PoissonSampling(N, 12, 4).batches(make())
+
+
+def test_a_batched_dataset_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_examples=50 examples, got 10"):
+        PoissonSampling(N, 12, 4).batches(dataset().batch(5))
+
+
+def test_a_shuffled_dataset_holds_each_example_once() -> None:
+    x, _ = as_source(dataset().shuffle(N)).gather(np.arange(N))
+    assert sorted(x["id"].tolist()) == list(range(N))
+
+
+@pytest.mark.parametrize("arity", [1, 4])
+def test_examples_of_another_form_are_refused(arity: int) -> None:
+    columns = (np.arange(N),) * arity
+    for source in (columns, tf.data.Dataset.from_tensor_slices(columns)):
+        with pytest.raises(ValueError, match=r"Expected examples \(x, y\) or"), translated():
+            list(PoissonSampling(N, 12, 4).batches(source))
+
+
+def test_unpacked() -> None:
+    assert unpacked((1, 2)) == (1, 2, None)
+    assert unpacked((1, 2, 3)) == (1, 2, 3)
+    for example in ((1,), (1, 2, 3, 4), [1, 2], {"x": 1}):
+        with pytest.raises(ValueError, match=r"Expected examples \(x, y\)"):
+            unpacked(example)

@@ -1,0 +1,412 @@
+"""Every callback of Keras has a decision; what leaks training metrics is refused, by every loop."""
+
+import importlib
+import inspect
+import pkgutil
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+import dp_sparse
+from dp_sparse import distribution
+from dp_sparse.core.errors import PrivacyError
+from dp_sparse.training import callback_guard
+from tests.distribution.embedding_layers import cases
+from tests.training_cases import plan_for
+
+N, V = 40, 50
+
+DECISIONS = {  # every class of Keras: (what is decided, why)
+    "BackupAndRestore": ("allowed", "holds weights, slots, steps spent, and public counts"),
+    "Callback": ("depends", "on monitor and filepath, which most subclasses have"),
+    "CallbackList": ("allowed", "its members are judged when it begins"),
+    "CSVLogger": ("refused", "writes training metrics"),
+    "EarlyStopping": ("depends", "on monitor"),
+    "History": ("allowed", "stays in memory"),
+    "LambdaCallback": ("allowed", "its functions are the user's own, who is told"),
+    "LearningRateScheduler": ("allowed", "is told the epoch and the learning rate alone"),
+    "ModelCheckpoint": ("depends", "on monitor with save_best_only, and on the file's name"),
+    "MonitorCallback": ("depends", "on monitor"),
+    "OrbaxCheckpoint": ("depends", "on save_weights_only: else it holds metrics' variables"),
+    "ProgbarLogger": ("allowed", "prints to the console"),
+    "ReduceLROnPlateau": ("depends", "on monitor"),
+    "RemoteMonitor": ("refused", "sends training metrics away"),
+    "SwapEMAWeights": ("allowed", "averages of released weights"),
+    "TensorBoard": ("refused", "writes training metrics"),
+    "TerminateOnNaN": ("refused", "steers by the training loss"),
+}
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, V, (N, 2)).astype(np.int32)
+    return ids, (ids[:, :1] < 10).astype(np.float32)
+
+
+def plan() -> dp_sparse.PrivacyPlan:
+    return plan_for(N, steps=4, noise_multiplier=1.0)
+
+
+def compiled(metrics: Any = ("accuracy", "auc")) -> keras.Model:
+    ids = keras.Input((2,), dtype="int32")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(V, 4)(ids))
+    model = keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(rows))
+    optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan(), 1.0)
+    model.compile(optimizer, "binary_crossentropy", metrics=list(metrics))
+    return model
+
+
+def fit(model: keras.Model, *callbacks: Any, **options: Any) -> keras.callbacks.History:
+    batches = model.optimizer.plan.sampling.batches(data())
+    options = {"steps_per_epoch": 1, "verbose": 0, **options}
+    return model.fit(batches, callbacks=list(callbacks), **options)
+
+
+def begin(model: keras.Model, *callbacks: Any) -> None:
+    """What every loop does first."""
+    keras.callbacks.CallbackList(list(callbacks), model=model).on_train_begin()
+
+
+def by_train(model: keras.Model, *callbacks: Any) -> Any:
+    return distribution.train(model, data(), steps_per_epoch=1, callbacks=callbacks)
+
+
+def by_train_tables(_: keras.Model, *callbacks: Any) -> Any:
+    tables = cases.private_tables(cases.private_optimizer())
+    layer = cases.E.TPUEmbeddingForServing(tables.feature_config, None)
+    model = cases.compiled_model(tables.private_optimizer)
+    return distribution.train_tables(
+        model, tables, layer, cases.data(), steps_per_epoch=1, callbacks=callbacks
+    )
+
+
+LOOPS: dict[str, Callable[..., Any]] = {
+    "fit": fit,
+    "train": by_train,
+    "train_tables": by_train_tables,
+}
+
+
+def accepting() -> dp_sparse.PrivacyReport:
+    return dp_sparse.PrivacyReport(diagnostics="non_private", points=1)
+
+
+def strict() -> dp_sparse.PrivacyReport:
+    return dp_sparse.PrivacyReport(diagnostics="strict", points=1)
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    return compiled()
+
+
+@pytest.fixture(autouse=True)
+def nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callback_guard, "_told", set())
+
+
+# ------------------------------------------------------------------------------ classes of Keras
+
+
+def classes_of_keras() -> set[str]:
+    """Callback classes anywhere among Keras' callbacks, exported or not."""
+    package = importlib.import_module("keras.src.callbacks")
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    modules = [
+        importlib.import_module(f"keras.src.callbacks.{name}")
+        for name in names
+        if not name.endswith("_test")
+    ]
+    found = [cls for room in [*modules, keras.callbacks] for _, cls in inspect.getmembers(room)]
+    return {
+        cls.__name__
+        for cls in found
+        if inspect.isclass(cls) and issubclass(cls, keras.callbacks.Callback)
+    }
+
+
+def test_every_class_of_keras_has_a_decision() -> None:
+    assert classes_of_keras() == set(DECISIONS) == set(callback_guard.RULES)
+
+
+def test_a_class_of_keras_that_nobody_decided_on_is_refused(model: keras.Model) -> None:
+    new = type("NewLogger", (keras.callbacks.Callback,), {"__module__": "keras.src.callbacks.new"})
+    with pytest.raises(PrivacyError, match="NewLogger may write training metrics .*has no rule"):
+        begin(model, new())
+    begin(model, new(), accepting())
+
+
+@pytest.fixture
+def orbax(monkeypatch: pytest.MonkeyPatch) -> mock.MagicMock:
+    """Stands in for Orbax, which the tests' environment does not have."""
+    module = importlib.import_module("keras.src.callbacks.orbax_checkpoint")
+    monkeypatch.setattr(module, "ocp", mock.MagicMock())
+    return module.ocp
+
+
+C = keras.callbacks
+LEAKS = {
+    "early stopping": lambda d: C.EarlyStopping(monitor="loss"),
+    "plateau": lambda d: C.ReduceLROnPlateau(monitor="accuracy"),
+    "of no metric": lambda d: C.EarlyStopping(monitor="epsilon_2"),
+    "best": lambda d: C.ModelCheckpoint(f"{d}/m.keras", monitor="loss", save_best_only=True),
+    "file name": lambda d: C.ModelCheckpoint(f"{d}/{{loss:.3f}}.keras"),
+    "stop at NaN": lambda d: C.TerminateOnNaN(),
+    "csv": lambda d: C.CSVLogger(f"{d}/log.csv"),
+    "tensorboard": lambda d: C.TensorBoard(d),
+    "remote": lambda d: C.RemoteMonitor("http://localhost:1"),
+    "orbax": lambda d: C.OrbaxCheckpoint(d, save_on_background=False),
+    "best by orbax": lambda d: C.OrbaxCheckpoint(
+        d, monitor="loss", save_best_only=True, save_weights_only=True, save_on_background=False
+    ),
+    "a list in the list": lambda d: C.CallbackList([C.CSVLogger(f"{d}/log.csv")]),
+}
+HARMLESS = {
+    "validation": lambda d: C.EarlyStopping(monitor="val_loss"),
+    "every epoch": lambda d: C.ModelCheckpoint(f"{d}/{{epoch}}-{{val_loss:.2f}}.keras"),
+    "best": lambda d: C.ModelCheckpoint(f"{d}/m.keras", save_best_only=True),
+    "schedule": lambda d: C.LearningRateScheduler(lambda epoch: 0.1),
+    "plateau": lambda d: C.ReduceLROnPlateau(monitor="val_loss"),
+    "backup": lambda d: C.BackupAndRestore(f"{d}/backup"),
+    "weights by orbax": lambda d: C.OrbaxCheckpoint(
+        d, save_weights_only=True, save_on_background=False
+    ),
+    "lists": lambda d: C.CallbackList(
+        [C.History(), C.ProgbarLogger()], verbose=0, epochs=1, steps=1
+    ),
+}
+
+
+@pytest.mark.usefixtures("orbax")
+@pytest.mark.parametrize("leak", LEAKS)
+def test_a_callback_that_uses_training_metrics_is_refused(
+    model: keras.Model, tmp_path: Path, leak: str
+) -> None:
+    for reports in ([], [strict()], [accepting(), strict()]):
+        with pytest.raises(PrivacyError, match="which no epsilon covers"):
+            begin(model, LEAKS[leak](tmp_path), *reports)
+    if leak != "a list in the list":  # which has to hold the report, too
+        begin(model, LEAKS[leak](tmp_path), accepting())
+
+
+@pytest.mark.usefixtures("orbax")
+@pytest.mark.parametrize("callback", HARMLESS)
+def test_others_are_left_alone(model: keras.Model, tmp_path: Path, callback: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*training metrics")
+        begin(model, HARMLESS[callback](tmp_path))
+        begin(model, HARMLESS[callback](tmp_path), strict())
+
+
+def test_stock_models_keep_their_callbacks(tmp_path: Path) -> None:
+    stock = compiled()
+    stock.compile(optimizer="sgd", loss="mse")
+    history = stock.fit(*data(), callbacks=[LEAKS["early stopping"](tmp_path)], verbose=0)
+    assert history.epoch == [0]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_every_loop_refuses(tmp_path: Path, loop: str) -> None:
+    with pytest.raises(PrivacyError, match="which no epsilon covers"):
+        LOOPS[loop](compiled(), LEAKS["csv"](tmp_path))
+    with pytest.raises(PrivacyError, match="Mine is handed training metrics"):
+        LOOPS[loop](compiled(), Mine(), strict())
+    with pytest.warns(UserWarning, match="Mine is handed training metrics"):
+        LOOPS[loop](compiled(), Mine())
+
+
+# ----------------------------------------------------------------------------- what files hold
+
+
+def saved_arrays(path: Path) -> list[np.ndarray]:
+    """All that a file of Keras holds; a `.keras` archive by its member of weights."""
+    if path.suffix == ".keras":
+        zipfile.ZipFile(path).extract("model.weights.h5", path.parent)
+        path = path.parent / "model.weights.h5"
+    found: list[np.ndarray] = []
+    with h5py.File(path) as file:
+        file.visititems(
+            lambda _, item: found.append(item[()]) if isinstance(item, h5py.Dataset) else None
+        )
+    return found
+
+
+def metrics_of(model: keras.Model) -> list[np.ndarray]:
+    """Variables that Keras sums training metrics up in, after a step no longer 0 all of them."""
+    values = [variable.numpy() for variable in model.metrics_variables]
+    return [value for value in values if np.any(value)]
+
+
+def holds_metrics(arrays: list[np.ndarray], model: keras.Model) -> bool:
+    return any(np.array_equal(a, m) and a.size > 1 for a in arrays for m in metrics_of(model)) or (
+        any(np.array_equal(a, metrics_of(model)[0]) for a in arrays)  # the sum of losses
+    )
+
+
+class OwnMetric(keras.Model):
+    """A model that keeps its metric, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auc = keras.metrics.AUC()
+        self.rows, self.flat = keras.layers.Embedding(V, 4), keras.layers.Flatten()
+        self.top = keras.layers.Dense(1, activation="sigmoid")
+
+    def call(self, ids: Any) -> Any:
+        return self.top(self.flat(self.rows(ids)))
+
+
+def own_metric() -> keras.Model:
+    model = OwnMetric()
+    optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan(), 1.0)
+    model.compile(optimizer, "binary_crossentropy", metrics=[model.auc])
+    model(data()[0])
+    return model
+
+
+@pytest.mark.parametrize("make", [compiled, own_metric])
+def test_files_hold_no_metric(tmp_path: Path, make: Callable[[], keras.Model]) -> None:
+    model = make()
+    fit(
+        model,
+        C.ModelCheckpoint(tmp_path / "whole.keras"),
+        C.ModelCheckpoint(tmp_path / "m.weights.h5", save_weights_only=True),
+        C.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False),
+    )
+    assert holds_metrics([v.numpy() for v in model.metrics_variables], model)  # it can be told
+    written = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert written == ["latest.weights.h5", "m.weights.h5", "training_metadata.json", "whole.keras"]
+    for name in ("whole.keras", "m.weights.h5", "backup/latest.weights.h5"):
+        arrays = saved_arrays(tmp_path / name)
+        assert len(arrays) > 5 and not holds_metrics(arrays, model)
+    metadata = (tmp_path / "backup/training_metadata.json").read_text()
+    assert metadata == '{"epoch": 1, "batch": 0}'
+
+
+def test_what_orbax_would_write(tmp_path: Path, orbax: mock.MagicMock) -> None:
+    """So the rule is needed, and `save_weights_only` is enough."""
+    save = orbax.training.Checkpointer.return_value.save_checkpointables
+    for weights_only in (False, True):
+        callback = C.OrbaxCheckpoint(
+            tmp_path, save_weights_only=weights_only, save_on_background=False
+        )
+        fit(compiled(), callback, accepting())
+        assert ("metrics_variables" in save.call_args.args[1]["pytree"]) == (not weights_only)
+
+
+# ------------------------------------------------------------------------ classes of somebody else
+
+
+class Mine(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+
+class WithoutMetrics(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None: ...
+    def on_test_end(self, logs: Any = None) -> None: ...
+
+
+class Denies(Mine):
+    reads_training_metrics = False
+
+
+class OfOneThatDenies(Denies):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+
+class OfKeras(keras.callbacks.LearningRateScheduler):
+    def on_train_end(self, logs: Any = None) -> None: ...
+
+
+def told(model: keras.Model, *callbacks: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        begin(model, *callbacks)
+    messages = [str(warning.message) for warning in caught]
+    return [message for message in messages if "training metrics" in message]
+
+
+def test_a_class_of_the_users_is_told_about_once(model: keras.Model) -> None:
+    (message,) = told(model, Mine(), Mine())
+    assert message.startswith(f"{__name__}.Mine is handed training metrics, which no epsilon")
+    assert told(model, Mine()) == []
+    (other,) = told(model, Mine(), OfOneThatDenies())
+    assert "OfOneThatDenies" in other
+
+
+def test_functions_are_the_users_own(model: keras.Model) -> None:
+    (message,) = told(model, C.LambdaCallback(on_epoch_end=print))
+    assert "LambdaCallback(on_epoch_end=print) is handed" in message
+    assert told(model, C.LambdaCallback(on_epoch_end=print)) == []
+    assert len(told(model, C.LambdaCallback(on_train_batch_end=lambda batch, logs: None))) == 1
+    assert told(model, C.LambdaCallback(on_epoch_begin=lambda epoch, logs: None)) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "refused"),
+    [
+        (Mine, True),
+        (lambda: OfKeras(lambda epoch: 0.1), True),
+        (OfOneThatDenies, True),
+        (lambda: C.LambdaCallback(on_train_end=lambda logs: None), True),
+        (WithoutMetrics, False),
+        (Denies, False),
+        (dp_sparse.PrivacyReport, False),
+        (lambda: type("MyReport", (dp_sparse.PrivacyReport,), {})(), True),
+    ],
+)
+def test_a_strict_run_refuses_them(
+    model: keras.Model, make: Callable[[], Any], refused: bool
+) -> None:
+    if not refused:
+        assert told(model, make(), strict()) == []
+        return
+    with pytest.raises(PrivacyError, match="is handed training metrics, .*leave out diagnostics"):
+        begin(model, make(), strict())
+
+
+def test_the_rule_of_the_parent_holds_for_a_class_of_the_users(
+    model: keras.Model, tmp_path: Path
+) -> None:
+    class MyLogger(keras.callbacks.CSVLogger):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+    class MyStopping(keras.callbacks.EarlyStopping):
+        reads_training_metrics = False
+
+    for callback in (MyLogger(f"{tmp_path}/log.csv"), MyStopping(monitor="loss")):
+        with pytest.raises(PrivacyError, match="My.* training metric.*which no epsilon covers"):
+            begin(model, callback)
+
+
+# --------------------------------------------------------------- names that pretend to be released
+
+
+@pytest.mark.parametrize("loop", ["fit", "train"])
+def test_a_training_metric_may_not_be_called_one_of_validation(loop: str) -> None:
+    """Keras would hand it to early stopping as such, and the report would write it."""
+    metric = keras.metrics.BinaryAccuracy(name="val_accuracy")
+    seen = Denies()
+    with pytest.raises(PrivacyError, match="got 'val_accuracy'.*Rename the metric"):
+        LOOPS[loop](compiled(metrics=[metric]), C.EarlyStopping("val_accuracy", mode="max"), seen)
+
+
+def test_nor_may_an_output() -> None:
+    ids = keras.Input((2,), dtype="int32")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(V, 4)(ids))
+    outputs = {n: keras.layers.Dense(1, name=n)(rows) for n in ("val_sales", "visits")}
+    model = keras.Model(ids, outputs)
+    optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan(), 1.0)
+    model.compile(optimizer, dict.fromkeys(outputs, "mse"))
+    x, y = data()
+    batches = optimizer.plan.sampling.batches((x, dict.fromkeys(outputs, y)))
+    with pytest.raises(PrivacyError, match="got 'val_sales_loss'"):
+        model.fit(batches, steps_per_epoch=1, verbose=0)
