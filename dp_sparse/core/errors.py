@@ -2,19 +2,22 @@
 
 A check that needs a tensor's value runs inside the training graph, where TensorFlow turns any
 failure into an `InvalidArgumentError` with a long trace. `require` writes a marked sentence into
-that failure and `translated` takes it out again, so that the user reads the sentence alone.
+that failure and `translated` takes it out again, so that the user reads the sentence alone. A check
+that holds costs one operation: its sentence is a constant, and values enter it when it is read.
 """
 
 import base64
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
 from dp_sparse.core import xla
 
 _MARK = "dp_sparse refuses: "
+_END = "end of what dp_sparse says"
+_SHOWN = 8  # entries of a vector
 
 
 class _OfTracing:
@@ -52,14 +55,14 @@ def require(
         condition: Boolean scalar; the operation fails when it is false.
         kind: `PrivacyError`, `BadExampleError` or `ValueError`.
         message: One sentence that names the argument, the value and the mend.
-        *values: Scalars or small vectors to print.
+        *values: Scalars or small vectors of numbers, or scalar strings, to print.
     """
 
     def asserted(condition: tf.Tensor, values: tuple[tf.Tensor, ...]) -> tf.Operation:
-        text = tf.strings.format(message, values)
-        code = tf.io.encode_base64(text, pad=True)
-        marked = tf.strings.join([f"{_MARK}{kind.__name__}|", code, "|"])
-        return tf.debugging.Assert(condition, [text, marked], summarize=8)
+        code = base64.urlsafe_b64encode(message.encode()).decode()
+        marked = f"{_MARK}{kind.__name__}|{code}|{''.join(map(_form, values))}|"
+        data = [message, marked, *values, _END]
+        return tf.raw_ops.Assert(condition=condition, data=data, summarize=_SHOWN)
 
     if xla.inside():
         return xla.postpone(condition, values, asserted)
@@ -74,7 +77,7 @@ def marked() -> Iterator[None]:
     except tuple(_KINDS.values()) as error:
         code = base64.urlsafe_b64encode(str(error).encode()).decode()
         kind = next(kind for kind in _KINDS.values() if isinstance(error, kind))
-        raise kind(f"{error} {_MARK}{kind.__name__}|{code}|") from None
+        raise kind(f"{error} {_MARK}{kind.__name__}|{code}||") from None
 
 
 @contextlib.contextmanager
@@ -86,10 +89,12 @@ def translated() -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        found = re.search(re.escape(_MARK) + r"(\w+)\|([\w=-]*)\|", str(error))
+        found = re.search(re.escape(_MARK) + r"(\w+)\|([\w=-]*)\|([stv]*)\|", str(error))
         if found is None:
             raise
-        raise _KINDS[found[1]](base64.urlsafe_b64decode(found[2]).decode()) from None
+        message = base64.urlsafe_b64decode(found[2]).decode()
+        values = _printed(str(error)[found.end() :], found[3])
+        raise _KINDS[found[1]](_filled(message, values)) from None
     except (TypeError, ValueError) as error:
         if "cannot be accessed from" not in str(error):  # TensorFlow's words, of no public class
             raise
@@ -98,3 +103,34 @@ def translated() -> Iterator[None]:
             "call. Keep none: compute it anew in each call, or pass it on as an output.\n"
             f"TensorFlow says: {error}"
         ) from None
+
+
+def _printed(text: str, kinds: str) -> list[str]:
+    """The values that TensorFlow prints, each in brackets, behind the mark of a failed check."""
+    printed = text.partition(f" [{_END}]")[0].removeprefix("]")
+    values = printed.removeprefix(" [").removesuffix("]").split("] [") if kinds else []
+    return [_FORMS[kind](value) for value, kind in zip(values, kinds, strict=True)]
+
+
+def _form(value: tf.Tensor) -> str:
+    """How a value is read from what TensorFlow prints: a key of `_FORMS`."""
+    if value.dtype == tf.string:
+        return "t"
+    return "v" if value.shape.rank else "s"
+
+
+def _unescaped(printed: str) -> str:
+    return printed.encode().decode("unicode_escape").encode("latin-1").decode()
+
+
+_FORMS: dict[str, Callable[[str], str]] = {
+    "s": str,
+    "v": "[{}]".format,
+    "t": _unescaped,
+}
+
+
+def _filled(message: str, values: list[str]) -> str:
+    """The message with a value in the place of each `{}`."""
+    first, *rest = message.split("{}") if values else [message]
+    return first + "".join(value + part for value, part in zip(values, rest, strict=True))

@@ -100,6 +100,8 @@ class Draw:
         self.key = key
         self.number = number
         self.offset = offset
+        begin = tf.bitcast(number * 2**_PURPOSE_BITS, tf.uint64)  # whose low bits are 0
+        self._begin = tf.bitwise.bitwise_xor(begin, offset)
 
     def tensors(self) -> list[tf.Tensor]:
         """What it is made of."""
@@ -107,6 +109,5 @@ class Draw:
 
     def counter(self, purpose: int) -> tf.Tensor:
         """Where the stream of a purpose begins: uint64 `[2]`, low word first."""
-        high = self.number * 2**_PURPOSE_BITS + purpose
-        high = tf.bitwise.bitwise_xor(tf.bitcast(high, tf.uint64), self.offset)
+        high = tf.bitwise.bitwise_xor(self._begin, tf.constant(purpose, tf.uint64))
         return tf.stack([tf.zeros([], tf.uint64), high])

@@ -203,10 +203,12 @@ def _by_table(contributions: ContributionMap, survivors: Survivors) -> list[RowC
     if xla.inside():
         return _by_table_at_once(contributions, survivors)
     starts, widths = survivors.starts, contributions.widths
+    slots = tf.gather(survivors.slots, contributions.positions)
+    if len(widths) == 1:
+        return [RowChoice(survivors.row_ids, slots)]
     sizes = starts[1:] - starts[:-1]
     first_rows = tf.constant(contributions.offsets[:-1], tf.int64)
     row_ids = survivors.row_ids - tf.repeat(first_rows, sizes)
-    slots = tf.gather(survivors.slots, contributions.positions)
     within = slots - tf.repeat(tf.cast(starts[:-1], tf.int32), widths)
     slots = tf.where(slots >= 0, within, -1)
     parts = (

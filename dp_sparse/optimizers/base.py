@@ -189,9 +189,11 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
 
     def begin_step(self, marker: tf.Tensor) -> tuple[noise.Draw, tf.Tensor]:
         """Spends a step on the batch with this marker; the update must wait for the count."""
-        return replicas.merged(self._begin_step, marker, self._what_decides())
+        if replicas.count() == 1:
+            return self._noise_key.next_draw(), self._ledger.spend(marker, self._saved_count)
+        return replicas.merged(self._begin_alike, marker, self._what_decides())
 
-    def _begin_step(self, marker: Any, what_decides: Any) -> tuple[noise.Draw, tf.Tensor]:
+    def _begin_alike(self, marker: Any, what_decides: Any) -> tuple[noise.Draw, tf.Tensor]:
         with tf.control_dependencies(replica_checks.checks(replicas.gathered(what_decides))):
             whole = tf.identity(replicas.gathered(marker))
         return self._noise_key.next_draw(), self._ledger.spend(whole, self._saved_count)

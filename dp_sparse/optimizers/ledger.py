@@ -144,10 +144,11 @@ class StepLedger:
     def _whole(self, marker: tf.Tensor) -> tf.Operation:
         """Every row of one batch, each once: examples of another batch were not drawn with it."""
         capacity, size = self._plan.sampling.batch_capacity, tf.shape(marker, tf.int64)[0]
-        fields = tf.repeat(marker[:1, :-1], size, axis=0)
-        expected = tf.concat([fields, tf.range(size)[:, tf.newaxis]], 1)
+        *same, numbers = tf.unstack(marker, 4, axis=1)
+        of_one = [tf.reduce_all(tf.equal(field, field[0])) for field in same]
+        numbered = tf.reduce_all(tf.equal(numbers, tf.range(size)))
         return require(
-            tf.equal(size, capacity) & tf.reduce_all(tf.equal(marker, expected)),
+            tf.equal(size, capacity) & tf.reduce_all(tf.stack([numbered, *of_one])),
             PrivacyError,
             f"Expected the {capacity} rows of one batch as its sampler made it, got {{}} rows, or "
             "some of several batches: do not unbatch, shuffle, batch or filter the sampler's "

@@ -53,39 +53,36 @@ def select_rows(
     values = contributions.values
     noisy = values + deviation * noise.normal(draw, noise.Purpose.CONTRIBUTION, tf.size(values))
     survived = noisy >= threshold
-    false_rows = geometric_skips(
-        draw, contributions.num_rows, survival_probability(threshold, deviation)
-    )
-    if xla.inside():
-        return _merged(contributions, survived, false_rows)
-    false_rows = _outside(false_rows, contributions.row_ids)
-    return _ordered(contributions, survived, false_rows)
+    probability = survival_probability(threshold, deviation)
+    hits = geometric_skips(draw, contributions.num_rows, probability)
+    return (_merged if xla.inside() else _ordered)(contributions, survived, hits)
 
 
-def _outside(hits: tf.Tensor, row_ids: tf.Tensor) -> tf.Tensor:
-    """The increasing `hits` that are none of `row_ids`. O(rows · log hits)."""
-    slot = tf.searchsorted(hits, row_ids)
-    padded = tf.concat([hits, tf.constant([-1], tf.int64)], 0)
-    found = tf.equal(tf.gather(padded, slot), row_ids)
-    looked_up = tf.math.unsorted_segment_sum(tf.cast(found, tf.int32), slot, tf.size(hits) + 1)[:-1]
-    return tf.boolean_mask(hits, tf.equal(looked_up, 0))
+def _ordered(contributions: ContributionMap, survived: tf.Tensor, hits: tf.Tensor) -> Survivors:
+    """Survivors of both kinds in one sorted list, and where each looked-up row stands in it.
 
-
-def _ordered(
-    contributions: ContributionMap, survived: tf.Tensor, false_rows: tf.Tensor
-) -> Survivors:
-    """Survivors of both kinds in one sorted list, and where each looked-up row stands in it."""
-    true_rows = tf.boolean_mask(contributions.row_ids, survived)
-    rows = tf.concat([true_rows, false_rows], 0)
-    order = tf.argsort(rows)
-    slot_of = tf.math.invert_permutation(order)  # [rows], of the unsorted list
-    rank = tf.cumsum(tf.cast(survived, tf.int32), exclusive=True)  # among true survivors
-    slots = tf.where(survived, tf.gather(tf.concat([slot_of, [-1]], 0), rank), -1)
-    row_ids = tf.gather(rows, order)
+    Looked-up rows and `hits` are sorted together, a row before a hit on it, which is discarded.
+    """
+    row_ids = contributions.row_ids
+    keys = tf.concat([2 * row_ids, 2 * hits + 1], 0)
+    ordered, order = _sorted(keys)
+    rows = tf.bitwise.right_shift(ordered, tf.ones([], tf.int64))
+    alone = tf.concat([tf.ones_like(rows[:1], tf.bool), tf.not_equal(rows[1:], rows[:-1])], 0)
+    chosen = tf.concat([survived, tf.ones_like(hits, tf.bool)], 0)
+    chosen = tf.gather(chosen, order) & (alone | tf.equal(ordered % 2, 0))
+    rank = tf.where(chosen, tf.cumsum(tf.cast(chosen, tf.int32)) - 1, -1)
+    slots = tf.scatter_nd(order[:, tf.newaxis], rank, tf.shape(order))[: tf.size(row_ids)]
+    row_ids = tf.gather(rows, tf.where(chosen)[:, 0])
     starts = tf.searchsorted(
         row_ids, tf.constant(contributions.offsets, tf.int64), out_type=tf.int64
     )
     return Survivors(row_ids, slots, starts)
+
+
+def _sorted(keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Integers in increasing order, and the place in `keys` of each."""
+    values, order = tf.math.top_k(-keys, tf.size(keys))
+    return -values, order
 
 
 def _merged(contributions: ContributionMap, survived: tf.Tensor, hits: tf.Tensor) -> Survivors:

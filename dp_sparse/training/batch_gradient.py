@@ -193,7 +193,7 @@ def count_examples(
     """`BatchSums.counts`, `[3]` of `dtype`, of the examples for which `real` is not 0."""
     examples = real > 0
     kinds = examples, examples & found.finite & found.clipped, examples & ~found.finite
-    return tf.stack([tf.math.count_nonzero(kind, dtype=dtype) for kind in kinds])
+    return tf.reduce_sum(tf.cast(tf.stack(kinds), dtype), axis=1)
 
 
 def _private_sums(model: keras.Model, sums: clipping.ClippedSums, choices: Choices) -> PrivateSums:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from scipy import stats
 
 from dp_sparse import noise
-from dp_sparse.noise import philox
+from dp_sparse.noise import gaussian, philox
 from dp_sparse.noise.normal_quantile import normal_quantile
 from tests.reference.distributions import SIGNIFICANCE, binomial
 
@@ -33,7 +33,7 @@ def dense_noise(count: int, sigma: float) -> np.ndarray:
 
 def transform(bits: np.ndarray) -> np.ndarray:
     """What becomes of 64 random bits."""
-    compiled = tf.function(noise._standard_normal, jit_compile=True, autograph=False)
+    compiled = tf.function(gaussian._standard_normal, jit_compile=True, autograph=False)
     return compiled(tf.constant(bits, tf.uint64)).numpy()
 
 
@@ -276,7 +276,7 @@ def test_uniforms_lie_on_the_grid() -> None:
 
 def test_extreme_uniforms(monkeypatch: pytest.MonkeyPatch) -> None:
     bits = tf.constant([0, 2**11 - 1, 2**11, 2**64 - 1], tf.uint64)
-    monkeypatch.setattr(noise, "_bits", lambda *_: bits)
+    monkeypatch.setattr(gaussian, "_bits", lambda *_: bits)
     values = noise.uniform(noise.NoiseKey().next_draw(), 1, 4).numpy()
     np.testing.assert_array_equal(values[:3], [2.0**-54, 2.0**-54, 3 * 2.0**-54])
     assert 1 - 2.0**-52 < values[3] <= 1
@@ -420,7 +420,7 @@ def test_restoring_a_checkpoint_does_not_set_draws_back(tmp_path: object) -> Non
 def test_the_self_check_passes_and_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     noise.self_check()
     with monkeypatch.context() as patched:
-        patched.setattr(noise, "normal_quantile", lambda v: (1 + 1e-9) * normal_quantile(v))
+        patched.setattr(gaussian, "normal_quantile", lambda v: (1 + 1e-9) * normal_quantile(v))
         with pytest.raises(RuntimeError, match=r"computes normal noise wrongly"):
             noise.self_check()
     monkeypatch.setattr(philox, "_ROUNDS", 9)

@@ -180,11 +180,8 @@ class _Steps:
             worst = int(self._coupled(batch, draw, tf.constant(new)))
             if worst >= 0:
                 raise PrivacyError(isolation.COUPLED.format(self._names[worst]))
-        there, by_schedule, checked, seen = (
-            tf.cast(False if flag is None else flag, tf.int64)
-            for flag in (True, scheduled, due, not_zero)
-        )
-        progress.passed(there, by_schedule, checked, seen)
+        seen = tf.zeros([0], tf.bool) if not_zero is None else not_zero
+        progress.passed(True, scheduled, due, seen)
 
     def logs(self) -> dict[str, float]:
         """Loss and metrics since the last call."""
