@@ -22,7 +22,7 @@ class Mechanism(Family, abc.ABC):
 
     @abc.abstractmethod
     def description(self, noise_multiplier: float) -> str:
-        """A few words for the statement."""
+        """A sentence for the statement."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +40,8 @@ class GaussianMechanism(Mechanism):
         return dp_accounting.GaussianDpEvent(noise_multiplier)
 
     def description(self, noise_multiplier: float) -> str:
-        """Its name."""
-        del noise_multiplier
-        return "Gaussian mechanism"
+        """A sentence for the statement."""
+        return f"Each step is a Gaussian mechanism of noise multiplier {noise_multiplier:.6g}."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +84,11 @@ class ExponentialSelection(Mechanism):
         )
 
     def description(self, noise_multiplier: float) -> str:
-        """Both parts."""
+        """A sentence for the statement."""
         return (
-            f"Gaussian mechanism, after {self.rows_per_step} exponential mechanisms of epsilon "
-            f"{self.epsilon_per_row(noise_multiplier):.4g} each"
+            f"Each step has {self.rows_per_step} exponential mechanisms of epsilon "
+            f"{self.epsilon_per_row(noise_multiplier):.4g} each, then a Gaussian one of noise "
+            f"multiplier {noise_multiplier:.6g}."
         )
 
 

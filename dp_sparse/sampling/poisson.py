@@ -73,11 +73,12 @@ class PoissonSampling(Sampling):
 
     @property
     def description(self) -> str:
-        """One line for the statement."""
+        """Two lines for the statement."""
         return (
-            f"Poisson, each of {self.num_examples} examples in each batch with probability "
-            f"{self.sampling_probability:.6g}, under a key that nobody else holds; batches beyond "
-            f"{self.batch_capacity} stop the run, and their probability is inside delta"
+            f"Poisson sampling puts each of {self.num_examples} examples in each batch with "
+            f"probability {self.sampling_probability:.6g}, by a secret key.\n"
+            f"A batch of more than {self.batch_capacity} examples stops the run, and the "
+            "probability of that is inside delta."
         )
 
     def event(self, mechanism: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:

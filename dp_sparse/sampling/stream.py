@@ -72,11 +72,11 @@ class StreamSampling(Sampling):
 
     @property
     def description(self) -> str:
-        """One line for the statement."""
+        """Two lines for the statement."""
         return (
-            f"stream of {self.num_examples} examples in batches of {self.batch_size}, each "
-            f"example at most once in each of {self.passes} passes, of which one left in the "
-            "middle counts whole; no amplification"
+            f"The stream has {self.num_examples} examples in batches of {self.batch_size}, each "
+            f"example at most once in each of {self.passes} passes.\n"
+            "A pass that is left in the middle counts whole. There is no amplification by sampling."
         )
 
     def event(self, mechanism: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
