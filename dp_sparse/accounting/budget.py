@@ -12,6 +12,12 @@ class PrivacyBudget:
     Attributes:
         epsilon: ε > 0.
         delta: 0 < δ < 1; at most 1 / number of examples for a meaningful guarantee.
+
+    Examples:
+        >>> import dp_sparse
+        >>> num_examples = 1_000_000
+        >>> dp_sparse.PrivacyBudget(epsilon=1.0, delta=1 / num_examples)
+        PrivacyBudget(epsilon=1.0, delta=1e-06)
     """
 
     epsilon: float

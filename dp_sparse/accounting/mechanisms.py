@@ -29,6 +29,15 @@ class Mechanism(Family, abc.ABC):
 class GaussianMechanism(Mechanism):
     """One step releases Gaussian noise on sums of clipped contributions of one batch.
 
+    Examples:
+        >>> import dp_sparse
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling)
+        >>> plan.mechanism  # the default
+        GaussianMechanism()
+        >>> plan.mechanism.event(2.0)
+        GaussianDpEvent(noise_multiplier=2.0)
+
     ### Formal Guarantees
     Several Gaussian releases from one batch, of sensitivity Δ_m and standard deviation s_m, are one
     Gaussian mechanism of noise multiplier σ with σ⁻² = Σ_m (Δ_m / s_m)². Only σ enters the
@@ -55,6 +64,14 @@ class ExponentialSelection(Mechanism):
     Attributes:
         rows_per_step: k > 0, over all tables together.
         noise_ratio: The selection's noise multiplier over the gradients' σ, > 0.
+
+    Examples:
+        >>> import dp_sparse
+        >>> mechanism = dp_sparse.ExponentialSelection(rows_per_step=100)
+        >>> mechanism.epsilon_per_row(noise_multiplier=2.0)
+        0.05
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling, mechanism)
 
     ### Formal Guarantees
     Selecting k rows by Gumbel noise is k exponential mechanisms in a row (Durfee and Rogers 2019),

@@ -46,6 +46,19 @@ class PrivacyPlan:
         noise_multiplier: The combined σ of the Gaussian releases of a step, set by `calibrate`.
         plan_id: Names this calibration; one plan pays for one training run.
 
+    Examples:
+        >>> import dp_sparse
+        >>> plan = dp_sparse.PrivacyPlan(
+        ...     dp_sparse.PrivacyBudget(epsilon=1.0, delta=1e-5),
+        ...     dp_sparse.PoissonSampling(num_examples=10_000, expected_batch_size=1000, steps=10),
+        ... ).calibrate()
+        >>> print(f"{plan.noise_multiplier:.2f}, {plan.spent(steps=5).epsilon:.2f}")
+        1.74, 0.78
+        >>> print(f"{plan.attack_power(false_positive_rate=0.01):.1%}")  # true positives, at most
+        1.8%
+        >>> print(plan.statement().splitlines()[0])
+        (1, 1e-05)-differential privacy protects one example after 10 of 10 steps; ...
+
     ### Formal Guarantees
     The outputs of at most `sampling.steps` steps on batches of `sampling.batches(...)`, together
     with `releases`, are (ε, δ)-differentially private under `sampling.neighbouring`. The number of
