@@ -32,7 +32,7 @@ def true_positive_rate(
     Kairouz, Oh and Viswanath 2015, Theorem 2.1). Each point gives a bound, so their minimum is one,
     whatever the points. With all ε ≥ 0 it is the symmetric trade-off function that has this δ(ε),
     and no test of a pair that has this curve in both directions is better (Dong, Roth and Su 2022,
-    Proposition 6). It holds for every test, also one that knows all other examples and one that is
+    section 2). It holds for every test, also one that knows all other examples and one that is
     randomised, and for either of the two datasets as the one that is wrongly suspected.
     """
     ahead = np.exp(epsilons) * false_positive_rate + deltas
