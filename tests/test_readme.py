@@ -48,7 +48,9 @@ def test_the_examples_run_as_printed(capsys: Any) -> None:
     }
     train, explain, select, exponential = blocks()
     exec(train, names)
-    assert "differential privacy after 20 of 20 steps" in capsys.readouterr().out
+    assert (
+        "differential privacy protects one example after 20 of 20 steps" in capsys.readouterr().out
+    )
     exec(explain, names)
     printed = capsys.readouterr().out
     assert "threshold = " in printed and "rows noised a step: 500" in printed
@@ -59,6 +61,15 @@ def test_the_examples_run_as_printed(capsys: Any) -> None:
     names["model"].fit(plan.sampling.batches(examples), steps_per_epoch=2, verbose=0)
     exec(exponential, names)
     assert isinstance(names["optimizer"], dp_sparse.ExponentialSelectionOptimizer)
+
+
+def test_the_statement_begins_as_printed() -> None:
+    """With the noise that the plan above finds for a million examples."""
+    sampling = dp_sparse.PoissonSampling(1_000_000, 2048, 20_000)
+    budget = dp_sparse.PrivacyBudget(1.0, 1e-6)
+    statement = dp_sparse.PrivacyPlan(budget, sampling, noise_multiplier=1.41333).statement()
+    (printed,) = re.findall(r"```\n(\(.*?)```", README.read_text(), re.DOTALL)
+    assert len(printed.splitlines()) == 3 and statement.startswith(printed)
 
 
 def test_the_example_of_embedding_layers_runs_as_printed() -> None:

@@ -5,9 +5,10 @@ May use: `core`, `noise` (how far its tails reach) and `sampling`. Nothing here 
 
 from dp_sparse.accounting.accountant import Accountant, epsilon_of
 from dp_sparse.accounting.adafest import default_threshold, split_noise, survival_probability
+from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.events import GumbelTopKDpEvent, event_config
 from dp_sparse.accounting.mechanisms import ExponentialSelection, GaussianMechanism, Mechanism
-from dp_sparse.accounting.plan import PrivacyBudget, PrivacyPlan
+from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.accounting.releases import Release
 
 __all__ = [

@@ -10,6 +10,7 @@ from typing import Any
 
 import attr
 import dp_accounting
+import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld import privacy_loss_distribution as pld
@@ -26,9 +27,15 @@ _TRIALS = 1000  # after which no finite ε is stated; more than any error of rou
 @functools.lru_cache(maxsize=1024)
 def epsilon_of(event: dp_accounting.DpEvent, delta: float, interval: float) -> float:
     """ε of `event` at `delta`, from losses on a grid of `interval`; infinite without noise."""
+    return accountant_of(event, interval).get_epsilon(delta)
+
+
+@functools.lru_cache(maxsize=8)  # a composed loss takes some megabytes
+def accountant_of(event: dp_accounting.DpEvent, interval: float) -> "Accountant":
+    """What has composed `event`, and nothing else, from losses on a grid of `interval`."""
     accountant = Accountant(value_discretization_interval=interval)
     accountant.compose(event)
-    return accountant.get_epsilon(delta)
+    return accountant
 
 
 class Accountant(PLDAccountant):
@@ -58,6 +65,12 @@ class Accountant(PLDAccountant):
         points = max(self._pld._pmf_remove.size, self._pld._pmf_add.size)
         rounding = 1 + (2 * points + 2**14) * privacy_loss.UNIT
         return min(float(super().get_delta(target_epsilon)) * rounding, 1.0)
+
+    def deltas(self, epsilons: np.ndarray) -> np.ndarray:
+        """δ at each ε >= 0, float64 `[points]`, rounded up."""
+        if self._contains_non_dp_event:
+            return np.ones(len(epsilons))
+        return privacy_loss.deltas(self._pld, epsilons)
 
     def get_epsilon(self, target_delta: float) -> float:
         """An ε whose δ is at most `target_delta`, the least of them up to rounding."""

@@ -22,12 +22,21 @@ class Mechanism(Family, abc.ABC):
 
     @abc.abstractmethod
     def description(self, noise_multiplier: float) -> str:
-        """A few words for the statement."""
+        """A sentence for the statement."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GaussianMechanism(Mechanism):
     """One step releases Gaussian noise on sums of clipped contributions of one batch.
+
+    Examples:
+        >>> import dp_sparse
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling)
+        >>> plan.mechanism  # the default
+        GaussianMechanism()
+        >>> plan.mechanism.event(2.0)
+        GaussianDpEvent(noise_multiplier=2.0)
 
     ### Formal Guarantees
     Several Gaussian releases from one batch, of sensitivity Δ_m and standard deviation s_m, are one
@@ -40,9 +49,8 @@ class GaussianMechanism(Mechanism):
         return dp_accounting.GaussianDpEvent(noise_multiplier)
 
     def description(self, noise_multiplier: float) -> str:
-        """Its name."""
-        del noise_multiplier
-        return "Gaussian mechanism"
+        """A sentence for the statement."""
+        return f"Each step is a Gaussian mechanism of noise multiplier {noise_multiplier:.6g}."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +64,14 @@ class ExponentialSelection(Mechanism):
     Attributes:
         rows_per_step: k > 0, over all tables together.
         noise_ratio: The selection's noise multiplier over the gradients' σ, > 0.
+
+    Examples:
+        >>> import dp_sparse
+        >>> mechanism = dp_sparse.ExponentialSelection(rows_per_step=100)
+        >>> mechanism.epsilon_per_row(noise_multiplier=2.0)
+        0.05
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling, mechanism)
 
     ### Formal Guarantees
     Selecting k rows by Gumbel noise is k exponential mechanisms in a row (Durfee and Rogers 2019),
@@ -85,10 +101,11 @@ class ExponentialSelection(Mechanism):
         )
 
     def description(self, noise_multiplier: float) -> str:
-        """Both parts."""
+        """A sentence for the statement."""
         return (
-            f"Gaussian mechanism, after {self.rows_per_step} exponential mechanisms of epsilon "
-            f"{self.epsilon_per_row(noise_multiplier):.4g} each"
+            f"Each step has {self.rows_per_step} exponential mechanisms of epsilon "
+            f"{self.epsilon_per_row(noise_multiplier):.4g} each, then a Gaussian one of noise "
+            f"multiplier {noise_multiplier:.6g}."
         )
 
 

@@ -16,35 +16,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import dp_accounting
+import numpy as np
 
-from dp_sparse.accounting.accountant import epsilon_of
+from dp_sparse.accounting.accountant import accountant_of, epsilon_of
+from dp_sparse.accounting.attack_power import EPSILONS, true_positive_rate
+from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.calibration import COARSE, FINE, LIMITS, smallest_noise_multiplier
 from dp_sparse.accounting.events import event_config, event_from_config
 from dp_sparse.accounting.forecast import Forecast, forecast
 from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism, beyond_reach
 from dp_sparse.accounting.releases import Release, ReleasePrice
+from dp_sparse.accounting.statement import RATES, statement
 from dp_sparse.core import fingerprint, validate
 from dp_sparse.sampling import Sampling
 
 _OVERFLOW_ROUNDS = 5
 _GAUSSIAN = GaussianMechanism()
-
-
-@dataclasses.dataclass(frozen=True)
-class PrivacyBudget:
-    """The (ε, δ) that a training run may spend in all.
-
-    Attributes:
-        epsilon: ε > 0.
-        delta: 0 < δ < 1; at most 1 / number of examples for a meaningful guarantee.
-    """
-
-    epsilon: float
-    delta: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", validate.positive("epsilon", self.epsilon))
-        object.__setattr__(self, "delta", validate.probability("delta", self.delta))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +45,19 @@ class PrivacyPlan:
         releases: Everything else released from the same data; set before `calibrate`.
         noise_multiplier: The combined σ of the Gaussian releases of a step, set by `calibrate`.
         plan_id: Names this calibration; one plan pays for one training run.
+
+    Examples:
+        >>> import dp_sparse
+        >>> plan = dp_sparse.PrivacyPlan(
+        ...     dp_sparse.PrivacyBudget(epsilon=1.0, delta=1e-5),
+        ...     dp_sparse.PoissonSampling(num_examples=10_000, expected_batch_size=1000, steps=10),
+        ... ).calibrate()
+        >>> print(f"{plan.noise_multiplier:.2f}, {plan.spent(steps=5).epsilon:.2f}")
+        1.74, 0.78
+        >>> print(f"{plan.attack_power(false_positive_rate=0.01):.1%}")  # true positives, at most
+        1.8%
+        >>> print(plan.statement().splitlines()[0])
+        (1, 1e-05)-differential privacy protects one example after 10 of 10 steps; ...
 
     ### Formal Guarantees
     The outputs of at most `sampling.steps` steps on batches of `sampling.batches(...)`, together
@@ -76,9 +76,9 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         if isinstance(self.releases, list):
             object.__setattr__(self, "releases", tuple(self.releases))
-        for name, kind, mend in _FIELDS:
+        for name, kind, use in _FIELDS:
             if not isinstance(getattr(self, name), kind):
-                raise ValueError(f"Expected {mend}, got {name}={getattr(self, name)!r}.")
+                raise ValueError(f"Expected {use}, got {name}={getattr(self, name)!r}.")
         for release in self.releases:
             if not isinstance(release, Release):
                 raise ValueError(
@@ -124,51 +124,59 @@ class PrivacyPlan:
         Every release counts from the start. ε is rounded up by what the accountant's arithmetic
         may have lost.
         """
-        if self.noise_multiplier is None:
-            raise ValueError(
-                "Expected a calibrated plan, got one without noise: use plan.calibrate()."
-            )
-        if not 0 <= steps <= self.sampling.steps:
-            raise ValueError(f"Expected 0 <= steps <= {self.sampling.steps}, got steps={steps}.")
-        epsilon = self._epsilon_at(self.noise_multiplier, steps) if steps or self.releases else 0.0
+        sigma = self._noise_for(steps)
+        epsilon = self._epsilon_at(sigma, steps) if steps or self.releases else 0.0
         if epsilon == math.inf:
             raise ValueError(
                 f"Expected noise that meets delta={self.budget.delta:g} at some epsilon, got "
-                f"noise_multiplier={self.noise_multiplier:g}: use plan.calibrate()."
+                f"noise_multiplier={sigma:g}: use plan.calibrate()."
             )
         return PrivacyBudget(max(epsilon, 1e-12), self.budget.delta)
 
-    def statement(self, steps: int | None = None) -> str:
-        """What `steps` steps (default: all) guarantee, to whom, and under which assumptions."""
+    def attack_power(self, false_positive_rate: float, steps: int | None = None) -> float:
+        """The highest true-positive rate that any membership test can have, in (0, 1].
+
+        Of `steps` steps (default: all) and every release together, from the privacy loss
+        distribution that ε comes from: how many of the plan's examples the best attacker finds who
+        wrongly suspects the share `false_positive_rate` of others. Rounded up; 1 if nothing can be
+        said.
+
+        Args:
+            false_positive_rate: In (0, 1): the chance that an example which was not in the data is
+                taken for one that was.
+            steps: Between 0 and `sampling.steps`.
+
+        Raises:
+            ValueError: An argument out of its range, or a plan that is not calibrated.
+
+        ### Formal Guarantees
+        δ(ε) counts batches beyond capacity and noise that ends too early, as ε does, at each ε.
+        What it bounds is in `attack_power.true_positive_rate`.
+        """
+        rate = validate.probability("false_positive_rate", false_positive_rate)
         steps = self.sampling.steps if steps is None else steps
-        spent, sigma = self.spent(steps), self.noise_multiplier
-        prices = [str(self.price(release)) for release in self.releases]
-        assert sigma is not None
-        lines = [
-            f"({spent.epsilon:.4g}, {spent.delta:.3g})-differential privacy after {steps} of "
-            f"{self.sampling.steps} steps; the plan's budget is epsilon={self.budget.epsilon:g}.",
-            f"Protected: one example. Neighbouring datasets: {self.sampling.neighbouring}.",
-            f"Sampling: {self.sampling.description}.",
-            f"Noise multiplier of one step: {sigma:.6g} "
-            f"({self.mechanism.description(sigma)}); accountant: privacy loss "
-            f"distributions, interval {FINE:g}, dp-accounting.",
-            f"Also covered: {'; '.join(prices) or 'no other release'}.",
-            f"Public: the number of examples ({self.sampling.num_examples}), the model's "
-            "architecture and initial weights, and every hyper-parameter.",
-            "Covers: the weights, the optimizer's state and the rows that each step updated, of "
-            "one training run, at every step; of LazyDP the weights and state alone, as fit and "
-            "the model's own methods give them, never the rows that a step wrote.",
-            "Not covered by any epsilon: training loss and metrics, clip fraction, realised batch "
-            "sizes, quarantine counts, which survivors were false, the time a step took, that no "
-            "bad value stopped the run, and choices made by looking at this data (hyper-parameters "
-            "included).",
-            "Assumed: batches reach fit as the sampler made them; non-trainable weights, adapted "
-            "statistics and vocabularies, and held-out data are public.",
-            "Randomness: Philox, keyed by the operating system, which is not a cryptographic "
-            "generator; what lies beyond 8.2 deviations is inside delta; noisy sums are rounded "
-            "to a grid of about 2^-10 deviations (rows of LazyDP to float32).",
-        ]
-        return "\n".join(lines)
+        sigma = self._noise_for(steps)
+        deltas = accountant_of(self._event(sigma, steps), FINE).deltas(EPSILONS)
+        failures = [self.failure_delta(sigma, epsilon, steps) for epsilon in EPSILONS]
+        return true_positive_rate(EPSILONS, deltas + np.array(failures), rate)
+
+    def statement(self, steps: int | None = None) -> str:
+        """What `steps` steps (default: all) guarantee, to whom, and under which assumptions.
+
+        At most 15 short lines: the promise, what is left to an attacker (`attack_power`), what is
+        not covered, and what the promise rests on. Numbers are rounded up.
+        """
+        steps = self.sampling.steps if steps is None else steps
+        spent, (few, more) = self.spent(steps), RATES
+        return statement(
+            spent=spent,
+            budget=self.budget,
+            steps=steps,
+            sampling=self.sampling,
+            mechanism=self.mechanism.description(self._noise_for(steps)),
+            releases=[str(self.price(release)) for release in self.releases],
+            true_positive_rates=(self.attack_power(few, steps), self.attack_power(more, steps)),
+        )
 
     def explain(
         self,
@@ -205,10 +213,7 @@ class PrivacyPlan:
             ValueError: A plan without noise or of another mechanism than `GaussianMechanism`, an
                 argument out of its range, or two ways to choose the threshold.
         """
-        if self.noise_multiplier is None:
-            raise ValueError(
-                "Expected a calibrated plan, got one without noise: use plan.calibrate()."
-            )
+        sigma = self._noise_for(self.sampling.steps)
         if not isinstance(self.mechanism, GaussianMechanism):
             raise ValueError(
                 f"Expected a plan with mechanism=GaussianMechanism(), which DPAdaFESTOptimizer "
@@ -216,7 +221,7 @@ class PrivacyPlan:
             )
         batch = self.sampling.expected_batch_size
         return forecast(
-            self.noise_multiplier,
+            sigma,
             batch,
             tables,
             lookups=lookups,
@@ -280,6 +285,16 @@ class PrivacyPlan:
             noise_multiplier=config["noise_multiplier"],
             plan_id=config["plan_id"],
         )
+
+    def _noise_for(self, steps: int) -> float:
+        """σ, if the plan has one and so many steps."""
+        if self.noise_multiplier is None:
+            raise ValueError(
+                "Expected a calibrated plan, got one without noise: use plan.calibrate()."
+            )
+        if not 0 <= steps <= self.sampling.steps:
+            raise ValueError(f"Expected 0 <= steps <= {self.sampling.steps}, got steps={steps}.")
+        return self.noise_multiplier
 
     def _epsilon_at(self, noise_multiplier: float, steps: int, interval: float = FINE) -> float:
         """ε at the budget's δ less the share of failures.

@@ -99,6 +99,11 @@ def sampled(
     return of_curves(removed, added, interval)
 
 
+def deltas(loss: PrivacyLossDistribution, epsilons: np.ndarray) -> np.ndarray:
+    """δ at each ε in [0, `LARGEST`], of the worse direction, float64 `[points]`, rounded up."""
+    return np.maximum(_delta(loss._pmf_remove, epsilons), _delta(loss._pmf_add, epsilons))
+
+
 def largest_relevant(delta: Callable[[np.ndarray], np.ndarray]) -> float:
     """ε from which on `delta`, of increasing ε, is negligible, rounded up; or `LARGEST`."""
     losses = np.geomspace(1e-6, LARGEST, 160)
@@ -125,7 +130,9 @@ def _delta(pmf: pld_pmf.PLDPmf, epsilons: np.ndarray) -> np.ndarray:
     terms[0] = dense._infinity_mass
     curve = scipy.signal.lfilter([1.0], [1.0, -growth], terms)[::-1]
     losses = dense._discretization * (dense._lower_loss + np.arange(dense.size))
-    delta = np.interp(np.exp(epsilons), np.r_[0, np.exp(losses)], np.r_[from_each[0], curve])
+    with np.errstate(over="ignore"):  # of losses far beyond every ε
+        places = np.r_[0, np.exp(losses)]
+    delta = np.interp(np.exp(epsilons), places, np.r_[from_each[0], curve])
     return np.minimum(delta * (1 + (2 * dense.size + 2**14) * UNIT), 1)
 
 

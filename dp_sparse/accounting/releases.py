@@ -12,6 +12,15 @@ class Release:
     Attributes:
         name: What is released, as the statement prints it.
         event: Its cost as a dp-accounting event, under the sampler's neighbouring relation.
+
+    Examples:
+        >>> import dp_accounting, dp_sparse
+        >>> cities = dp_sparse.Release("histogram of cities", dp_accounting.GaussianDpEvent(100.0))
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> budget = dp_sparse.PrivacyBudget(0.1, 1e-3)
+        >>> plan = dp_sparse.PrivacyPlan(budget, sampling, releases=(cities,)).calibrate()
+        >>> print(plan.price(cities))
+        histogram of cities: epsilon 0.0019... beside training, 0.00904... on its own
     """
 
     name: str

@@ -67,7 +67,17 @@ class ClippingStyle(abc.ABC):
 @keras.saving.register_keras_serializable(package="dp_sparse")
 @dataclasses.dataclass(frozen=True)
 class FlatClipping(ClippingStyle):
-    """f = min(1, C/‖g_i‖) for the whole gradient (Abadi et al., CCS 2016, Algorithm 1)."""
+    """f = min(1, C/‖g_i‖) for the whole gradient (Abadi et al., CCS 2016, Algorithm 1).
+
+    Examples:
+        The default. Of gradients of norm 2 and ½, the first is halved at C = 1:
+
+        >>> import dp_sparse, tensorflow as tf
+        >>> squared_norms = tf.constant([4.0, 0.25])
+        >>> (factors,) = dp_sparse.FlatClipping().factors(["a variable"], [squared_norms], 1.0)
+        >>> factors.numpy().round(2)
+        array([0.5, 1. ], dtype=float32)
+    """
 
     def factors(
         self, variables: Sequence[keras.Variable], squared: Sequence[tf.Tensor], clip_norm: ClipNorm
@@ -88,6 +98,15 @@ class AutomaticClipping(ClippingStyle):
 
     Raises:
         ValueError: `stability <= 0`.
+
+    Examples:
+        Gradients of norm 2 and ½ both get a norm near C = 1:
+
+        >>> import dp_sparse, tensorflow as tf
+        >>> style = dp_sparse.AutomaticClipping()  # DPSGDOptimizer(..., clipping=style)
+        >>> (factors,) = style.factors(["a variable"], [tf.constant([4.0, 0.25])], 1.0)
+        >>> factors.numpy().round(2)
+        array([0.5 , 1.96], dtype=float32)
     """
 
     stability: float = 0.01
@@ -117,6 +136,14 @@ class PerLayerClipping(ClippingStyle):
     Raises:
         ValueError: Shares that are no mapping, or not positive; when training begins, shares that
             name other layers than the model has.
+
+    Examples:
+        >>> import dp_sparse
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> style = dp_sparse.PerLayerClipping({"users": 3, "score": 1})  # ¾ of C² and ¼
+        >>> dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0, clipping=style).clipping
+        PerLayerClipping(shares={'users': 3, 'score': 1})
     """
 
     shares: Mapping[str, float] | None = None
@@ -195,6 +222,15 @@ class QuantileClipping(FlatClipping):
 
     Raises:
         ValueError: An argument out of its range.
+
+    Examples:
+        The count of unclipped examples takes a little of the step's noise:
+
+        >>> import dp_sparse
+        >>> style = dp_sparse.QuantileClipping()  # DPSGDOptimizer(..., clipping=style)
+        >>> of_gradients, of_count = style.noise_multipliers(of_step=2.0)
+        >>> print(f"{of_gradients:.3f}, {of_count:.1f}")
+        2.010, 20.0
 
     ### Formal Guarantees
     With s = Σ clip(8·(1 − ‖g_i‖/C), −½, ½) over the batch's examples, adding, removing or zeroing

@@ -27,18 +27,59 @@ class _OfTracing:
 
 
 class PrivacyError(_OfTracing, RuntimeError):
-    """The requested operation would void the privacy guarantee."""
+    """The requested operation would void the privacy guarantee.
+
+    Examples:
+        Batches that the plan's sampler did not make are refused:
+
+        >>> import dp_sparse, keras, numpy as np
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
+        >>> model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+        >>> model.fit(np.arange(8), np.ones(8), verbose=0)  # not plan.sampling.batches((x, y))
+        Traceback (most recent call last):
+            ...
+        dp_sparse.core.errors.PrivacyError: Expected a batch made by this plan's sampler, got ...
+    """
 
 
 class UnsupportedLayerError(_OfTracing, ValueError):
     """A layer's per-example gradients cannot be had.
 
     The message lists each layer's path and the mend.
+
+    Examples:
+        A layer that mixes the examples of a batch cannot be trained privately:
+
+        >>> import dp_sparse, keras, numpy as np
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> model = keras.Sequential([keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        >>> model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+        >>> model.fit(plan.sampling.batches((np.ones((8, 3)), np.ones(8))), verbose=0)
+        Traceback (most recent call last):
+            ...
+        dp_sparse.core.errors.UnsupportedLayerError: Cannot train privately:
+        - ...BatchNormalization): mixes the examples of a batch. ...
     """
 
 
 class BadExampleError(_OfTracing, ValueError):
-    """A batch holds a value outside the range its layer or loss accepts."""
+    """A batch holds a value outside the range its layer or loss accepts.
+
+    Examples:
+        An id outside of its table is refused, here and in training:
+
+        >>> import dp_sparse, numpy as np
+        >>> examples = {"users": np.array([3, 12])}, np.ones(2)
+        >>> dp_sparse.select_top_k(
+        ...     examples, {"users": 10}, k=1, source=dp_sparse.PublicRows(), progress=False
+        ... )
+        Traceback (most recent call last):
+            ...
+        dp_sparse.core.errors.BadExampleError: Expected ids of table 'users' in [0, 10), got 12 ...
+    """
 
 
 _KINDS = {kind.__name__: kind for kind in (PrivacyError, BadExampleError, ValueError)}

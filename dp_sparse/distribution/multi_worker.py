@@ -51,6 +51,18 @@ def train(
         PrivacyError: A model without a private optimizer, one that delays noise, or anything that
             `fit` refuses.
 
+    Examples:
+        Each worker runs the same script; one process without a strategy is a worker, too:
+
+        >>> import dp_sparse, keras, numpy as np
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
+        >>> model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+        >>> history = dp_sparse.distribution.train(model, (np.arange(8), np.ones(8)))
+        >>> int(model.optimizer.steps_spent), list(history.history)
+        (2, ['loss'])
+
     ### Formal Guarantees
     Those of the plan, if nobody but the workers sees their memory and what they send each other:
     clipped sums without noise, ids, and the keys of noise and sampling, in the clear. Every worker

@@ -62,6 +62,18 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
             training begins, rows for other tables than the model's.
         PrivacyError: The plan does not pay for `rows`.
 
+    Examples:
+        >>> import dp_sparse, keras, numpy as np
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
+        >>> optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, clip_norm=1.0, threshold=40.0)
+        >>> model.compile(optimizer, loss="mse")
+        >>> history = model.fit(plan.sampling.batches((np.arange(8), np.ones(8))), verbose=0)
+        >>> (noised,) = optimizer.diagnostics.rows.numpy()  # rows of the table, in both steps
+        >>> bool(noised < 2 * 10)
+        True
+
     ### Formal Guarantees
     One step is a post-processing of two Gaussian releases on one batch, of noise multipliers σ1
     (map, sensitivity C1) and σ2 (clipped sum given the survivors, sensitivity C2), together exactly

@@ -23,6 +23,17 @@ class DPSGDOptimizer(PrivateOptimizer):
 
     Args: as `PrivateOptimizer`.
 
+    Examples:
+        >>> import dp_sparse, keras, numpy as np
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
+        >>> optimizer = dp_sparse.DPSGDOptimizer(keras.optimizers.Adam(), plan, clip_norm=1.0)
+        >>> model.compile(optimizer, loss="mse")
+        >>> history = model.fit(plan.sampling.batches((np.arange(8), np.ones(8))), verbose=0)
+        >>> int(optimizer.steps_spent)
+        2
+
     ### Formal Guarantees
     One step is the Gaussian mechanism of noise multiplier `plan.noise_multiplier` on the clipped
     sum, of sensitivity `clip_norm`, on one batch of the plan's sampler. With `QuantileClipping` the

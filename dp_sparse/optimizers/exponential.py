@@ -47,6 +47,19 @@ class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
         ValueError: A number out of its range, a plan with another mechanism, or an optimizer that
             would touch every row of a table; when training begins, tables of fewer rows than k.
 
+    Examples:
+        >>> import dp_sparse, keras, numpy as np
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(
+        ...     dp_sparse.PrivacyBudget(0.5, 1e-3), sampling, dp_sparse.ExponentialSelection(3)
+        ... ).calibrate()
+        >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
+        >>> optimizer = dp_sparse.ExponentialSelectionOptimizer("sgd", plan, clip_norm=1.0)
+        >>> model.compile(optimizer, loss="mse")
+        >>> history = model.fit(plan.sampling.batches((np.arange(8), np.ones(8))), verbose=0)
+        >>> optimizer.diagnostics.rows.numpy()  # of the table in both steps
+        array([6])
+
     ### Formal Guarantees
     One step releases the k selected rows, by k exponential mechanisms of ε0 each, and, given them,
     a Gaussian mechanism of noise multiplier σ on the clipped sum: `ExponentialSelection` is their

@@ -35,6 +35,20 @@ class DPFESTOptimizer(ChosenRowsOptimizer):
             table; when training begins, rows for other tables than the model's.
         PrivacyError: The plan does not pay for `rows`.
 
+    Examples:
+        >>> import dp_sparse, keras, numpy as np
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> table = keras.layers.Embedding(10, 2, name="users")
+        >>> model = keras.Sequential([keras.Input(()), table, keras.layers.Dense(1)])
+        >>> rows = dp_sparse.SelectedRows.public({"users": [1, 4]}, {"users": 10})
+        >>> optimizer = dp_sparse.DPFESTOptimizer("sgd", plan, clip_norm=1.0, rows=rows)
+        >>> model.compile(optimizer, loss="mse")
+        >>> before = table.embeddings.numpy()
+        >>> history = model.fit(plan.sampling.batches((np.arange(8), np.ones(8))), verbose=0)
+        >>> np.flatnonzero(np.any(table.embeddings.numpy() != before, axis=1))
+        array([1, 4])
+
     ### Formal Guarantees
     Lookups of other rows are zeroed before clipping, so a step is the Gaussian mechanism of noise
     multiplier `plan.noise_multiplier` on a clipped sum of sensitivity C. Which rows are trained is

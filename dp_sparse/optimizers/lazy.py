@@ -46,6 +46,17 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
             is not float32, or a tied output layer.
         PrivacyError: At run time, a step whose noise float32 cannot hold beside the weights.
 
+    Examples:
+        >>> import dp_sparse, keras, numpy as np
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
+        >>> optimizer = dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(0.1), plan, clip_norm=1.0)
+        >>> model.compile(optimizer, loss="mse")
+        >>> history = model.fit(plan.sampling.batches((np.arange(8), np.ones(8))), verbose=0)
+        >>> int(optimizer.steps_spent)  # and every row has its noise, since `fit` has ended
+        2
+
     ### Formal Guarantees
     That of `DPSGDOptimizer`, for weights after `flush`. Between steps a table in memory lacks noise
     on rows that were not looked up, which tells which ones were, so it must not be read by any road

@@ -61,7 +61,7 @@ class Sampling(Family, abc.ABC):
     @property
     @abc.abstractmethod
     def description(self) -> str:
-        """One line for the statement."""
+        """Sentences for the statement, one or two a line."""
 
     @property
     def steps_per_pass(self) -> int | None:

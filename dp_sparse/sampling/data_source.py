@@ -43,6 +43,19 @@ class RecordFile:
 
     Raises:
         ValueError: When the file is empty or does not hold whole records.
+
+    Examples:
+        >>> import dp_sparse, numpy as np, tempfile
+        >>> dtype = np.dtype([("user", "<i4"), ("clicked", "<f4")])
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = f"{folder.name}/clicks.bin"
+        >>> np.array([(3, 1.0), (7, 0.0)], dtype).tofile(path)
+        >>> clicks = dp_sparse.RecordFile(path, dtype, lambda r: (r["user"], r["clicked"]))
+        >>> len(clicks)  # `sampling.batches(clicks)` reads it
+        2
+        >>> x, y = clicks.gather(np.array([1]))
+        >>> x.tolist(), y.tolist()
+        ([7], [0.0])
     """
 
     def __init__(

@@ -31,6 +31,15 @@ class PoissonSampling(Sampling):
         capacity: Leading dimension of a batch; by default the smallest for which an overflow adds
             at most 1e-3 / N to δ at ε = 8.
 
+    Examples:
+        >>> import dp_sparse, numpy as np
+        >>> sampling = dp_sparse.PoissonSampling(1000, expected_batch_size=100, steps=2)
+        >>> sampling.sampling_probability, sampling.capacity
+        (0.1, 164)
+        >>> batches = sampling.batches((np.arange(1000), np.ones(1000)))  # for `model.fit`
+        >>> [tuple(x.shape) for x, y, weights in batches]  # padded, with weights of 0
+        [(164,), (164,)]
+
     ### Formal Guarantees
     Neighbouring datasets differ by adding or removing one example. Amplification rests on the
     sampling key, drawn from `os.urandom` for each pass, staying secret; a seeded pass is refused by
@@ -73,11 +82,12 @@ class PoissonSampling(Sampling):
 
     @property
     def description(self) -> str:
-        """One line for the statement."""
+        """Two lines for the statement."""
         return (
-            f"Poisson, each of {self.num_examples} examples in each batch with probability "
-            f"{self.sampling_probability:.6g}, under a key that nobody else holds; batches beyond "
-            f"{self.batch_capacity} stop the run, and their probability is inside delta"
+            f"Poisson sampling puts each of {self.num_examples} examples in each batch with "
+            f"probability {self.sampling_probability:.6g}, by a secret key.\n"
+            f"A batch of more than {self.batch_capacity} examples stops the run, and the "
+            "probability of that is inside delta."
         )
 
     def event(self, mechanism: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:

@@ -29,6 +29,15 @@ class StreamSampling(Sampling):
         batch_size: Examples in a batch; the last one of a pass may be smaller and is padded.
         passes: How often the whole stream is read.
 
+    Examples:
+        >>> import dp_sparse, numpy as np
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4, passes=2)
+        >>> sampling.steps
+        4
+        >>> batches = sampling.batches((np.arange(8), np.ones(8)))  # for `model.fit`
+        >>> [x.numpy().tolist() for x, y, weights in batches]
+        [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]
+
     ### Formal Guarantees
     Neighbouring datasets differ by zeroing out one example (it is replaced by padding of weight 0);
     removing one would move all that follow it. The order must not depend on the examples' values,
@@ -72,11 +81,11 @@ class StreamSampling(Sampling):
 
     @property
     def description(self) -> str:
-        """One line for the statement."""
+        """Two lines for the statement."""
         return (
-            f"stream of {self.num_examples} examples in batches of {self.batch_size}, each "
-            f"example at most once in each of {self.passes} passes, of which one left in the "
-            "middle counts whole; no amplification"
+            f"The stream has {self.num_examples} examples in batches of {self.batch_size}, each "
+            f"example at most once in each of {self.passes} passes.\n"
+            "A pass that is left in the middle counts whole. There is no amplification by sampling."
         )
 
     def event(self, mechanism: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:

@@ -54,6 +54,18 @@ class PrivacyReport(keras.callbacks.Callback):
 
     Raises:
         ValueError: Another `diagnostics`, or a model without a private optimizer.
+
+    Examples:
+        >>> import dp_sparse, keras, numpy as np
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
+        >>> model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+        >>> report = dp_sparse.PrivacyReport(path=None)
+        >>> batches = plan.sampling.batches((np.arange(8), np.ones(8)))
+        >>> history = model.fit(batches, callbacks=[report], verbose=0)
+        >>> report.history.steps, [f"{epsilon:.2f}" for epsilon in report.history.epsilon]
+        ([1, 2], ['0.50', '0.50'])
     """
 
     def __init__(

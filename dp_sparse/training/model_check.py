@@ -31,6 +31,17 @@ class ModelCheck:
             known.
         compared: Whether examples of a batch were compared, alone and in other companies; without
             that, it is not known whether the model mixes them.
+
+    Examples:
+        >>> import dp_sparse, keras
+        >>> norm = keras.layers.BatchNormalization(name="norm")
+        >>> layers = [keras.Input((3,)), norm, keras.layers.Dense(1)]
+        >>> model = keras.Sequential(layers, name="clicks")
+        >>> found = dp_sparse.check_model(model)
+        >>> found.ok, found.compared
+        (False, False)
+        >>> found.problems[0]
+        'clicks/norm (BatchNormalization): mixes the examples of a batch. Use ...'
     """
 
     rules: dict[str, str]
@@ -74,6 +85,16 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
             `batch_size` that is no whole number above 0; a batch without examples, or whose parts
             have not as many.
         BadExampleError: The batch has an id or a label out of range.
+
+    Examples:
+        >>> import dp_sparse, keras, numpy as np
+        >>> table = keras.layers.Embedding(10, 2, name="users")
+        >>> model = keras.Sequential([table, keras.layers.Dense(1, name="score")], name="clicks")
+        >>> model.compile(loss="mse")
+        >>> print(dp_sparse.check_model(model, (np.arange(8), np.ones(8))))
+        clicks/users/embeddings  embedding
+        clicks/score/kernel      dense
+        clicks/score/bias        dense
     """
     if not isinstance(model, keras.Model):
         raise ValueError(

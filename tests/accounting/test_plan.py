@@ -7,6 +7,7 @@ which takes two, instead of searching for it again.
 import dataclasses
 import json
 import math
+import re
 from typing import Any
 
 import dp_accounting
@@ -17,7 +18,11 @@ from scipy import stats
 
 from dp_sparse.accounting.accountant import epsilon_of
 from dp_sparse.accounting.calibration import smallest_noise_multiplier
-from dp_sparse.accounting.mechanisms import GaussianMechanism, beyond_reach
+from dp_sparse.accounting.mechanisms import (
+    ExponentialSelection,
+    GaussianMechanism,
+    beyond_reach,
+)
 from dp_sparse.accounting.plan import PrivacyBudget, PrivacyPlan, Release
 from dp_sparse.noise.gaussian import REACH
 from dp_sparse.sampling.base import Sampling
@@ -329,30 +334,100 @@ def test_streams_pay_by_the_pass() -> None:
 # ---------------------------------------------------------------------------------------- statement
 
 
-def test_statement_of_poisson_sampling(small: PrivacyPlan) -> None:
-    text = small.statement()
-    spent = small.spent(40)
+FACTS = (  # of every statement
+    "Not covered are choices made by looking at this data, hyper-parameters first",
+    "no bad value ended the run",
+    "Nor are training loss, metrics, clip fraction, realised batch sizes, quarantine counts",
+    "false survivors, step time",
+    "Covered are weights, optimizer state and updated rows of one run, at every step",
+    "LazyDP (float32 rows) covers no updated rows",
+    "weights and state only as fit and model methods give them",
+    "dp-accounting's privacy loss distributions (interval 0.0001) give epsilon",
+    "noise beyond 8.2 deviations is in delta",
+    "architecture, initial and non-trainable weights, hyper-parameters",
+    "Adapted statistics and vocabularies and held-out data are assumed public",
+    "batches to reach fit as sampled",
+    "Philox, keyed by the operating system and not cryptographic",
+    "rounded to about 2^-10 deviations",
+)
+MANY = PoissonSampling(45_840_617, 2048, 22_384)
+
+
+@pytest.fixture(scope="module")
+def statements(small: PrivacyPlan) -> list[str]:
+    """Of all kinds of sampling and mechanism, with a release and without."""
+    selection = ExponentialSelection(300)
+    cities = Release("cities", dp_accounting.GaussianDpEvent(300.0))
+    plans = [
+        small,
+        plan(MANY, noise_multiplier=0.5767),
+        plan(StreamSampling(1000, 100, 3), 8.0, 1e-5, noise_multiplier=2.0),
+        plan(SST2, mechanism=selection, noise_multiplier=3.0, releases=(cities,)),
+    ]
+    return [given.statement() for given in plans]
+
+
+def test_a_statement_has_few_and_short_lines(statements: list[str]) -> None:
+    for text in statements:
+        lines = text.split("\n")
+        assert len(lines) <= 15 and max(map(len, lines)) <= 115
+        assert all(line.endswith(".") and line.count(". ") <= 1 for line in lines)
+
+
+def test_a_statement_has_all_facts_in_order(statements: list[str]) -> None:
+    """The promise, an attacker, what is not covered, and what the promise rests on."""
+    order = ("differential privacy", "neighbouring", "membership test", "Not covered", "Nor are")
+    for text in statements:
+        lines = text.split("\n")
+        assert all(part in line for part, line in zip(order, lines, strict=False))
+        assert [fact for fact in FACTS if fact not in text] == []
+
+
+def test_statement_of_poisson_sampling(small: PrivacyPlan, statements: list[str]) -> None:
+    text = statements[0]
     for part in (
-        f"({spent.epsilon:.4g}, 1e-05)-differential privacy after 40 of 40 steps",
-        "budget is epsilon=2",
+        ", 1e-05)-differential privacy protects one example after 40 of 40 steps",
+        "the budget is epsilon=2.",
         "one has an example that the other lacks (add or remove)",
-        "Poisson, each of 2000 examples",
-        f"{small.noise_multiplier:.6g}",
-        "Public: the number of examples (2000)",
-        "Not covered by any epsilon: training loss and metrics, clip fraction",
-        "realised batch sizes, quarantine counts, which survivors were false",
-        "hyper-parameters",
-        "not a cryptographic generator",
-        f"batches beyond {small.sampling.batch_capacity} stop the run",
-        "their probability is inside delta",
+        "Poisson sampling puts each of 2000 examples in each batch with probability 0.025",
+        "by a secret key",
+        f"Gaussian mechanism of noise multiplier {small.noise_multiplier:.6g}.",
+        "Public are the number of examples (2000)",
+        f"batch of more than {small.sampling.batch_capacity} examples stops the run",
+        "the probability of that is inside delta",
+        "no other release",
     ):
         assert part in text
 
 
-def test_statement_of_a_stream() -> None:
-    text = plan(StreamSampling(1000, 100), 8.0, 1e-5, noise_multiplier=2.0).statement(4)
-    assert "after 4 of 10 steps" in text
-    assert "zero-out" in text and "no amplification" in text and "Poisson" not in text
+def test_numbers_of_a_statement_are_bounds(small: PrivacyPlan, statements: list[str]) -> None:
+    """Rounded up, to few digits."""
+    promise, _, attack = statements[0].split("\n")[:3]
+    epsilon = float(promise[1 : promise.index(",")])
+    assert small.spent(40).epsilon <= epsilon <= small.spent(40).epsilon * 1.001
+    few, _, more, _ = (float(part) for part in re.findall(r"([\d.]+) %", attack))
+    for percent, rate in ((few, 1e-3), (more, 1e-2)):
+        assert small.attack_power(rate) <= percent / 100 <= small.attack_power(rate) * 1.01
+    assert "at 0.1 % false positives" in attack and attack.endswith("at 1 %.")
+
+
+def test_statement_of_a_stream(statements: list[str]) -> None:
+    text = statements[2]
+    assert "after 30 of 30 steps" in text and "zero-out" in text and "Poisson" not in text
+    assert "1000 examples in batches of 100, each example at most once in each of 3 passes" in text
+    assert "no amplification" in text and "left in the middle counts whole" in text
+
+
+def test_statement_of_exponential_selection_and_a_release(statements: list[str]) -> None:
+    assert "300 exponential mechanisms of epsilon 0.01925 each" in statements[3]
+    assert re.search(r"also pays for cities: epsilon \S+ beside training, \S+ on", statements[3])
+
+
+def test_statement_of_some_steps() -> None:
+    given = plan(StreamSampling(1000, 100, 3), 8.0, 1e-5, noise_multiplier=2.0)
+    assert "after 4 of 30 steps" in given.statement(4)
+    assert "(1e-12, 1e-05)-differential privacy" in given.statement(0)
+    assert "above 0.101 % at 0.1 % false positives" in given.statement(0)
 
 
 # ------------------------------------------------------------------------------------ configuration

@@ -5,6 +5,8 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import integrate, stats
 
 from dp_sparse.accounting import privacy_loss
@@ -130,3 +132,16 @@ def test_a_selection_that_costs_beyond_measure_spends_everything() -> None:
     accountant = Accountant()
     accountant.compose(ExponentialSelection(100, noise_ratio=1e-9).event(1.0))
     assert accountant.get_epsilon(1e-5) == math.inf
+
+
+def test_deltas_are_those_of_the_worse_direction() -> None:
+    """Whichever of the two is which."""
+    loss = pld.from_gaussian_mechanism(0.8, sampling_prob=0.2)
+    turned = PrivacyLossDistribution(loss._pmf_add, loss._pmf_remove)
+    epsilons = np.array([0.0, *LOSSES, 5.0])
+    wanted = [loss.get_delta_for_epsilon(epsilon) for epsilon in epsilons]
+    assert loss._pmf_add.get_delta_for_epsilon(0.2) < 0.9 * loss.get_delta_for_epsilon(0.2)
+    for either in (loss, turned):
+        found = privacy_loss.deltas(either, epsilons)
+        np.testing.assert_allclose(found, wanted, rtol=1e-9)
+        assert np.all(found >= wanted)

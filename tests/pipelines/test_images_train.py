@@ -95,7 +95,7 @@ def accuracy_printed(finished: subprocess.CompletedProcess[str]) -> float:
     line = next(line for line in finished.stdout.splitlines() if line.startswith("test accuracy"))
     assert "delta 1e-05" in line
     assert float(line.split("epsilon ")[1].split(",")[0]) <= 3.0
-    assert "differential privacy after" in finished.stdout
+    assert "differential privacy protects one example after" in finished.stdout
     return float(line.split(",")[0].removeprefix("test accuracy"))
 
 

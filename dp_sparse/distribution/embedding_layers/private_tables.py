@@ -105,6 +105,17 @@ class PrivateTables(tf.Module):
             Batches so large, or with so many lookups, that float32 cannot sum them exactly.
         PrivacyError: Another optimizer or clipping style, or a TPU with several hosts.
 
+    Examples:
+        >>> import dp_sparse, tensorflow as tf
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, clip_norm=1.0)
+        >>> E = tf.tpu.experimental.embedding
+        >>> user = E.FeatureConfig(E.TableConfig(10, 2, name="users"), name="user")
+        >>> tables = dp_sparse.distribution.PrivateTables({"user": user}, optimizer)
+        >>> sorted(tables.feature_config)  # what to make the layer with
+        ['private_noise_users', 'user']
+
     ### Formal Guarantees
     `feature_config` adds a feature of noise for each table, with room for every row that any batch
     can choose, so its size tells nothing; and for each bag one with its chosen ids alone, one id a

@@ -30,6 +30,18 @@ def serving_layer(tables: PrivateTables, layer: Any) -> Any:
 
     Costs a file in the folder for temporary ones, as large as the tables and their slots. To be
     called outside of `strategy.scope()`.
+
+    Examples:
+        >>> import dp_sparse, tensorflow as tf
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, clip_norm=1.0)
+        >>> E = tf.tpu.experimental.embedding
+        >>> user = E.FeatureConfig(E.TableConfig(10, 2, name="users"), name="user")
+        >>> tables = dp_sparse.distribution.PrivateTables({"user": user}, optimizer)
+        >>> layer = E.TPUEmbeddingForServing(tables.feature_config, None)  # off TPU
+        >>> dp_sparse.distribution.serving_layer(tables, layer) is layer  # on a TPU, a copy
+        True
     """
     layer_of(layer, tables)
     if not tables.on_tpu:
@@ -87,6 +99,20 @@ def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[s
         ValueError: Inputs that do not fit the features, or a layer of another kind.
         PrivacyError: A layer of another configuration.
         BadExampleError: An id or a weight out of its range.
+
+    Examples:
+        >>> import dp_sparse, numpy as np, tensorflow as tf
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, clip_norm=1.0)
+        >>> E = tf.tpu.experimental.embedding
+        >>> user = E.FeatureConfig(E.TableConfig(10, 2, name="users"), name="user")
+        >>> tables = dp_sparse.distribution.PrivateTables({"user": user}, optimizer)
+        >>> layer = E.TPUEmbeddingForServing(tables.feature_config, None)  # off TPU
+        >>> ids = {"user": np.arange(3)}
+        >>> x = dp_sparse.distribution.model_inputs(tables, layer, ids)
+        >>> x["user"].shape  # activations, for `model.predict(x)`
+        (3, 2)
     """
     if tables.on_tpu and not isinstance(layer, _E.TPUEmbeddingForServing):
         raise ValueError(

@@ -63,6 +63,23 @@ def train_tables(
             several devices that are no TPU, or with a loss that mixes examples.
         BadExampleError: An id, weight or label out of its range.
 
+    Examples:
+        >>> import dp_sparse, keras, numpy as np, tensorflow as tf
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, clip_norm=1.0)
+        >>> E = tf.tpu.experimental.embedding
+        >>> user = E.FeatureConfig(E.TableConfig(10, 2, name="users"), name="user")
+        >>> tables = dp_sparse.distribution.PrivateTables({"user": user}, optimizer)
+        >>> layer = E.TPUEmbeddingForServing(tables.feature_config, None)  # off TPU
+        >>> user_input = keras.Input((2,), name="user")
+        >>> model = keras.Model({"user": user_input}, keras.layers.Dense(1)(user_input))
+        >>> model.compile(optimizer, loss="mse")
+        >>> source = {"user": np.arange(8)}, np.ones(8)
+        >>> history = dp_sparse.distribution.train_tables(model, tables, layer, source)
+        >>> int(optimizer.steps_spent)
+        2
+
     ### Formal Guarantees
     Those of DP-AdaFEST (`DPAdaFESTOptimizer`), with one Gaussian mechanism of the plan's σ a step.
     Dense variables get their noise as on every other road, in float64 and rounded. What the layer

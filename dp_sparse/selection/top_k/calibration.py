@@ -78,6 +78,15 @@ def calibrate_top_k(
     Raises:
         ValueError: An argument is out of its range, nothing would be counted, or no noise meets the
             budget.
+
+    Examples:
+        >>> import dp_sparse
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.1, 1e-3), sampling)
+        >>> noise = dp_sparse.calibrate_top_k(plan, {"users": 10}, k=4, share=0.1)
+        >>> print(noise)
+        0.1 of epsilon buys Gaussian noise of standard deviation 44... on each count, composed with
+        training; apart from it, 2.1... times as much (Gaussian noise of standard deviation 93...)
     """
     if source_class not in _NOISY:
         raise ValueError(

@@ -37,6 +37,15 @@ class TopKTable:
         max_lookups: The most distinct rows for which one example counts; of an example with more,
             the first ones by position do. 1 for a one-hot feature.
         padding_id: The id that stands for no lookup, if there is one; inside the table or not.
+
+    Examples:
+        >>> import dp_sparse, numpy as np
+        >>> words = dp_sparse.TopKTable(num_rows=50, max_lookups=3, padding_id=0)
+        >>> examples = {"words": np.array([[7, 7, 0], [7, 9, 0]])}, np.ones(2)
+        >>> dp_sparse.select_top_k(
+        ...     examples, {"words": words}, k=2, source=dp_sparse.PublicRows(), progress=False
+        ... ).row_ids
+        {'words': array([7, 9])}
     """
 
     num_rows: int

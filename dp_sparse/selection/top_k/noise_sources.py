@@ -59,6 +59,15 @@ class TopKSource(Family, abc.ABC):
 class PublicRows(TopKSource):
     """Frequencies of public data, such as a token list or an earlier public period: no noise.
 
+    Examples:
+        >>> import dp_sparse, numpy as np
+        >>> public_examples = {"users": np.array([3, 3, 7])}, np.ones(3)
+        >>> rows = dp_sparse.select_top_k(
+        ...     public_examples, {"users": 10}, k=1, source=dp_sparse.PublicRows(), progress=False
+        ... )
+        >>> rows.row_ids["users"], rows.costs
+        (array([3]), False)
+
     ### Formal Guarantees
     None: whatever is selected must not depend on private examples.
     """
@@ -91,6 +100,12 @@ class GaussianTopK(TopKSource):
 
     Attributes:
         noise_multiplier: Deviation over the histogram's L2 sensitivity √p; > 0.
+
+    Examples:
+        >>> import dp_sparse
+        >>> source = dp_sparse.GaussianTopK(noise_multiplier=10.0)  # for `select_top_k`
+        >>> source.description(lookups=4)
+        'Gaussian noise of standard deviation 20 on each count'
 
     ### Formal Guarantees
     One Gaussian mechanism of that noise multiplier.
@@ -157,6 +172,12 @@ class GumbelTopK(ScaledTopK):
         scale: b = 1/ε0 of the noise, in counts; >= 0.01. The paper's ε/p for each of p features is
             a scale of p/ε.
 
+    Examples:
+        >>> import dp_sparse
+        >>> source = dp_sparse.GumbelTopK(scale=40.0)  # for `select_top_k`
+        >>> source.description(lookups=4)
+        'Gumbel noise of scale 40 on each count'
+
     ### Formal Guarantees
     See `dp_sparse.selection.gumbel`.
     """
@@ -176,6 +197,12 @@ class LaplaceTopK(ScaledTopK):
 
     Attributes:
         scale: b of the noise, in counts; >= 0.01.
+
+    Examples:
+        >>> import dp_sparse
+        >>> source = dp_sparse.LaplaceTopK(scale=40.0)  # for `select_top_k`
+        >>> source.description(lookups=4)
+        'Laplace noise of scale 40 on each count'
 
     ### Formal Guarantees
     (p/scale, 0)-DP; a plan accounts it as p Laplace mechanisms, which is exact and for δ > 0 less.

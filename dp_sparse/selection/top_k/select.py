@@ -67,6 +67,15 @@ def select_top_k(
         ValueError: An argument out of its range, public counts of no examples, or as `count_rows`.
         BadExampleError, PrivacyError: As `count_rows`.
 
+    Examples:
+        >>> import dp_sparse, numpy as np
+        >>> examples = {"users": np.array([3, 3, 7, 1])}, np.ones(4)
+        >>> rows = dp_sparse.select_top_k(
+        ...     examples, {"users": 10}, k=2, source=dp_sparse.GaussianTopK(10.0), progress=False
+        ... )
+        >>> len(rows.row_ids["users"]), rows.release.event  # a plan pays for `rows.release`
+        (2, GaussianDpEvent(noise_multiplier=10.0))
+
     ### Formal Guarantees
     Neighbouring datasets differ by one example added, removed or zeroed out. It changes at most p
     counts by 1 each, p the sum of `max_lookups` over the tables that are counted; the rows are a

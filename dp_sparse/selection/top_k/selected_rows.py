@@ -40,6 +40,15 @@ class SelectedRows:
         ValueError: Rows and tables have other names, a row is outside its table, twice there or out
             of order, or a private choice has lookups=0.
 
+    Examples:
+        >>> import dp_sparse, tempfile
+        >>> rows = dp_sparse.SelectedRows.public({"users": [7, 3]}, {"users": 10})
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = f"{folder.name}/rows.npz"
+        >>> rows.save(path)
+        >>> dp_sparse.SelectedRows.load(path, {"users": 10}).row_ids
+        {'users': array([3, 7])}
+
     ### Formal Guarantees
     What `release.event` says of the choice. A set that trains several models was paid for once, and
     its release belongs into the plan of each; another set needs a release of its own, also if it

@@ -1,0 +1,93 @@
+"""What a run guarantees, for a reader in a hurry: the promise, what is left to an attacker, limits.
+
+At most 15 lines of one or two sentences. The names of releases may make their line longer.
+"""
+
+import decimal
+from collections.abc import Sequence
+
+from dp_sparse.accounting.budget import PrivacyBudget
+from dp_sparse.accounting.calibration import FINE
+from dp_sparse.sampling import Sampling
+
+RATES = (1e-3, 1e-2)  # of false positives
+
+_NOT_COVERED = (
+    "Not covered are choices made by looking at this data, hyper-parameters first, and that no bad "
+    "value ended the run.",
+    "Nor are training loss, metrics, clip fraction, realised batch sizes, quarantine counts, false "
+    "survivors, step time.",
+)
+_COVERED = (
+    "Covered are weights, optimizer state and updated rows of one run, at every step, and {}.",
+    "LazyDP (float32 rows) covers no updated rows, and weights and state only as fit and model "
+    "methods give them.",
+)
+_ASSUMED = (
+    "Adapted statistics and vocabularies and held-out data are assumed public, and batches to "
+    "reach fit as sampled.",
+    "Philox, keyed by the operating system and not cryptographic, draws noise, rounded to about "
+    "2^-10 deviations.",
+)
+
+
+def statement(
+    *,
+    spent: PrivacyBudget,
+    budget: PrivacyBudget,
+    steps: int,
+    sampling: Sampling,
+    mechanism: str,
+    releases: Sequence[str],
+    true_positive_rates: tuple[float, float],
+) -> str:
+    """Sentences on `steps` steps, one or two a line.
+
+    Args:
+        spent: The (ε, δ) of these steps.
+        budget: Of the plan.
+        steps: Of `sampling.steps`.
+        sampling: How batches were drawn.
+        mechanism: A sentence on one step, with its noise multiplier.
+        releases: Each other release with its price.
+        true_positive_rates: The highest of any membership test at each of `RATES`.
+    """
+    lines = [
+        f"({_rounded_up(spent.epsilon, 4)}, {_rounded_up(spent.delta, 3)})-differential privacy "
+        f"protects one example after {steps} of {sampling.steps} steps; the budget is "
+        f"epsilon={budget.epsilon:g}.",
+        f"Of two neighbouring datasets, {sampling.neighbouring}.",
+        _attack(*true_positive_rates),
+        *_NOT_COVERED,
+        *_covered(releases),
+        sampling.description,
+        mechanism,
+        f"dp-accounting's privacy loss distributions (interval {FINE:g}) give epsilon; noise "
+        "beyond 8.2 deviations is in delta.",
+        f"Public are the number of examples ({sampling.num_examples}), architecture, initial and "
+        "non-trainable weights, hyper-parameters.",
+        *_ASSUMED,
+    ]
+    return "\n".join(lines)
+
+
+def _attack(at_first: float, at_second: float) -> str:
+    first, second = (f"{100 * rate:g} %" for rate in RATES)
+    return (
+        f"No membership test has a true-positive rate above {_rounded_up(100 * at_first, 3)} % at "
+        f"{first} false positives, or above {_rounded_up(100 * at_second, 3)} % at {second}."
+    )
+
+
+def _covered(releases: Sequence[str]) -> list[str]:
+    of_training, of_lazy = _COVERED
+    if not releases:
+        return [of_training.format("no other release"), of_lazy]
+    others = f"The plan also pays for {'; '.join(releases)}."
+    return [of_training.format("other releases"), of_lazy, others]
+
+
+def _rounded_up(value: float, digits: int) -> str:
+    """A bound in few digits, which is still a bound."""
+    up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
+    return f"{float(up.create_decimal(repr(value))):.{digits}g}"
