@@ -21,6 +21,7 @@ from dp_sparse import (
 from dp_sparse.clipping.graph_guard import audited, update_from
 from dp_sparse.clipping.unnoised import register_unnoised
 from dp_sparse.core.errors import PrivacyError
+from tests.replicas import strategy_of
 from tests.training_cases import (
     click_model,
     clicks,
@@ -311,13 +312,8 @@ def test_on_every_road(road: str) -> None:
     np.testing.assert_array_equal(np.array(layer.made), np.zeros(3))
 
 
-def mirrored() -> tf.distribute.Strategy:
-    devices = ["CPU:0", "CPU:1"]
-    return tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
-
-
 def test_under_a_strategy() -> None:
-    with mirrored().scope():
+    with strategy_of(2).scope():
         layer = Calls(add, on_read)
         with pytest.raises(UnsupportedLayerError, match=r"does_it.*\(AssignAddVariableOp\)"):
             train(model_with(layer))
@@ -334,7 +330,7 @@ def on_read(layer: keras.layers.Layer) -> tf.Variable:
 
 
 def test_metrics_under_a_strategy() -> None:
-    with mirrored().scope():
+    with strategy_of(2).scope():
         train(model_with(keras.layers.Dense(2)), metrics=["mae", keras.metrics.AUC()])
 
 
@@ -350,7 +346,7 @@ def test_replicas_that_meet_in_the_model_are_refused(where: str) -> None:
         values = tf.reduce_mean(tf.square(y - prediction), -1)
         return values * total(values) if where == "loss" else values
 
-    with mirrored().scope():
+    with strategy_of(2).scope():
         layer = Calls(lambda layer, x: x * total(x) if where == "layer" else x + 0)
         with pytest.raises(PrivacyError, match="an all_reduce, which mixes those of all"):
             train(model_with(layer), loss)
