@@ -25,6 +25,8 @@ import numpy as np
 from absl import app
 from ml_collections import config_flags
 
+from pipelines.files import whole_file
+
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The sweep.")
 _UNNAMED = ("data.path", "data.prepared", "report.directory", "report.verbose")  # change no result
 
@@ -116,8 +118,10 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> None:
         "rows_per_step": np.mean(rows, axis=0).tolist() if rows else [],
     }
     path = result_path(config, point)
-    _write_whole(path.with_suffix(".npy"), lambda file: np.save(file, result.scores))
-    _write_whole(path, lambda file: file.write(json.dumps(description, indent=1).encode()))
+    with whole_file(path.with_suffix(".npy")) as file:
+        np.save(file, result.scores)
+    with whole_file(path) as file:
+        file.write(json.dumps(description, indent=1).encode())
 
 
 def prepared(config: ml_collections.ConfigDict) -> Any:
@@ -127,14 +131,6 @@ def prepared(config: ml_collections.ConfigDict) -> Any:
     source = Path(config.data.path)
     records = Path(config.directory) / f"{source.name}.records"
     return load_or_prepare(source, records, tuple(config.base.data.vocabularies))
-
-
-def _write_whole(path: Path, write: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    with unfinished.open("wb") as file:
-        write(file)
-    unfinished.replace(path)
 
 
 def run_all(config: ml_collections.ConfigDict) -> list[str]:
