@@ -174,6 +174,13 @@ def load_or_prepare(
     return prepare(source, destination, vocabularies, progress)
 
 
+def prepared_in(
+    directory: Path, source: Path, vocabularies: Sequence[int] = TABLE3_VOCABULARIES
+) -> PreparedData:
+    """The records of `source` under its name in `directory`, made unless they are current."""
+    return load_or_prepare(source, directory / f"{source.name}.records", vocabularies)
+
+
 def _checked_vocabularies(vocabularies: Sequence[int]) -> tuple[int, ...]:
     try:
         return validate_vocabularies(vocabularies)

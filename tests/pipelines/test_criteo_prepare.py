@@ -246,6 +246,16 @@ def test_reuse(tmp_path: Path) -> None:
     assert not is_current(source, destination)
 
 
+def test_prepared_under_the_name_of_the_source(tmp_path: Path) -> None:
+    source, directory = tmp_path / "a.tsv", tmp_path / "new"
+    source.write_bytes(ROW)
+    prepared = module.prepared_in(directory, source, SMALL)
+    assert (prepared.path, prepared.vocabularies) == (directory / "a.tsv.records", SMALL)
+    written = prepared.path.stat().st_mtime_ns
+    assert module.prepared_in(directory, source, list(SMALL)) == prepared
+    assert prepared.path.stat().st_mtime_ns == written
+
+
 def test_load_checks_the_pair(tmp_path: Path) -> None:
     records, sidecar = tmp_path / "x.records", tmp_path / "x.records.json"
     with pytest.raises(PrepareError, match=r"No prepared data at .*x.records.json is missing"):
