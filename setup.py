@@ -45,6 +45,8 @@ EXTRAS = {
         "pytest-xdist>=3.8,<4",
         "hypothesis>=6.150,<7",
         "mpmath>=1.3,<2",  # the reference of the normal quantile
+        "setuptools>=64",  # with wheel, builds the wheel that is tested
+        "wheel>=0.43",
         KERAS_HUB,
         *RECOMMENDERS,
         *PIPELINES,

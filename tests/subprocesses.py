@@ -9,10 +9,11 @@ import textwrap
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def environment() -> dict[str, str]:
+def environment(packages: pathlib.Path = ROOT) -> dict[str, str]:
+    """This process' own, with `packages` before what is installed."""
     return {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(packages),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
     }
@@ -30,12 +31,17 @@ def start_python(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def run_python(code: str, *arguments: str, timeout: float = 240) -> str:
-    """Runs it to its end and returns what it printed; fails with its last words when it failed."""
+def run_python(
+    code: str, *arguments: str, timeout: float = 240, packages: pathlib.Path = ROOT
+) -> str:
+    """Runs it to its end and returns what it printed; fails with its last words when it failed.
+
+    The folder it runs in is `packages`, from which it imports before what is installed.
+    """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        cwd=ROOT,
-        env=environment(),
+        cwd=packages,
+        env=environment(packages),
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.replicas import strategy_of
+
 
 def small() -> keras.Model:
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
@@ -235,13 +237,8 @@ def test_functional_and_sequential_models_keep_the_structure_of_their_inputs() -
     assert sequential._functional._inputs_struct.shape == (None, 2)
 
 
-def two_replicas() -> tf.distribute.Strategy:
-    devices = ["CPU:0", "CPU:1"]
-    return tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
-
-
 def test_models_and_optimizers_know_their_strategy() -> None:
-    strategy = two_replicas()
+    strategy = strategy_of(2)
     with strategy.scope():
         inside, optimizer = small(), keras.optimizers.SGD()
     assert inside._distribute_strategy is inside.distribute_strategy is strategy
@@ -255,7 +252,7 @@ def test_models_and_optimizers_know_their_strategy() -> None:
 def test_fit_builds_from_its_iterator() -> None:
     """Before anything is traced, so that variables are made outside of the replicas."""
     seen: list[object] = []
-    with two_replicas().scope():
+    with strategy_of(2).scope():
         model = small()
         model.compile("sgd", "mse")
     data = tf.data.Dataset.from_tensors((np.zeros((2, 3)), np.zeros((2, 1))))
@@ -271,7 +268,7 @@ def test_fit_builds_from_its_iterator() -> None:
 
 
 def test_apply_sums_gradients_over_replicas() -> None:
-    strategy = two_replicas()
+    strategy = strategy_of(2)
     with strategy.scope():
         variable, optimizer = keras.Variable(0.0), keras.optimizers.SGD(1.0)
         optimizer.build([variable])
@@ -285,7 +282,7 @@ def test_apply_sums_gradients_over_replicas() -> None:
 
 
 def test_additional_losses_are_a_replicas_share() -> None:
-    strategy = two_replicas()
+    strategy = strategy_of(2)
     with strategy.scope():
         model = small()
     found = tf.function(

@@ -1,46 +1,80 @@
-"""The search for the smallest noise multiplier that meets a condition."""
+"""The search for the smallest noise that meets a condition: of a plan, or of a selection."""
 
+import math
 from collections.abc import Callable
 
 FINE, COARSE = 1e-4, 1e-3  # intervals of the privacy loss; the accountant rounds pessimistically
 LIMITS = (1e-2, 1e4)  # of the noise multiplier
 _TOLERANCE = 1e-4
 
-Meets = Callable[[float, float], bool]  # whether a noise multiplier does, at an interval
+Meets = Callable[[float], bool]  # whether a noise does, and with it every larger one
 
 
-def smallest_noise_multiplier(meets: Meets) -> float:
+def smallest_meeting(
+    meets: Meets,
+    start: tuple[float, float],
+    *,
+    factor: float,
+    limits: tuple[float, float],
+    relative: bool = False,
+) -> float:
+    """The smallest noise that meets a condition, on the side that meets it.
+
+    Args:
+        meets: The condition, which holds from some noise on.
+        start: Two noises to begin with, moved by factors until the answer is between them.
+        factor: By which they are moved.
+        limits: The least noise that is tried, and the most.
+        relative: Whether the answer is found to 1e-4 of itself, and not to 1e-4.
+
+    Returns:
+        The noise; infinite when none up to the limit meets the condition.
+    """
+    low, high = start
+    while not meets(high):
+        low, high = high, factor * high
+        if high > limits[1]:
+            return math.inf
+    while low > limits[0] and meets(low):
+        low, high = max(low / factor, limits[0]), low
+    return _bisected(meets, low, high, relative)
+
+
+def smallest_noise_multiplier(meets: Callable[[float, float], bool]) -> float:
     """The smallest one to 1e-4, on the side that meets the condition; `LIMITS[1]` must meet it.
 
     A coarse search (pessimistic, ten times faster), then a fine one around its answer.
+
+    Args:
+        meets: Whether a noise multiplier does, at an interval of the privacy loss.
     """
-    low, high = 0.5, 1.0
-    while not meets(high, COARSE):
-        low, high = high, 2 * high
-    while low > LIMITS[0] and meets(low, COARSE):
-        low, high = low / 2, low
-    _, high = _bisected(meets, low, high, COARSE)
-    return _bisected(meets, *_bracket(meets, high), FINE)[1]
+    least = (LIMITS[0], math.inf)
+    coarse = smallest_meeting(lambda s: meets(s, COARSE), (0.5, 1.0), factor=2, limits=least)
+
+    def finely(noise_multiplier: float) -> bool:
+        return meets(noise_multiplier, FINE)
+
+    return _bisected(finely, *_around(finely, coarse))
 
 
-def _bracket(meets: Meets, start: float) -> tuple[float, float]:
+def _around(meets: Meets, start: float) -> tuple[float, float]:
     """One that does not meet the condition and one that does, from `start` on in growing steps."""
     step = _TOLERANCE
-    if not meets(start, FINE):
+    if not meets(start):
         low, high = start, start + step
-        while not meets(high, FINE):
+        while not meets(high):
             step *= 2
             low, high = high, high + step
         return low, high
     low, high = max(start - step, LIMITS[0] / 2), start
-    while low > LIMITS[0] and meets(low, FINE):
+    while low > LIMITS[0] and meets(low):
         step *= 2
         low, high = max(low - step, LIMITS[0] / 2), low
     return low, high
 
 
-def _bisected(meets: Meets, low: float, high: float, interval: float) -> tuple[float, float]:
-    while high - low > _TOLERANCE:
-        middle = (low + high) / 2
-        low, high = (low, middle) if meets(middle, interval) else (middle, high)
-    return low, high
+def _bisected(meets: Meets, low: float, high: float, relative: bool = False) -> float:
+    while high - low > (_TOLERANCE * low if relative else _TOLERANCE):
+        middle = (low * high) ** 0.5 if relative else (low + high) / 2
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    return high

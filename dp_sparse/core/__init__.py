@@ -1,4 +1,4 @@
-"""What every room needs and nothing of privacy: errors, validation, XLA, replicas, groups.
+"""What every room needs and nothing of privacy: errors, validation, XLA, replicas, groups, files.
 
 May use: nothing of the package. `replicas`, `validate` and `xla` are used as modules.
 """
@@ -13,6 +13,7 @@ from dp_sparse.core.errors import (
     require,
     translated,
 )
+from dp_sparse.core.files import whole_file
 from dp_sparse.core.unique import grouped, lower_bound
 from dp_sparse.core.version import __version__
 
@@ -30,5 +31,6 @@ __all__ = [
     "require",
     "translated",
     "validate",
+    "whole_file",
     "xla",
 ]

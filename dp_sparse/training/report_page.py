@@ -1,15 +1,15 @@
 """Reports: one self-contained HTML page of tables and line charts.
 
-A page is written beside its place and renamed into it. Charts are inline SVG drawn by matplotlib,
-so a page needs neither network nor other files.
+Charts are inline SVG drawn by matplotlib, so a page needs neither network nor other files.
 """
 
 import html
 import io
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from dp_sparse.core import whole_file
 
 Points = tuple[Sequence[float], Sequence[float]]  # x, y
 
@@ -88,12 +88,5 @@ def write(path: str | os.PathLike[str], content: str) -> None:
     """Writes a text file whole or not at all."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(content)
-        os.chmod(beside, 0o644)
-        os.replace(beside, target)
-    except BaseException:
-        os.unlink(beside)
-        raise
+    with whole_file(target) as file:
+        file.write(content.encode())

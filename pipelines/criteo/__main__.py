@@ -11,7 +11,7 @@ import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
-from pipelines.criteo.prepare import PreparedData, PrepareError, load_or_prepare
+from pipelines.criteo.prepare import PreparedData, PrepareError, load_or_prepare, prepared_in
 from pipelines.criteo.report import console_table, write_report
 from pipelines.criteo.tables import tpu_strategy
 from pipelines.criteo.train import train
@@ -20,17 +20,16 @@ _TPU = flags.DEFINE_string("tpu", "", "Name of a Cloud TPU, or `local` on its ow
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/criteo_sample.py", "The experiment.")
 
 
-def prepared(config: ml_collections.ConfigDict) -> PreparedData:
+def _prepared(config: ml_collections.ConfigDict) -> PreparedData:
     """The records of `config.data.path`, remade only when the file or the vocabularies changed."""
     if not config.data.path:
         raise PrepareError(
             "Expected a Criteo file, got data.path='': pass --config.data.path=FILE.tsv.gz."
         )
-    source = Path(config.data.path)
-    default = Path(config.report.directory) / f"{source.name}.records"
-    destination = Path(config.data.prepared or default)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    return load_or_prepare(source, destination, tuple(config.data.vocabularies))
+    source, vocabularies = Path(config.data.path), config.data.vocabularies
+    if config.data.prepared:
+        return load_or_prepare(source, Path(config.data.prepared), vocabularies)
+    return prepared_in(Path(config.report.directory), source, vocabularies)
 
 
 def main(arguments: list[str]) -> int:
@@ -39,11 +38,11 @@ def main(arguments: list[str]) -> int:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
     config = _CONFIG.value
     if "points" in config:
-        message = "Expected the config of one run, got a sweep: python -m pipelines.sweep runs it."
-        print(f"error: {message}", file=sys.stderr)
+        message = "Expected the config of one run, got a sweep, which has a command of its own"
+        print(f"error: {message}: python -m pipelines.criteo.sweep.", file=sys.stderr)
         return 1
     try:
-        data = prepared(config)
+        data = _prepared(config)
         strategy = None
         if _TPU.value:
             config.tables, strategy = "layer", tpu_strategy(_TPU.value)

@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from pipelines.criteo.files import beside
 from pipelines.criteo.schema import (
     NUM_CATEGORIES,
     NUM_INTEGERS,
@@ -35,6 +34,7 @@ from pipelines.criteo.schema import (
     mix64,
     validate_vocabularies,
 )
+from pipelines.files import whole_file
 
 POSITIVE_RATE = 0.25
 
@@ -86,7 +86,7 @@ def generate(
 ) -> None:
     """Writes `rows` tab-separated rows to `out`, compressed if its name ends in .gz.
 
-    The file is written beside and renamed; a failure leaves `out` as it was.
+    A failure leaves `out` as it was.
 
     Args:
         rows: The number of rows.
@@ -101,12 +101,10 @@ def generate(
     """
     chunks = generated_rows(rows, seed, vocabularies, zipf_exponent)
     bar = tqdm(total=rows, unit="row", unit_scale=True, desc=out.name, disable=not progress)
-    with bar, beside(out) as unfinished:
-        with unfinished.open("wb") as raw, _compressor(out, raw) as output:
-            for chunk in chunks:
-                output.write(encode(chunk))
-                bar.update(len(chunk.labels))
-        unfinished.replace(out)
+    with bar, whole_file(out) as raw, _compressor(out, raw) as output:
+        for chunk in chunks:
+            output.write(encode(chunk))
+            bar.update(len(chunk.labels))
 
 
 def generated_rows(

@@ -15,14 +15,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.criteo.files import DAMAGE, beside, line_blocks
+from pipelines.criteo.lines import DAMAGE, line_blocks
 from pipelines.criteo.parse import MAX_LINE_BYTES, REASONS, WELL_FORMED, Malformed, parse_lines
 from pipelines.criteo.schema import RECORD_DTYPE, TABLE3_VOCABULARIES, validate_vocabularies
+from pipelines.files import whole_file
 
 _FORMAT = "criteo-records-1"
 
@@ -109,7 +110,7 @@ def prepare(
     _check_paths(source, destination)
     fingerprint = _fingerprint(source)
     sidecar = _sidecar(destination)
-    with beside(destination) as new_records, beside(sidecar) as new_sidecar:
+    with whole_file(sidecar) as new_sidecar, whole_file(destination) as new_records:
         tally = _write_records(source, new_records, sizes, progress)
         description = {
             "format": _FORMAT,
@@ -119,11 +120,10 @@ def prepare(
             "quarantined": tally.report(),
             "source": fingerprint,
         }
-        new_sidecar.write_text(json.dumps(description, indent=1) + "\n")
-        # Without a sidecar there is no prepared data: at no moment do old and new make a pair.
+        new_sidecar.write(f"{json.dumps(description, indent=1)}\n".encode())
+        # Without a sidecar there is no prepared data: at no moment do old and new make a pair, for
+        # the block ends with the records in their place, and the sidecar after them.
         sidecar.unlink(missing_ok=True)
-        new_records.replace(destination)
-        new_sidecar.replace(sidecar)
     return load(destination)
 
 
@@ -174,6 +174,13 @@ def load_or_prepare(
     return prepare(source, destination, vocabularies, progress)
 
 
+def prepared_in(
+    directory: Path, source: Path, vocabularies: Sequence[int] = TABLE3_VOCABULARIES
+) -> PreparedData:
+    """The records of `source` under its name in `directory`, made unless they are current."""
+    return load_or_prepare(source, directory / f"{source.name}.records", vocabularies)
+
+
 def _checked_vocabularies(vocabularies: Sequence[int]) -> tuple[int, ...]:
     try:
         return validate_vocabularies(vocabularies)
@@ -218,15 +225,14 @@ def _fingerprint(source: Path) -> dict[str, int]:
 
 
 def _write_records(
-    source: Path, path: Path, vocabularies: tuple[int, ...], progress: bool
+    source: Path, output: IO[bytes], vocabularies: tuple[int, ...], progress: bool
 ) -> _Tally:
     tally = _Tally()
     try:
-        with path.open("wb") as output:
-            for block in line_blocks(source, MAX_LINE_BYTES, progress):
-                parsed = parse_lines(block, vocabularies)
-                tally.add(parsed.reasons)
-                output.write(parsed.records.tobytes())
+        for block in line_blocks(source, MAX_LINE_BYTES, progress):
+            parsed = parse_lines(block, vocabularies)
+            tally.add(parsed.reasons)
+            output.write(parsed.records.tobytes())
     except DAMAGE as error:
         raise PrepareError(_damage(source, tally.lines, error)) from error
     if not tally.records:

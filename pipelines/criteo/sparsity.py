@@ -20,7 +20,7 @@ import numpy as np
 
 from models.pctr import embedding_width
 from pipelines.criteo.methods import table_names
-from pipelines.criteo.prepare import PreparedData, load_or_prepare
+from pipelines.criteo.prepare import PreparedData, prepared_in
 
 _BATCHES, _SHOWN = 50, 5
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     try:
-        data = load_or_prepare(options.data, options.out / f"{options.data.name}.records")
+        data = prepared_in(options.out, options.data)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -37,20 +37,20 @@ from tests.attacks.reaching import (
 from tests.attacks.roads import ROADS, Road, stream_plan
 from tests.attacks.state import VariableLoss, Writes, kept, tf_variable
 from tests.attacks.towers import layer as as_layer
-from tests.distribution.embedding_layers import cases
+from tests.distribution.embedding_layers import two_tables
 from tests.distribution.embedding_layers.emulator import SparseCore
 
 CLIP = 0.1
 _APART = tuple(road for road in ROADS if road != "graph")
 _INITIAL = {
-    name: np.random.default_rng(5).normal(size=(rows, cases.WIDTH)).astype(np.float32)
-    for name, rows in cases.ROWS.items()
+    name: np.random.default_rng(5).normal(size=(rows, two_tables.WIDTH)).astype(np.float32)
+    for name, rows in two_tables.ROWS.items()
 }
 Made = tuple[Any, Callable[[], list[Any]]]  # a layer, and its tables
 
 
 def serving(tables: distribution.PrivateTables) -> Made:
-    layer = cases.E.TPUEmbeddingForServing(tables.feature_config, None)
+    layer = two_tables.E.TPUEmbeddingForServing(tables.feature_config, None)
     return layer, lambda: [v for _, v in sorted(layer.embedding_tables.items(), key=_name)]
 
 
@@ -76,7 +76,7 @@ def _name(item: Any) -> str:
 
 def top(part: Any = None) -> keras.Model:
     """The model over the activations, with an attack on them."""
-    inputs = {name: keras.Input((cases.WIDTH,), name=name) for name in cases.FEATURES}
+    inputs = {name: keras.Input((two_tables.WIDTH,), name=name) for name in two_tables.FEATURES}
     inputs["dense_features"] = keras.Input((2,), name="dense_features")
     values = keras.layers.Concatenate()([*inputs.values()])
     values = values if part is None else part(values)
@@ -112,11 +112,11 @@ class Trainee:
         self, part: Any, loss: Any, metric: Any, make: Any, state: Callable[[], list[Any]]
     ) -> None:
         keras.utils.set_random_seed(7)
-        self.plan = stream_plan(cases.SIZE, cases.SIZE, 100)
+        self.plan = stream_plan(two_tables.SIZE, two_tables.SIZE, 100)
         self.state = state
-        problem = Problem(lambda: None, cases.data, clip_norm=CLIP)
+        problem = Problem(lambda: None, two_tables.data, clip_norm=CLIP)
         self.optimizer = private_optimizer(problem, self.plan)
-        self.tables = cases.private_tables(self.optimizer)
+        self.tables = two_tables.private_tables(self.optimizer)
         self.layer, self._values = make(self.tables)
         self.model = top(part)
         self.model.compile(
@@ -137,7 +137,7 @@ class Trainee:
             distribution.train_tables(
                 self.model, self.tables, self.layer, source, steps_per_epoch=1
             )
-        moved = (before - self._trained()) * cases.SIZE
+        moved = (before - self._trained()) * two_tables.SIZE
         state = hidden_state(self.model, self.state())
         for variable, value in zip(
             [*self.model.variables, *self._values()], [*kept, *own_before], strict=True
@@ -148,7 +148,7 @@ class Trainee:
     def _build(self) -> None:
         """A layer for serving has no tables before it looked something up."""
         if not isinstance(self.layer, layer_adapters.TableLayer):
-            distribution.model_inputs(self.tables, self.layer, cases.data()[0])
+            distribution.model_inputs(self.tables, self.layer, two_tables.data()[0])
 
     def table_values(self) -> list[np.ndarray]:
         return [np.array(v) for v in self._values()]
@@ -158,8 +158,8 @@ class Trainee:
         return np.concatenate([np.array(v, np.float64).ravel() for v in variables])
 
     def _source(self, index: int | None) -> tf.data.Dataset:
-        x, y = cases.data()
-        data = x, y[:, None], np.ones(cases.SIZE, np.float32)
+        x, y = two_tables.data()
+        data = x, y[:, None], np.ones(two_tables.SIZE, np.float32)
         return tf.data.Dataset.from_tensor_slices(data if index is None else zeroed(data, index))
 
 

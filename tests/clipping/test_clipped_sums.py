@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dp_sparse.clipping.clipped_sums import clip
 from dp_sparse.clipping.uses import Direct
-from tests.clipping_cases import assert_as_brute_force, clipped
+from tests.clipping.brute_force import assert_as_brute_force, clipped
 
 
 def random_model(seed: int, lookups: int, nested: bool, shared: bool) -> keras.Model:

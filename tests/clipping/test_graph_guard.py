@@ -1,9 +1,6 @@
 """State that no audit of Keras' variables sees: what is refused, on every road, and what is not."""
 
-import gc
-import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,9 +15,10 @@ from dp_sparse import (
     check_model,
     distribution,
 )
-from dp_sparse.clipping.graph_guard import audited, update_from
-from dp_sparse.clipping.unnoised import register_unnoised
+from dp_sparse.clipping.graph_guard import audited
 from dp_sparse.core.errors import PrivacyError
+from tests.clipping.guarded_steps import SIZE, Calls, features, model_with, train
+from tests.replicas import strategy_of
 from tests.training_cases import (
     click_model,
     clicks,
@@ -28,51 +26,8 @@ from tests.training_cases import (
     plan_for,
 )
 
-SIZE = 6
 START = [0.0, 0.0, 0.0]
 FILE = "file:///nowhere/values"
-
-
-def features(width: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return rng.normal(size=(SIZE, width)).astype(np.float32), rng.normal(size=SIZE).astype("f")
-
-
-class Calls(keras.layers.Layer):
-    """A layer that does something with its inputs; `build` and `do` share `self`."""
-
-    def __init__(self, do: Callable[..., Any], make: Callable[..., Any] | None = None) -> None:
-        super().__init__(name="does_it")
-        self._do, self._make, self.made = do, make, None
-
-    def build(self, shape: Any) -> None:
-        with tf.init_scope():
-            self.made = self._make(self) if self._make is not None else None
-
-    def compute_output_spec(self, inputs: Any) -> Any:
-        """Else Keras would call it to learn this."""
-        return keras.KerasTensor(inputs.shape, inputs.dtype)
-
-    def call(self, inputs: Any) -> Any:
-        given = self._do(self, inputs)
-        return given if tf.is_tensor(given) else inputs
-
-
-def model_with(layer: keras.layers.Layer, width: int = 3) -> keras.Model:
-    return keras.Sequential(
-        [keras.Input((width,)), layer, keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
-    )
-
-
-def train(model: keras.Model, loss: Any = "mse", steps: int = 1, **arguments: Any) -> None:
-    """One step or more of DP-SGD by `fit`."""
-    microbatch_size = arguments.pop("microbatch_size", None)
-    plan = plan_for(SIZE)
-    sgd = keras.optimizers.SGD(0.1)
-    optimizer = DPSGDOptimizer(sgd, plan, 1.0, microbatch_size=microbatch_size)
-    model.compile(optimizer, loss=loss, **arguments)
-    model.fit(marked_dataset(plan, *features(), steps=steps), verbose=0)
-    assert int(optimizer.diagnostics.steps) == steps
 
 
 def variable(layer: keras.layers.Layer) -> tf.Variable:
@@ -311,13 +266,8 @@ def test_on_every_road(road: str) -> None:
     np.testing.assert_array_equal(np.array(layer.made), np.zeros(3))
 
 
-def mirrored() -> tf.distribute.Strategy:
-    devices = ["CPU:0", "CPU:1"]
-    return tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
-
-
 def test_under_a_strategy() -> None:
-    with mirrored().scope():
+    with strategy_of(2).scope():
         layer = Calls(add, on_read)
         with pytest.raises(UnsupportedLayerError, match=r"does_it.*\(AssignAddVariableOp\)"):
             train(model_with(layer))
@@ -334,7 +284,7 @@ def on_read(layer: keras.layers.Layer) -> tf.Variable:
 
 
 def test_metrics_under_a_strategy() -> None:
-    with mirrored().scope():
+    with strategy_of(2).scope():
         train(model_with(keras.layers.Dense(2)), metrics=["mae", keras.metrics.AUC()])
 
 
@@ -350,7 +300,7 @@ def test_replicas_that_meet_in_the_model_are_refused(where: str) -> None:
         values = tf.reduce_mean(tf.square(y - prediction), -1)
         return values * total(values) if where == "loss" else values
 
-    with mirrored().scope():
+    with strategy_of(2).scope():
         layer = Calls(lambda layer, x: x * total(x) if where == "layer" else x + 0)
         with pytest.raises(PrivacyError, match="an all_reduce, which mixes those of all"):
             train(model_with(layer), loss)
@@ -446,197 +396,3 @@ def test_a_function_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tf.Graph, "_get_function", lambda self, name: None)
     with pytest.raises(PrivacyError, match="calls a function that cannot be read"):
         step.get_concrete_function(tf.TensorSpec([]))
-
-
-# ---- Metrics.
-
-
-class Rereads(keras.metrics.Metric):
-    """Its own sum is its business; it also does something else."""
-
-    def __init__(self, also: Callable[[tf.Tensor], Any] = lambda y: None) -> None:
-        super().__init__(name="rereads")
-        self._also = also
-        self.total = self.add_variable((), initializer="zeros", name="total")
-
-    def update_state(self, y: Any, prediction: Any, sample_weight: Any = None) -> None:
-        self.total.assign_add(tf.reduce_sum(tf.cast(y, tf.float32)))
-        tf.cond(self.total > 1e9, lambda: self.total.assign(0.0), lambda: self.total.assign(1.0))
-        self._also(y)
-
-    def result(self) -> Any:
-        return self.total
-
-
-@pytest.mark.parametrize("road", [{}, {"microbatch_size": 2}, {"jit_compile": True}])
-def test_metrics_write_their_own_variables(road: dict[str, Any]) -> None:
-    train(model_with(keras.layers.Dense(2)), metrics=[Rereads(), "mae"], **road)
-
-
-@pytest.mark.parametrize("road", [{}, {"microbatch_size": 2}, {"jit_compile": True}])
-def test_metrics_write_nothing_else(road: dict[str, Any]) -> None:
-    model = model_with(keras.layers.Dense(2))
-    kept = model.weights[0]
-    metric = Rereads(lambda y: kept.value.assign_add(tf.fill(kept.shape, tf.reduce_sum(y))))
-    with pytest.raises(PrivacyError, match=r"\(AssignAddVariableOp\): keeps what was computed"):
-        train(model, metrics=[metric], **road)
-
-
-def test_metrics_run_no_python() -> None:
-    metric = Rereads(lambda y: tf.py_function(lambda v: v, [y], tf.float32))
-    with pytest.raises(PrivacyError, match=r"\(EagerPyFunc\): runs Python code"):
-        train(model_with(keras.layers.Dense(2)), metrics=[metric])
-
-
-def test_a_metric_read_in_the_forward_pass() -> None:
-    metric = Rereads()
-    layer = Calls(lambda layer, x: x * (1 + metric.total))
-    with pytest.raises(UnsupportedLayerError, match="rereads.*a metric's variable"):
-        train(model_with(layer), metrics=[metric])
-
-
-# ---- What an update may use.
-
-
-def of_another_function(values: tf.Tensor) -> tf.Tensor:
-    return tf.function(lambda: 2 * values, autograph=False)()
-
-
-def updating(change: Callable[..., Any]) -> tf.types.experimental.ConcreteFunction:
-    """A step whose update assigns what `change` makes of allowed data, other data and weights."""
-    weights = tf.Variable(tf.ones([3]))
-
-    @tf.function(autograph=False)
-    def step(x: tf.Tensor, y: tf.Tensor) -> None:
-        allowed, other = tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)
-        with update_from([allowed]):
-            weights.assign(change(allowed, other, weights))
-
-    spec = tf.TensorSpec([None, 3])
-    return step.get_concrete_function(spec, spec)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda allowed, other, weights: weights - 0.1 * allowed,
-        lambda allowed, other, weights: tf.cond(
-            tf.reduce_sum(weights) > 0, lambda: allowed, lambda: -weights
-        ),
-        lambda allowed, other, weights: of_another_function(allowed),
-        lambda allowed, other, weights: tf.constant([1.0, 2.0, 3.0]),
-    ],
-    ids=["step of SGD", "branch", "function", "constant"],
-)
-def test_an_update_may_use_what_is_allowed(change: Any) -> None:
-    updating(change)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda allowed, other, weights: weights - 0.1 * other,
-        lambda allowed, other, weights: tf.cond(
-            tf.reduce_sum(other) > 0, lambda: allowed, lambda: -weights
-        ),
-        lambda allowed, other, weights: tf.cond(
-            tf.reduce_sum(weights) > 0, lambda: allowed, lambda: other
-        ),
-        lambda allowed, other, weights: of_another_function(other),
-        lambda allowed, other, weights: allowed * tf.cast(tf.size(tf.where(other)), tf.float32),
-    ],
-    ids=["data", "branch on data", "data in a branch", "function", "count"],
-)
-def test_an_update_may_use_nothing_else(change: Any) -> None:
-    with pytest.raises(PrivacyError, match="uses .*, which the step computed of its batch"):
-        updating(change)
-
-
-def test_an_update_names_the_statistic_that_it_reads() -> None:
-    model, metric = model_with(keras.layers.Dense(2)), Wide()
-    model.compile("sgd", loss="mse", metrics=[metric])
-    model.fit(*features(), verbose=0)
-    register_unnoised(model, DPSGDOptimizer("sgd", plan_for(SIZE), 1.0).diagnostics)
-    with pytest.raises(PrivacyError, match=r"reads wide.*, a statistic of training without noise"):
-        updating(lambda allowed, other, weights: weights * metric.result())
-
-
-def test_an_update_runs_no_python() -> None:
-    def python(allowed: Any, other: Any, weights: Any) -> Any:
-        python = lambda: tf.py_function(lambda: tf.ones([3]), [], tf.float32)  # noqa: E731
-        return tf.ensure_shape(tf.function(python, autograph=False)(), [3])
-
-    with pytest.raises(PrivacyError, match=r"\(EagerPyFunc\): runs Python code"):
-        updating(python)
-
-
-def test_a_step_whose_update_was_read_is_not_kept() -> None:
-    graph = weakref.ref(updating(lambda allowed, other, weights: allowed).graph)
-    gc.collect()
-    assert graph() is None
-
-
-class Wide(keras.metrics.Metric):
-    """A statistic of a shape that nothing else has."""
-
-    def __init__(self) -> None:
-        super().__init__(name="wide")
-        self.total = self.add_variable((17,), initializer="zeros", name="total")
-
-    def update_state(self, y: Any, prediction: Any, sample_weight: Any = None) -> None:
-        self.total.assign_add(tf.fill([17], tf.reduce_sum(tf.cast(y, tf.float32))))
-
-    def result(self) -> Any:
-        return self.total[0]
-
-
-class Measures(keras.Model):
-    """Holds a metric itself, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense, self.own = keras.layers.Dense(1), Wide()
-
-    def call(self, inputs: Any) -> Any:
-        return self.dense(inputs)
-
-
-@pytest.mark.parametrize("make", [Measures, lambda: model_with(keras.layers.Dense(2))])
-def test_no_file_of_weights_has_a_metric(make: Callable[[], keras.Model], tmp_path: Path) -> None:
-    model, plan = make(), plan_for(SIZE)
-    model(features()[0])
-    model.compile(DPSGDOptimizer("sgd", plan, 1.0), loss="mse", metrics=[Wide()])
-    callbacks = [
-        keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False),
-        keras.callbacks.ModelCheckpoint(tmp_path / "checkpoint.weights.h5", save_weights_only=True),
-        keras.callbacks.ModelCheckpoint(tmp_path / "checkpoint.keras"),
-    ]
-    batches = marked_dataset(plan, *features(), steps=1)
-    model.fit(batches, verbose=0, callbacks=callbacks)
-    model.save(tmp_path / "model.keras")
-    model.save_weights(tmp_path / "model.weights.h5")
-    files = [path for path in tmp_path.rglob("*") if path.suffix in (".h5", ".keras")]
-    assert len(files) == 5
-    for path in files:
-        assert (17,) not in shapes(path, tmp_path), path
-    saved = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
-    model.export(tmp_path / "export", verbose=False)
-    for prefix in (saved, str(tmp_path / "export" / "variables" / "variables")):
-        names = tf.train.list_variables(prefix)
-        assert names and not [name for name, shape in names if shape == [17]]
-    assert [17] in [list(v.shape) for v in model.metrics_variables]
-
-
-def shapes(path: Path, folder: Path) -> list[tuple[int, ...]]:
-    import zipfile
-
-    import h5py
-
-    if path.suffix == ".keras":
-        with zipfile.ZipFile(path) as archive:
-            path = Path(archive.extract("model.weights.h5", folder / "extracted"))
-    found: list[tuple[int, ...]] = []
-    with h5py.File(path) as file:
-        file.visititems(lambda _, entry: found.append(getattr(entry, "shape", ())))
-    assert len(found) > 4
-    return found

@@ -363,7 +363,7 @@ def test_losses_must_lead_with_the_batch() -> None:
     model, plan = keras.Model(inputs, positions), plan_for(1)
     model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
     batch = np.ones((1, 8, 3), np.float32), np.ones((1, 3), np.float32)
-    with pytest.raises(PrivacyError, match='the loss records'):
+    with pytest.raises(PrivacyError, match="the loss records"):
         model.fit(marked_dataset(plan, *batch), verbose=0)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dp_sparse
-from tests.clipping_cases import assert_as_brute_force
+from tests.clipping.brute_force import assert_as_brute_force
 from tests.training_cases import marked_dataset, plan_for, weights_of
 
 LAYERS = keras.layers

@@ -10,17 +10,7 @@ import tensorflow as tf
 
 from dp_sparse import UnsupportedLayerError, clipping, noise
 from dp_sparse.training.forward_backward import secret_seeds
-from tests.clipping_cases import assert_as_brute_force, clipped
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def refusal(model: keras.Model, *shape: int) -> str:
-    with pytest.raises(UnsupportedLayerError) as caught:
-        clipped(model, values(3, *shape), np.ones(3, np.float32), 1.0)
-    return str(caught.value)
+from tests.clipping.brute_force import assert_as_brute_force, clipped, refusal, values
 
 
 def stack(*layers: keras.layers.Layer, width: int = 3) -> keras.Model:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import dp_sparse
 from dp_sparse import AutomaticClipping, FlatClipping, PerLayerClipping, QuantileClipping, clipping
-from tests.clipping_cases import brute_gradients, square_loss
+from tests.clipping.brute_force import brute_gradients, square_loss
 from tests.training_cases import click_model, clicks, marked, plan_for
 
 STYLES = [

@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 
 from dp_sparse.clipping.machine_check import self_check
 from dp_sparse.clipping.uses import Direct, Product, Rows, joined, numerics, product
+from tests.clipping.brute_force import values
 
 SIZES = st.integers(1, 6)
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 @settings(max_examples=50, deadline=None)

@@ -16,6 +16,7 @@ from dp_sparse.core import replicas
 from dp_sparse.core.errors import PrivacyError
 from dp_sparse.training import strategies
 from dp_sparse.training.forward_backward import secret_seeds
+from tests.replicas import strategy_of
 from tests.subprocesses import run_python
 from tests.training_cases import (
     CHOOSING,
@@ -30,12 +31,6 @@ VOCABULARIES = (40, 25)
 
 def none_or_mirrored(count: int) -> tf.distribute.Strategy:
     return strategy_of(count) if count > 1 else tf.distribute.get_strategy()
-
-
-def strategy_of(count: int) -> tf.distribute.Strategy:
-    """TensorFlow's own collectives cannot serve several strategies in one process."""
-    devices = [f"CPU:{i}" for i in range(count)]
-    return tf.distribute.MirroredStrategy(devices, tf.distribute.ReductionToOneDevice())
 
 
 METHODS: dict[str, Callable[..., Any]] = {

@@ -9,7 +9,7 @@ import pytest
 import dp_sparse
 from models.dlrm import dcn, dlrm
 from models.pctr import embedding_width
-from tests.clipping_cases import assert_as_brute_force
+from tests.clipping.brute_force import assert_as_brute_force
 from tests.training_cases import plan_for, weights_of
 
 VOCABULARIES = (11, 7, 5)

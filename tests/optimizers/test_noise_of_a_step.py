@@ -15,7 +15,7 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse import noise
 from dp_sparse.training import forward_backward, microbatches
-from tests.optimizers.one_step import (
+from tests.optimizers.observed_steps import (
     CLIP,
     METHODS,
     RATE,

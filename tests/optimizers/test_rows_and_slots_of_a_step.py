@@ -14,8 +14,8 @@ import dp_sparse
 from dp_sparse.distribution.embedding_layers import host_step, off_tpu_updates
 from dp_sparse.optimizers import exponential, row_updates
 from dp_sparse.training import forward_backward
-from tests.distribution.test_mirrored import strategy_of
-from tests.optimizers.one_step import RATE, ROWS, SIZE, WIDTH, Run, cases, data, run
+from tests.optimizers.observed_steps import RATE, ROWS, SIZE, WIDTH, Run, cases, data, run
+from tests.replicas import strategy_of
 from tests.training_cases import marked_dataset, plan_for
 
 START = 0.2  # of Adagrad's accumulators: as large as the squares that noise adds

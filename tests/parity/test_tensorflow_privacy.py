@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from tests.clipping_cases import clipped
+from tests.clipping.brute_force import clipped
 
 parity = pytest.importorskip(
     "tests.parity.twins", reason="tensorflow-privacy is not here: make parity", exc_type=ImportError

@@ -19,13 +19,13 @@ from tensorflow_privacy.privacy.fast_gradient_clipping.registry_functions import
 )
 from tensorflow_privacy.privacy.keras_models import dp_keras_model
 
-from tests.clipping_cases import square_loss
+from tests.clipping.brute_force import square_loss
 
 Build = Callable[[Any], tuple[Any, Any]]  # keras or tf_keras → (inputs, outputs)
 
 
 class SquareLoss(tf_keras.losses.Loss):
-    """The loss of `tests.clipping_cases`, summed over the examples."""
+    """The loss of `tests.clipping.brute_force`, summed over the examples."""
 
     def __init__(self, reduction: str = "sum", name: str = "square") -> None:
         super().__init__(reduction=reduction, name=name)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.criteo import files, parse, schema
+from pipelines.criteo import lines, parse, schema
 from pipelines.criteo import prepare as module
 from pipelines.criteo.generate import generate
 from pipelines.criteo.prepare import PrepareError, is_current, load, load_or_prepare, prepare
@@ -39,10 +39,10 @@ def test_generated_rows(generated: Path, tmp_path: Path) -> None:
     assert prepared == load(destination)
     assert (prepared.num_records, prepared.vocabularies) == (20_000, SMALL)
     assert prepared.quarantined == {}
-    lines = generated.read_bytes().splitlines()
+    rows = generated.read_bytes().splitlines()
     records = prepared.records()
     for index in (0, 1, 9_999, 19_999):  # the order of the file is kept
-        line = parse.parse_line(lines[index], SMALL)
+        line = parse.parse_line(rows[index], SMALL)
         assert isinstance(line, np.void)
         assert line.tobytes() == records[index].tobytes()
     whole = parse.parse_lines(generated.read_bytes(), SMALL).records
@@ -60,7 +60,7 @@ def test_block_size_does_not_matter(
     content = b"\n".join([ROW, b"bad", b"z" * 5000, ROW, b"", ROW])
     expected = prepared_records(content, tmp_path)
     report = (tmp_path / "x.records.json").read_text()
-    monkeypatch.setattr(files, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", block_bytes)
     assert prepared_records(content, tmp_path) == expected
     assert (
         json.loads(report)["quarantined"]
@@ -201,7 +201,7 @@ def test_interrupt_leaves_no_half_written_file(
     def interrupted(block: bytes, vocabularies: tuple[int, ...]) -> parse.ParsedLines:
         blocks.append(block)
         if len(blocks) == 3:
-            assert len(list(tmp_path.iterdir())) == 1  # it was being written
+            assert len(list(tmp_path.iterdir())) == 2  # they were being written
             raise interrupt
         return parse.parse_lines(block, vocabularies)
 
@@ -209,6 +209,21 @@ def test_interrupt_leaves_no_half_written_file(
     with pytest.raises((KeyboardInterrupt, OSError)):
         prepare(generated, tmp_path / "x", SMALL, progress=False)
     assert not list(tmp_path.iterdir())
+
+
+def test_at_no_moment_do_old_and_new_make_a_pair(
+    generated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(generated, tmp_path / "x", SMALL, progress=False)
+    placed, replace = [], Path.replace
+
+    def watched(path: Path, target: Path) -> Path:
+        placed.append((target.name, (tmp_path / "x.json").exists()))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    prepare(generated, tmp_path / "x", SMALL, progress=False)
+    assert placed == [("x", False), ("x.json", False)]
 
 
 def test_reuse(tmp_path: Path) -> None:
@@ -229,6 +244,16 @@ def test_reuse(tmp_path: Path) -> None:
     assert not is_current(source, destination)
     source.unlink()
     assert not is_current(source, destination)
+
+
+def test_prepared_under_the_name_of_the_source(tmp_path: Path) -> None:
+    source, directory = tmp_path / "a.tsv", tmp_path / "new"
+    source.write_bytes(ROW)
+    prepared = module.prepared_in(directory, source, SMALL)
+    assert (prepared.path, prepared.vocabularies) == (directory / "a.tsv.records", SMALL)
+    written = prepared.path.stat().st_mtime_ns
+    assert module.prepared_in(directory, source, list(SMALL)) == prepared
+    assert prepared.path.stat().st_mtime_ns == written
 
 
 def test_load_checks_the_pair(tmp_path: Path) -> None:
@@ -279,8 +304,8 @@ def test_real_criteo_rows(tmp_path: Path) -> None:
     records = prepared.records()
     assert records["label"].mean() == pytest.approx(0.25615, abs=1e-5)
     assert (records["categories"] < schema.TABLE3_VOCABULARIES).all()
-    with gzip.open(source) as lines:
-        for line, record in zip(lines, records[:300], strict=False):
+    with gzip.open(source) as rows:
+        for line, record in zip(rows, records[:300], strict=False):
             parsed = parse.parse_line(line, schema.TABLE3_VOCABULARIES)
             assert isinstance(parsed, np.void)
             assert parsed.tobytes() == record.tobytes()

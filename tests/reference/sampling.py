@@ -5,6 +5,14 @@ import math
 import numpy as np
 from scipy import stats
 
+# p, U → gap: the inverse of the geometric distribution, from derivation.
+GAPS = [
+    (0.3, {0.999999: 1, 0.9: 1, 0.5: 2, 0.1: 7, 1e-06: 39}),
+    (0.01, {0.999999: 1, 0.9: 11, 0.5: 69, 0.1: 230, 1e-06: 1375}),
+    (1e-05, {0.999999: 1, 0.9: 10536, 0.5: 69315, 0.1: 230258, 1e-06: 1381545}),
+    (1e-09, {0.999999: 1001, 0.9: 105360516, 0.5: 693147181, 0.1: 2302585092, 1e-06: 13815510552}),
+]
+
 
 def geometric_gap(uniform: float, probability: float) -> int:
     """The smallest k ≥ 1 with (1 − p)^k < U: trials up to and with the first success."""

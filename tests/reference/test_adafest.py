@@ -5,20 +5,10 @@ import pytest
 
 from tests.reference import adafest
 
-# (σ1, C1, τ, V̂, Ψ((τ−V̂)/(σ1·C1)), the same as the paper prints it): from derivation, and checked
-# by Monte Carlo.
-SURVIVAL = [
-    (1.0, 1.0, 2.0, 0.0, 0.022750131948179195, 0.022750131948179195),
-    (0.5, 1.0, 1.0, 0.0, 0.022750131948179195, 3.167124183311986e-05),
-    (3.0, 1.0, 5.0, 0.0, 0.0477903522728147, 0.28925736075397196),
-    (3.0, 1.0, 5.0, 4.0, 0.36944134018176367, 0.4557641189546886),
-    (5.0, 0.5, 4.0, 1.0, 0.11506967022170822, 0.31561369651622256),
-    (10.0, 1.0, 30.0, 0.0, 0.0013498980316300933, 0.3820885778110474),
-    (2.0, 8.0, 50.0, 10.0, 0.006209665325776132, 0.43791798319170516),
-]
 
-
-@pytest.mark.parametrize(("sigma", "clip_norm", "threshold", "value", "right", "printed"), SURVIVAL)
+@pytest.mark.parametrize(
+    ("sigma", "clip_norm", "threshold", "value", "right", "printed"), adafest.SURVIVAL
+)
 def test_survival_probability(
     sigma: float, clip_norm: float, threshold: float, value: float, right: float, printed: float
 ) -> None:

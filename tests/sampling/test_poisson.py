@@ -14,8 +14,7 @@ from dp_sparse.sampling.base import Sampling
 from dp_sparse.sampling.marker import SEEDED, Marker
 from dp_sparse.sampling.poisson import PoissonSampling
 from tests.reference.distributions import SIGNIFICANCE, binomial, chi_square, largest_correlation_z
-from tests.reference.sampling import overflow_delta, poisson_indices
-from tests.selection.test_geometric_skips import GAPS
+from tests.reference.sampling import GAPS, overflow_delta, poisson_indices
 
 N, BATCH = 400, 20
 FEATURES = np.arange(N)

@@ -10,7 +10,7 @@ from scipy import stats
 from dp_sparse import noise
 from dp_sparse.selection import geometric_skips
 from tests.reference.distributions import SIGNIFICANCE, binomial, chi_square
-from tests.reference.sampling import geometric_gap
+from tests.reference.sampling import GAPS, geometric_gap
 
 RUNS = 2000
 NONE = -1
@@ -32,14 +32,6 @@ REGIMES = [
         0.563660462299231,
         {1000: 0.000286610532, 2_000_000: 0.4363395377},
     ),
-]
-
-# p, U → gap: the inverse of the geometric distribution, from derivation.
-GAPS = [
-    (0.3, {0.999999: 1, 0.9: 1, 0.5: 2, 0.1: 7, 1e-06: 39}),
-    (0.01, {0.999999: 1, 0.9: 11, 0.5: 69, 0.1: 230, 1e-06: 1375}),
-    (1e-05, {0.999999: 1, 0.9: 10536, 0.5: 69315, 0.1: 230258, 1e-06: 1381545}),
-    (1e-09, {0.999999: 1001, 0.9: 105360516, 0.5: 693147181, 0.1: 2302585092, 1e-06: 13815510552}),
 ]
 
 

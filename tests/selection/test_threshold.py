@@ -15,10 +15,11 @@ from dp_sparse.selection.geometric_skips import geometric_skips
 from dp_sparse.selection.threshold import Survivors, select_rows
 from tests.reference import adafest
 from tests.reference.distributions import SIGNIFICANCE, binomial, chi_square, largest_correlation_z
-from tests.reference.test_adafest import SURVIVAL
 
 GRAPH, XLA = WAYS = ("graph", "xla")
-DIFFERENT = [case for case in SURVIVAL if case[0] * case[1] != 1]  # where the misprint shows
+DIFFERENT = [
+    case for case in adafest.SURVIVAL if case[0] * case[1] != 1
+]  # where the misprint shows
 
 
 def given_map(table_rows: list[int], values: dict[int, float]) -> ContributionMap:
@@ -60,7 +61,9 @@ def selected(
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("sigma", "clip_norm", "threshold", "value", "right", "_"), SURVIVAL)
+@pytest.mark.parametrize(
+    ("sigma", "clip_norm", "threshold", "value", "right", "_"), adafest.SURVIVAL
+)
 def test_survivors_have_the_right_frequency(
     sigma: float, clip_norm: float, threshold: float, value: float, right: float, _: float, way: str
 ) -> None:

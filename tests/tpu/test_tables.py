@@ -20,7 +20,7 @@ from dp_sparse.distribution.embedding_layers.host_step import HostStep
 from dp_sparse.distribution.embedding_layers.layer_adapters import layer_of
 from dp_sparse.distribution.embedding_layers.training_loop import _build, _shared_out, _Steps
 from pipelines.criteo.tables import engine_of
-from tests.distribution.embedding_layers import cases
+from tests.distribution.embedding_layers import two_tables
 
 pytestmark = pytest.mark.tpu
 
@@ -41,11 +41,11 @@ class Job:
 
 def job_of(strategy: tf.distribute.TPUStrategy, wrapped: str, **arguments: Any) -> Job:
     with strategy.scope():
-        optimizer = cases.private_optimizer(wrapped, **arguments)
-        tables = cases.private_tables(optimizer, strategy=strategy)
+        optimizer = two_tables.private_optimizer(wrapped, **arguments)
+        tables = two_tables.private_tables(optimizer, strategy=strategy)
         layer = engine_of(strategy, tables)
-        model = cases.compiled_model(optimizer)
-    batches = optimizer.plan.sampling.batches(cases.data())
+        model = two_tables.compiled_model(optimizer)
+    batches = optimizer.plan.sampling.batches(two_tables.data())
     _build(model, tables, layer_of(layer, tables), batches.element_spec)
     batch = next(iter(_shared_out(model, batches.map(HostStep(tables)))))
     return Job(model, tables, layer, batch)
@@ -65,8 +65,8 @@ def test_the_update_is_a_direct_scatter(strategy: tf.distribute.TPUStrategy, wra
     """Of one step, to 1e-6, on the chosen rows alone; Adagrad squares a row's whole gradient."""
     job = job_of(strategy, wrapped)
     before = job.values()
-    expected = cases.expected_update(
-        job.model, before, cases.data(), whole(strategy, job.batch), wrapped=wrapped
+    expected = two_tables.expected_update(
+        job.model, before, two_tables.data(), whole(strategy, job.batch), wrapped=wrapped
     )
     _Steps(job.model, job.tables, layer_of(job.layer, job.tables)).take(job.batch)
     after = job.values()
@@ -91,22 +91,26 @@ def test_noise_of_dense_variables(strategy: tf.distribute.TPUStrategy) -> None:
     job = job_of(strategy, "sgd", noise_multiplier=1.0)
     tables, before = job.values(), [v.numpy() for v in job.model.trainable_variables]
     batch = whole(strategy, job.batch)
-    expected = cases.expected_update(job.model, tables, cases.data(), batch, wrapped="sgd")
+    expected = two_tables.expected_update(
+        job.model, tables, two_tables.data(), batch, wrapped="sgd"
+    )
     _Steps(job.model, job.tables, layer_of(job.layer, job.tables)).take(job.batch)
     after = [v.numpy() for v in job.model.trainable_variables]
     steps = zip(before, after, expected.dense, strict=True)
-    left = np.concatenate([(2 * (b - a) - g / cases.SIZE).ravel() for b, a, g in steps])
+    left = np.concatenate([(2 * (b - a) - g / two_tables.SIZE).ravel() for b, a, g in steps])
     optimizer = job.tables.private_optimizer
-    deviation = cases.CLIP * optimizer.gradient_noise_multiplier / cases.SIZE
+    deviation = two_tables.CLIP * optimizer.gradient_noise_multiplier / two_tables.SIZE
     assert stats.kstest(left, "norm", (0, deviation)).pvalue > 1e-6
 
 
 def test_training_runs_to_its_end(strategy: tf.distribute.TPUStrategy) -> None:
     job = job_of(strategy, "adagrad", steps=20)
-    history = distribution.train_tables(job.model, job.tables, job.layer, cases.data(), epochs=2)
+    history = distribution.train_tables(
+        job.model, job.tables, job.layer, two_tables.data(), epochs=2
+    )
     assert np.isfinite(history.history["loss"]).all()
     assert int(job.model.optimizer.steps_spent.numpy()) == 20
-    assert int(job.model.optimizer.diagnostics.examples) == 20 * cases.SIZE
+    assert int(job.model.optimizer.diagnostics.examples) == 20 * two_tables.SIZE
 
 
 def test_throughput(strategy: tf.distribute.TPUStrategy) -> None:
@@ -117,8 +121,8 @@ def test_throughput(strategy: tf.distribute.TPUStrategy) -> None:
     ).calibrate()
     with strategy.scope():
         optimizer = dp_sparse.DPAdaFESTOptimizer(keras.optimizers.SGD(0.1), plan, 1.0)
-        table = cases.E.TableConfig(rows, 64, combiner="sum", name="table")
-        features = {"id": cases.E.FeatureConfig(table, name="id")}
+        table = two_tables.E.TableConfig(rows, 64, combiner="sum", name="table")
+        features = {"id": two_tables.E.FeatureConfig(table, name="id")}
         tables = distribution.PrivateTables(features, optimizer, strategy=strategy)
         layer = engine_of(strategy, tables)
         inputs = keras.Input((64,), name="id")

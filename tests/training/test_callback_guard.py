@@ -19,7 +19,7 @@ import dp_sparse
 from dp_sparse import distribution
 from dp_sparse.core.errors import PrivacyError
 from dp_sparse.training import callback_guard
-from tests.distribution.embedding_layers import cases
+from tests.distribution.embedding_layers import two_tables
 from tests.training_cases import plan_for
 
 N, V = 40, 50
@@ -80,11 +80,11 @@ def by_train(model: keras.Model, *callbacks: Any) -> Any:
 
 
 def by_train_tables(_: keras.Model, *callbacks: Any) -> Any:
-    tables = cases.private_tables(cases.private_optimizer())
-    layer = cases.E.TPUEmbeddingForServing(tables.feature_config, None)
-    model = cases.compiled_model(tables.private_optimizer)
+    tables = two_tables.private_tables(two_tables.private_optimizer())
+    layer = two_tables.E.TPUEmbeddingForServing(tables.feature_config, None)
+    model = two_tables.compiled_model(tables.private_optimizer)
     return distribution.train_tables(
-        model, tables, layer, cases.data(), steps_per_epoch=1, callbacks=callbacks
+        model, tables, layer, two_tables.data(), steps_per_epoch=1, callbacks=callbacks
     )
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,7 +11,6 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import PrivacyError, distribution
-from dp_sparse.optimizers import ledger
 from tests.training_cases import plan_for
 
 N, BATCH = 24, 6
@@ -58,17 +56,6 @@ def assert_paid(model: keras.Model) -> None:
 
 def fit(model: keras.Model, batches: Any, steps: int | None = None, **arguments: Any) -> None:
     model.fit(batches, steps_per_epoch=steps, verbose=0, **arguments)
-
-
-@pytest.fixture
-def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Forgets the steps that this process has counted, as a new process would."""
-
-    def forget() -> None:
-        monkeypatch.setattr(ledger, "_SPENT", {})
-        monkeypatch.setattr(ledger, "_LAST", {})
-
-    return forget
 
 
 def test_one_iterator_over_several_epochs() -> None:

@@ -7,11 +7,12 @@ for which both together meet ε. One evaluation takes about 0.5 s, after 1 s for
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 import dp_accounting
 
-from dp_sparse.accounting import Accountant, PrivacyPlan, epsilon_of
+from dp_sparse.accounting import Accountant, PrivacyPlan, epsilon_of, smallest_meeting
 from dp_sparse.core import validate
 from dp_sparse.selection.top_k.allocation import share_rows
 from dp_sparse.selection.top_k.counting import TopKTable, as_tables
@@ -23,7 +24,6 @@ from dp_sparse.selection.top_k.noise_sources import (
 )
 
 _INTERVAL = 1e-4  # of the privacy loss, where ε is at most 1
-_RELATIVE_TOLERANCE = 1e-4
 _NOISY = (GaussianTopK, GumbelTopK, LaplaceTopK)
 _NOISE_LIMITS = (0.1, 1e9)  # in counts, or deviations over the sensitivity
 
@@ -157,19 +157,12 @@ def smallest_noise(
 
 def _smallest(meets: Callable[[float], bool]) -> float:
     """The smallest noise that meets a condition which holds from it on; up to 1e-4 over it."""
-    low, high = 50.0, 100.0
-    while not meets(high):
-        low, high = high, 4 * high
-        if high > _NOISE_LIMITS[1]:
-            raise ValueError(
-                f"No noise up to {_NOISE_LIMITS[1]:g} meets the budget: raise share or epsilon."
-            )
-    while low > _NOISE_LIMITS[0] and meets(low):
-        low, high = max(low / 4, _NOISE_LIMITS[0]), low
-    while high > low * (1 + _RELATIVE_TOLERANCE):
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if meets(middle) else (middle, high)
-    return high
+    found = smallest_meeting(meets, (50.0, 100.0), factor=4, limits=_NOISE_LIMITS, relative=True)
+    if math.isinf(found):
+        raise ValueError(
+            f"No noise up to {_NOISE_LIMITS[1]:g} meets the budget: raise share or epsilon."
+        )
+    return found
 
 
 def _accountant(event: dp_accounting.DpEvent, interval: float) -> Accountant:

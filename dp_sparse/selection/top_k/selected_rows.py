@@ -18,7 +18,7 @@ import dp_accounting
 import numpy as np
 
 from dp_sparse.accounting import Release, event_config
-from dp_sparse.core import validate
+from dp_sparse.core import validate, whole_file
 from dp_sparse.selection.top_k.counting import TopKTable, as_tables
 from dp_sparse.selection.top_k.noise_sources import PublicRows, TopKSource
 
@@ -119,15 +119,9 @@ class SelectedRows:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one file, replacing what was there whole or not at all."""
-        path = Path(path)
         arrays: dict[str, Any] = {f"rows_{i}": r for i, r in enumerate(self.row_ids.values())}
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with unfinished.open("wb") as file:
-                np.savez_compressed(file, header=np.array(json.dumps(self._header())), **arrays)
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with whole_file(path) as file:
+            np.savez_compressed(file, header=np.array(json.dumps(self._header())), **arrays)
 
     @classmethod
     def load(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dp_sparse.clipping import rules
 from dp_sparse.clipping.recording import record
 from dp_sparse.clipping.rules import convolution, convolution_form, rule_for
-from tests.clipping_cases import assert_as_brute_force, clipped, square_loss
+from tests.clipping.brute_force import assert_as_brute_force, clipped, square_loss, values
 
 CONVOLUTIONS = {1: keras.layers.Conv1D, 2: keras.layers.Conv2D, 3: keras.layers.Conv3D}
 TRANSPOSED = {
@@ -42,10 +42,6 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param != "one block":
         monkeypatch.setattr(convolution_form, "_FEW_CHANNELS", 0)
         monkeypatch.setattr(convolution_form, "_BLOCK_WIDTH", 4)
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def model_of(layer: keras.layers.Layer, *inner: int | None) -> keras.Model:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dp_sparse.clipping.rules.activation import of_broadcast
 from dp_sparse.clipping.rules.einsum import Einsum, einsum_of
-from tests.clipping_cases import assert_as_brute_force
+from tests.clipping.brute_force import assert_as_brute_force, values
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 2, "e": 3, "f": 2}
 
@@ -32,10 +32,6 @@ EQUATIONS = [
     ("...b,bc->...c", (6,), "c"),
     ("ab...,bc->ac...", (6, None), "c"),
 ]
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def shape_for(equation: str) -> tuple[int, ...]:

@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 import dp_sparse
 from dp_sparse import clipping
 from dp_sparse.clipping import rules
-from tests.clipping_cases import assert_as_brute_force, clipped
+from tests.clipping.brute_force import assert_as_brute_force, clipped, ids
 from tests.subprocesses import run_python
 from tests.training_cases import plan_for, weights_of
 
 keras_rs = pytest.importorskip("keras_rs")
 COMBINERS = ["sum", "mean", "sqrtn"]
-
-
-def ids(*shape: int, rows: int = 6, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, rows, shape).astype(np.int32)
 
 
 def some_weights(*shape: int, seed: int = 0) -> np.ndarray:

@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 
 import dp_sparse
 from dp_sparse import clipping
-from tests.clipping_cases import assert_as_brute_force, clipped
-
-
-def ids(*shape: int, rows: int = 6, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, rows, shape).astype(np.int32)
+from tests.clipping.brute_force import assert_as_brute_force, clipped, ids
 
 
 @settings(max_examples=20, deadline=None)

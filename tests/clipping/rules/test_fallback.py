@@ -10,12 +10,8 @@ import tensorflow as tf
 
 from dp_sparse import DPSGDOptimizer, PrivacyError, UnsupportedLayerError, clipping
 from dp_sparse.clipping.rules import fallback
-from tests.clipping_cases import assert_as_brute_force, clipped, square_loss
+from tests.clipping.brute_force import assert_as_brute_force, clipped, refusal, square_loss, values
 from tests.training_cases import plan_for
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 class Affine(keras.layers.Layer):
@@ -180,12 +176,6 @@ class Noisy(Affine):
 
     def call(self, inputs: Any) -> Any:
         return self.dropout(super().call(inputs))
-
-
-def refusal(model: keras.Model, *shape: int) -> str:
-    with pytest.raises(UnsupportedLayerError) as caught:
-        clipped(model, values(4, *shape), np.ones(4, np.float32), 1.0)
-    return str(caught.value)
 
 
 def test_dropout_inside_is_refused() -> None:

@@ -5,11 +5,7 @@ import numpy as np
 import pytest
 
 from dp_sparse import clipping
-from tests.clipping_cases import assert_as_brute_force
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+from tests.clipping.brute_force import assert_as_brute_force, values
 
 
 def adapted(layer: keras.layers.Layer, name: str) -> None:

@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.clipping_cases import assert_as_brute_force
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+from tests.clipping.brute_force import assert_as_brute_force, values
 
 
 @settings(max_examples=20, deadline=None)

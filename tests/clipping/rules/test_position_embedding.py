@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 
 import dp_sparse
 from dp_sparse import clipping
-from tests.clipping_cases import assert_as_brute_force, clipped
+from tests.clipping.brute_force import assert_as_brute_force, clipped, values
 from tests.training_cases import plan_for, weights_of
 
 keras_hub = pytest.importorskip("keras_hub")
 hub = keras_hub.layers
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def ids(*shape: int, rows: int = 9, seed: int = 0) -> np.ndarray:

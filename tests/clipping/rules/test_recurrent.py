@@ -14,7 +14,7 @@ from dp_sparse import clipping
 from dp_sparse.clipping import rules
 from dp_sparse.clipping.rules import recurrent, rule_for
 from dp_sparse.core.errors import UnsupportedLayerError
-from tests.clipping_cases import assert_as_brute_force
+from tests.clipping.brute_force import assert_as_brute_force, values
 
 
 def of_a_cell(units: int, **kwargs: Any) -> keras.layers.RNN:
@@ -43,10 +43,6 @@ def _no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(f"{layer.path} went to the fallback")
 
     monkeypatch.setattr(rules.fallback, "call_any_layer", refuse)
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def padded(batch: int, steps: int, width: int, seed: int = 0) -> np.ndarray:

@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 
 from dp_sparse import clipping
 from dp_sparse.clipping.uses import Tied, joined, numerics
-from tests.clipping_cases import assert_as_brute_force
+from tests.clipping.brute_force import assert_as_brute_force, values
 from tests.subprocesses import run_python
-
-
-def values(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def language_model(

@@ -1,9 +1,19 @@
-"""Stand-ins for the engines of a TPU: one update for each row, of the sum of all its gradients."""
+"""Stand-ins for a TPU and its engines: one update for each row, of the sum of all its gradients."""
 
+import types
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+
+class Strategy:
+    """As much of a TPUStrategy as a configuration needs."""
+
+    num_replicas_in_sync = 4
+
+    def __init__(self, num_hosts: int = 1) -> None:
+        self.extended = types.SimpleNamespace(num_hosts=num_hosts)
 
 
 class SparseCore:
@@ -81,6 +91,12 @@ def _orders(ids: tf.Tensor, sent: list[tf.Tensor]) -> Any:
 
 def _summed(shape: Any, ids: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.tensor_scatter_nd_add(tf.zeros(shape), ids[:, None], values)  # one after another
+
+
+def read(engine: SparseCore) -> dict[str, np.ndarray]:
+    """The tables of an engine, after one update at the most."""
+    assert int(engine.updates) <= 1
+    return {name: table.numpy() for name, table in engine.tables.items()}
 
 
 class TensorCore(SparseCore):

@@ -14,8 +14,8 @@ from dp_sparse import distribution, noise
 from dp_sparse.core.errors import BadExampleError, PrivacyError, translated
 from dp_sparse.distribution.embedding_layers import host_step
 from dp_sparse.distribution.embedding_layers.private_tables import Feature, Table
-from tests.distribution.embedding_layers import cases
-from tests.distribution.embedding_layers.test_private_tables import Strategy
+from tests.distribution.embedding_layers import two_tables
+from tests.distribution.embedding_layers.emulator import Strategy
 from tests.reference.distributions import SIGNIFICANCE
 
 
@@ -62,7 +62,7 @@ def choice_of(tables: distribution.PrivateTables, table: Table, rows: np.ndarray
 @pytest.mark.parametrize("count", [0, 1, 7, 40])
 def test_rows_are_spread_over_replicas(count: int) -> None:
     """Each replica has the same number of places, and as many rows as the others, but for one."""
-    tables = cases.private_tables(cases.private_optimizer(), strategy=Strategy())
+    tables = two_tables.private_tables(two_tables.private_optimizer(), strategy=Strategy())
     table = tables.tables[0]
     rows = np.sort(np.random.default_rng(count).permutation(40)[:count]).astype(np.int64)
     sent = choice_of(tables, table, rows)
@@ -79,7 +79,7 @@ def test_rows_are_spread_over_replicas(count: int) -> None:
 
 
 def test_more_rows_than_there_is_room_for_are_refused() -> None:
-    tables = cases.private_tables(cases.private_optimizer())
+    tables = two_tables.private_tables(two_tables.private_optimizer())
     table = dataclasses.replace(tables.tables[0], capacity=8)
     assert choice_of(tables, table, np.arange(8))["features"][table.noise].shape[0] == 8
     with pytest.raises(PrivacyError, match="More rows of shared .* than the 8"), translated():
@@ -129,9 +129,9 @@ def test_inputs_that_do_not_fit(changed: Any, x: Any, message: str) -> None:
 
 def noise_of_steps(sigma: float) -> tuple[np.ndarray, float]:
     """All noise of fifty batches, and the deviation that the optimizer's numbers give it."""
-    optimizer = cases.private_optimizer(noise_multiplier=sigma, expected_false_rows=30)
-    tables = cases.private_tables(optimizer)
-    batches = optimizer.plan.sampling.batches(cases.data()).take(50)
+    optimizer = two_tables.private_optimizer(noise_multiplier=sigma, expected_false_rows=30)
+    tables = two_tables.private_tables(optimizer)
+    batches = optimizer.plan.sampling.batches(two_tables.data()).take(50)
     values = []
     for batch in batches.map(host_step.HostStep(tables)):
         for table in tables.tables:
@@ -139,7 +139,7 @@ def noise_of_steps(sigma: float) -> tuple[np.ndarray, float]:
             own = batch["noise"][table.path].numpy()
             assert not own[~there].any()
             values.append(own[there])
-    deviation = cases.CLIP * optimizer.gradient_noise_multiplier / cases.SIZE
+    deviation = two_tables.CLIP * optimizer.gradient_noise_multiplier / two_tables.SIZE
     return np.concatenate(values), deviation
 
 
@@ -154,10 +154,10 @@ def test_noise_of_rows_has_its_distribution() -> None:
 
 def test_passes_differ() -> None:
     """Each pass has a key of its own, and each batch its own draw."""
-    optimizer = cases.private_optimizer(noise_multiplier=1.0)
-    tables, seen = cases.private_tables(optimizer), []
+    optimizer = two_tables.private_optimizer(noise_multiplier=1.0)
+    tables, seen = two_tables.private_tables(optimizer), []
     for _ in range(2):
-        batches = optimizer.plan.sampling.batches(cases.data()).take(3)
+        batches = optimizer.plan.sampling.batches(two_tables.data()).take(3)
         seen += [b["noise"]["shared"].numpy() for b in batches.map(host_step.HostStep(tables))]
     values = np.concatenate([own[own.any(1)] for own in seen])
     assert len(np.unique(values, axis=0)) == len(values) > 10
@@ -166,9 +166,9 @@ def test_passes_differ() -> None:
 def test_padding_chooses_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Examples of weight 0 and rows of padding add nothing to a map without noise."""
     monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float64))
-    optimizer = cases.private_optimizer(expected_false_rows=32, threshold=1e-3)
-    tables, (x, y) = cases.private_tables(optimizer), cases.data()
-    weights = np.r_[1.0, np.zeros(cases.SIZE - 1)].astype("float32")
+    optimizer = two_tables.private_optimizer(expected_false_rows=32, threshold=1e-3)
+    tables, (x, y) = two_tables.private_tables(optimizer), two_tables.data()
+    weights = np.r_[1.0, np.zeros(two_tables.SIZE - 1)].astype("float32")
     batch = next(
         iter(optimizer.plan.sampling.batches((x, y, weights)).map(host_step.HostStep(tables)))
     )

@@ -11,21 +11,20 @@ import tensorflow as tf
 from dp_sparse import distribution
 from dp_sparse.core.errors import PrivacyError
 from dp_sparse.distribution.embedding_layers import layer_adapters
-from tests.distribution.embedding_layers import cases
-from tests.distribution.embedding_layers.emulator import SparseCore
-from tests.distribution.embedding_layers.test_device_step import INITIAL, read
+from tests.distribution.embedding_layers import two_tables
+from tests.distribution.embedding_layers.emulator import SparseCore, read
 
 
 @pytest.fixture
 def tables() -> distribution.PrivateTables:
-    return cases.private_tables(cases.private_optimizer(), weighted=False)
+    return two_tables.private_tables(two_tables.private_optimizer(), weighted=False)
 
 
 def engine_and_layer(
     tables: distribution.PrivateTables,
 ) -> tuple[SparseCore, layer_adapters.RecordedLayer]:
     """A trap of our own, like those of the libraries."""
-    engine, dummy = SparseCore(tables.feature_config, INITIAL), tf.Variable([0.0])
+    engine, dummy = SparseCore(tables.feature_config, two_tables.INITIAL), tf.Variable([0.0])
 
     def call(features: Any, weights: Any) -> Any:
         @tf.custom_gradient
@@ -45,9 +44,9 @@ def engine_and_layer(
 
 
 def features_of(tables: distribution.PrivateTables) -> Any:
-    x, y = cases.data()
+    x, y = two_tables.data()
     del x["word_weights"]
-    return cases.prepared(tables, (x, y))["features"]
+    return two_tables.prepared(tables, (x, y))["features"]
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
@@ -66,9 +65,9 @@ def test_no_backward_pass_of_a_model_reaches_the_tables(
         return tape.gradient(total, activations)
 
     run: Callable[[], Any] = tf.function(backward, autograph=False) if in_graph else backward
-    assert run()["left"].shape == (tables.rows, cases.WIDTH)
+    assert run()["left"].shape == (tables.rows, two_tables.WIDTH)
     assert int(engine.updates) == 0
-    assert all((table == INITIAL[name]).all() for name, table in read(engine).items())
+    assert all((table == two_tables.INITIAL[name]).all() for name, table in read(engine).items())
 
 
 def test_without_the_detachment_it_would(tables: distribution.PrivateTables) -> None:
@@ -100,23 +99,25 @@ def test_gradients_of_all_features_or_of_none(tables: distribution.PrivateTables
 
 
 def test_layers_of_another_configuration_are_refused(tables: distribution.PrivateTables) -> None:
-    for config in (cases.tf_features(), cases.private_tables(tables.private_optimizer)):
+    for config in (two_tables.tf_features(), two_tables.private_tables(tables.private_optimizer)):
         others = getattr(config, "feature_config", config)
-        layer = cases.E.TPUEmbeddingForServing(others, cases.E.Adam())
+        layer = two_tables.E.TPUEmbeddingForServing(others, two_tables.E.Adam())
         with pytest.raises(PrivacyError, match="made with tables.feature_config"):
             layer_adapters.layer_of(layer, tables)
-    layer = cases.E.TPUEmbeddingForServing(tables.feature_config, None)
+    layer = two_tables.E.TPUEmbeddingForServing(tables.feature_config, None)
     assert isinstance(layer_adapters.layer_of(layer, tables), layer_adapters.RecordedLayer)
 
 
 def test_options_of_an_engine_are_refused(tables: distribution.PrivateTables) -> None:
-    layer = cases.E.TPUEmbeddingForServing(tables.feature_config, None)
+    layer = two_tables.E.TPUEmbeddingForServing(tables.feature_config, None)
     for name in layer_adapters.PIPELINING:
         setattr(layer, name, True)
         with pytest.raises(PrivacyError, match="pipeline_execution_with_tensor_core=False"):
             layer_adapters.layer_of(layer, tables)
         setattr(layer, name, False)
-    layer._sparse_core_embedding_config = cases.E.SparseCoreEmbeddingConfig(allow_id_dropping=True)
+    layer._sparse_core_embedding_config = two_tables.E.SparseCoreEmbeddingConfig(
+        allow_id_dropping=True
+    )
     with pytest.raises(PrivacyError, match="allow_id_dropping=False"):
         layer_adapters.layer_of(layer, tables)
     layer._sparse_core_embedding_config = tables.sparse_core_config
@@ -139,9 +140,9 @@ def test_tables_in_two_places_are_refused(tables: distribution.PrivateTables) ->
 @pytest.mark.parametrize(
     ("cls", "name"),
     [
-        (cases.E.TPUEmbedding, "_pipeline_execution_with_tensor_core"),
-        (cases.E.TPUEmbeddingV2, "_pipelining"),
-        (cases.E.TPUEmbeddingV2, "_sparse_core_embedding_config"),
+        (two_tables.E.TPUEmbedding, "_pipeline_execution_with_tensor_core"),
+        (two_tables.E.TPUEmbeddingV2, "_pipelining"),
+        (two_tables.E.TPUEmbeddingV2, "_sparse_core_embedding_config"),
         (keras_rs.layers.DistributedEmbedding, "_pipeline_execution_with_tensor_core"),
     ],
 )

@@ -14,9 +14,8 @@ from scipy import stats
 from dp_sparse.distribution.embedding_layers import device_step, layer_adapters
 from dp_sparse.distribution.embedding_layers.host_step import HostStep
 from dp_sparse.distribution.embedding_layers.rounding_grid import Lattice
-from tests.distribution.embedding_layers import cases
+from tests.distribution.embedding_layers import two_tables
 from tests.distribution.embedding_layers.emulator import SparseCore
-from tests.distribution.embedding_layers.test_device_step import INITIAL
 from tests.reference.distributions import SIGNIFICANCE
 
 
@@ -84,9 +83,9 @@ def test_batches_too_large_to_be_exact_are_refused() -> None:
 
 def test_all_that_a_step_pushes_is_on_the_lattice() -> None:
     """Else a row that noise alone chose would be told from one that an example looked up."""
-    optimizer, source = cases.private_optimizer(), cases.data()
-    tables = cases.private_tables(optimizer, cases.tf_features("mean"))
-    engine, pushed = SparseCore(tables.feature_config, INITIAL), []
+    optimizer, source = two_tables.private_optimizer(), two_tables.data()
+    tables = two_tables.private_tables(optimizer, two_tables.tf_features("mean"))
+    engine, pushed = SparseCore(tables.feature_config, two_tables.INITIAL), []
     layer = layer_adapters.SparseCoreLayer(engine)
     look_up = layer.look_up
 
@@ -100,8 +99,8 @@ def test_all_that_a_step_pushes_is_on_the_lattice() -> None:
         return layer_adapters.Lookup(found.activations, push)
 
     layer.look_up = recorded  # type: ignore[method-assign]
-    model = cases.compiled_model(optimizer)
-    cases.take_step(model, tables, layer, source, cases.prepared(tables, source))
+    model = two_tables.compiled_model(optimizer)
+    two_tables.take_step(model, tables, layer, source, two_tables.prepared(tables, source))
     assert len(pushed) == len(tables.feature_config)
     for gradient in pushed:
         steps = gradient.numpy() / tables.lattice.step
@@ -111,20 +110,22 @@ def test_all_that_a_step_pushes_is_on_the_lattice() -> None:
 
 def test_an_example_whose_lookups_cancel_leaves_sums_exact() -> None:
     """Two features of one table and one id with huge opposite gradients: 1000 C a lookup."""
-    optimizer = cases.private_optimizer(threshold=-1e6)  # every row is chosen
-    tables = cases.private_tables(optimizer)
-    engine = SparseCore(tables.feature_config, INITIAL)  # which adds in float32, in two orders
-    inputs = {name: keras.Input((cases.WIDTH,), name=name) for name in cases.FEATURES}
+    optimizer = two_tables.private_optimizer(threshold=-1e6)  # every row is chosen
+    tables = two_tables.private_tables(optimizer)
+    engine = SparseCore(
+        tables.feature_config, two_tables.INITIAL
+    )  # which adds in float32, in two orders
+    inputs = {name: keras.Input((two_tables.WIDTH,), name=name) for name in two_tables.FEATURES}
     inputs["dense_features"] = keras.Input((2,), name="dense_features")
     difference = (inputs["left"] - inputs["right"]) * inputs["dense_features"][:, :1]
     outputs = keras.layers.Dense(1, activation="sigmoid")(difference)
     model = keras.Model(inputs, outputs)
     model.compile(optimizer, loss="binary_crossentropy")
-    x, y = cases.data()
+    x, y = two_tables.data()
     x["right"][0], x["dense_features"][0] = x["left"][0], 1e9
     batches = optimizer.plan.sampling.batches((x, y))
     layer = layer_adapters.SparseCoreLayer(engine)
     batch = next(iter(batches.map(HostStep(tables))))
-    cases.take_step(model, tables, layer, (x, y), batch)
+    two_tables.take_step(model, tables, layer, (x, y), batch)
     assert int(engine.updates) == 1
     assert np.isfinite(engine.tables["shared"].numpy()).all()

@@ -11,25 +11,23 @@ from tensorflow.python.tpu import tpu_embedding_v3_utils
 
 from dp_sparse import distribution
 from dp_sparse.distribution.embedding_layers.serving import copied
-from tests.distribution.embedding_layers import cases
-from tests.distribution.embedding_layers.test_device_step import keras_rs_features
-from tests.distribution.embedding_layers.test_private_tables import Strategy
-from tests.distribution.embedding_layers.test_training_loop import tables_and_layer
+from tests.distribution.embedding_layers import two_tables
+from tests.distribution.embedding_layers.emulator import Strategy
 
 CORES = 8
 
 
 def test_inputs_of_a_model_that_was_trained() -> None:
     """More examples than a batch has; the same numbers as the layer's own."""
-    tables, layer = tables_and_layer()
-    model = cases.compiled_model(tables.private_optimizer)
-    x, _ = cases.data()
+    tables, layer = two_tables.tables_and_layer()
+    model = two_tables.compiled_model(tables.private_optimizer)
+    x, _ = two_tables.data()
     twice = {name: np.concatenate([values, values]) for name, values in x.items()}
     inputs = distribution.model_inputs(tables, layer, twice)
     table = next(v for t, v in layer.embedding_tables.items() if t.name == "shared").numpy()
     np.testing.assert_allclose(inputs["left"], table[twice["left"]])
     np.testing.assert_array_equal(inputs["dense_features"], twice["dense_features"])
-    assert model.predict(inputs, verbose=0).shape == (2 * cases.SIZE, 1)
+    assert model.predict(inputs, verbose=0).shape == (2 * two_tables.SIZE, 1)
     with pytest.raises(ValueError, match="inputs of one length.*'left': 19"):
         distribution.model_inputs(tables, layer, {**x, "left": x["left"][1:]})
     with pytest.raises(ValueError, match="inputs of one length, 1 or more"):
@@ -40,10 +38,10 @@ def test_inputs_of_a_model_that_was_trained() -> None:
 
 def test_tables_of_a_tpu_are_served_off_it() -> None:
     """Their configuration has no shapes of replicas, which inputs of any size would not fit."""
-    optimizer = cases.private_optimizer()
-    tables = cases.private_tables(optimizer, strategy=Strategy())
-    layer = cases.E.TPUEmbeddingForServing(tables.serving_config, None)
-    x, _ = cases.data()
+    optimizer = two_tables.private_optimizer()
+    tables = two_tables.private_tables(optimizer, strategy=Strategy())
+    layer = two_tables.E.TPUEmbeddingForServing(tables.serving_config, None)
+    x, _ = two_tables.data()
     inputs = distribution.model_inputs(tables, layer, x)
     table = next(v for t, v in layer.embedding_tables.items() if t.name == "shared").numpy()
     np.testing.assert_allclose(inputs["right"], table[x["right"]])
@@ -56,7 +54,7 @@ class LaidOut(tf.Module):
         super().__init__()
         layouts = sparse_core_layout_pb2.SparseCoreTableLayouts()
         for name, values in tables.items():
-            padded = np.pad(values, [(0, -len(values) % (8 * CORES)), (0, 8 - cases.WIDTH)])
+            padded = np.pad(values, [(0, -len(values) % (8 * CORES)), (0, 8 - two_tables.WIDTH)])
             layouts.tables.add(
                 table_name=name,
                 stacked_table_name=f"{name}_stack",
@@ -76,16 +74,16 @@ class LaidOut(tf.Module):
 
 @pytest.mark.parametrize("on_sparse_cores", [False, True])
 def test_a_copy_has_the_tables_as_they_are(on_sparse_cores: bool) -> None:
-    tables = cases.private_tables(cases.private_optimizer("adagrad"), strategy=Strategy())
+    tables = two_tables.private_tables(two_tables.private_optimizer("adagrad"), strategy=Strategy())
     rng = np.random.default_rng(0)
     values = {
-        name: rng.normal(size=(rows, cases.WIDTH)).astype("float32")
-        for name, rows in cases.ROWS.items()
+        name: rng.normal(size=(rows, two_tables.WIDTH)).astype("float32")
+        for name, rows in two_tables.ROWS.items()
     }
     if on_sparse_cores:
         layer: Any = LaidOut(values)
     else:
-        layer = cases.E.TPUEmbeddingForServing(tables.serving_config, None)
+        layer = two_tables.E.TPUEmbeddingForServing(tables.serving_config, None)
         for table, variable in layer.embedding_tables.items():
             variable.assign(values[table.name])
     copy = copied(layer, tables)
@@ -94,24 +92,26 @@ def test_a_copy_has_the_tables_as_they_are(on_sparse_cores: bool) -> None:
 
 
 def test_a_table_that_is_not_there_is_noticed() -> None:
-    tables = cases.private_tables(cases.private_optimizer(), strategy=Strategy())
+    tables = two_tables.private_tables(two_tables.private_optimizer(), strategy=Strategy())
     with pytest.raises(ValueError, match="Expected the table 'shared' in a checkpoint of Module"):
         copied(tf.Module(), tables)
-    half = LaidOut({"shared": np.zeros((cases.ROWS["shared"], cases.WIDTH), "float32")})
+    half = LaidOut({"shared": np.zeros((two_tables.ROWS["shared"], two_tables.WIDTH), "float32")})
     with pytest.raises(ValueError, match="Expected the table 'bag' in a checkpoint of LaidOut"):
         copied(half, tables)
 
 
 def test_off_a_tpu_it_is_the_layer_itself() -> None:
-    tables, layer = tables_and_layer()
+    tables, layer = two_tables.tables_and_layer()
     assert distribution.serving_layer(tables, layer) is layer
 
 
 def test_layers_that_cannot_be_copied_are_refused() -> None:
-    optimizer = cases.private_optimizer()
-    tables = cases.private_tables(optimizer, keras_rs_features(), strategy=Strategy())
+    optimizer = two_tables.private_optimizer()
+    tables = two_tables.private_tables(
+        optimizer, two_tables.keras_rs_features(), strategy=Strategy()
+    )
     layer = keras_rs.layers.DistributedEmbedding(tables.feature_config)
     with pytest.raises(ValueError, match="TPUEmbeddingV2 .* got DistributedEmbedding: read its"):
         distribution.serving_layer(tables, layer)
     with pytest.raises(ValueError, match="Expected what serving_layer made of the layer, got Dist"):
-        distribution.model_inputs(tables, layer, cases.data()[0])
+        distribution.model_inputs(tables, layer, two_tables.data()[0])

@@ -12,8 +12,8 @@ CODE = """
     import os
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import sys
-    from tests.distribution.embedding_layers import of_recommenders
-    getattr(of_recommenders, sys.argv[1])(*sys.argv[2:])
+    from tests.distribution.embedding_layers import tfrs_checks
+    getattr(tfrs_checks, sys.argv[1])(*sys.argv[2:])
 """
 
 

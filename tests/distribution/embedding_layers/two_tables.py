@@ -1,10 +1,11 @@
 """A small problem for embedding layers of every kind, and its private update done the slow way."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import keras_rs
 import numpy as np
 import tensorflow as tf
 
@@ -20,6 +21,15 @@ ROWS = {"shared": 40, "bag": 30}
 FEATURES = {"left": "shared", "right": "shared", "words": "bag"}  # feature: table
 BAG = 4
 E = tf.tpu.experimental.embedding
+
+
+Values = dict[str, np.ndarray]
+Made = tuple[Any, Callable[[], Values]]  # a layer, and how to read its tables
+
+INITIAL = {
+    name: np.random.default_rng(5).normal(size=(rows, WIDTH)).astype("float32")
+    for name, rows in ROWS.items()
+}
 
 
 def data(seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -51,6 +61,18 @@ def tf_features(combiner: str = "sum") -> dict[str, Any]:
     return {name: E.FeatureConfig(tables[table], name=name) for name, table in FEATURES.items()}
 
 
+def keras_rs_features(combiner: str = "sum") -> dict[str, Any]:
+    tables = {
+        name: keras_rs.layers.TableConfig(name, rows, WIDTH, combiner=combiner)
+        for name, rows in ROWS.items()
+    }
+    shapes = {name: (SIZE,) for name in FEATURES}
+    return {
+        name: keras_rs.layers.FeatureConfig(name, tables[table], shapes[name], (SIZE, WIDTH))
+        for name, table in FEATURES.items()
+    }
+
+
 def private_optimizer(
     wrapped: str = "sgd", *, noise_multiplier: float = 0.15, steps: int = 100, **arguments: Any
 ) -> dp_sparse.DPAdaFESTOptimizer:
@@ -76,6 +98,11 @@ def private_tables(
     return distribution.PrivateTables(
         features, optimizer, bags={"words": BAG}, weights=weights, **arguments
     )
+
+
+def tables_and_layer(**arguments: Any) -> tuple[distribution.PrivateTables, Any]:
+    tables = private_tables(private_optimizer(**arguments))
+    return tables, E.TPUEmbeddingForServing(tables.feature_config, None)
 
 
 def compiled_model(
@@ -179,6 +206,27 @@ def expected_update(
         divisor = 1.0 if wrapped == "sgd" else np.sqrt(0.2 + gradient**2)
         tables[table] = before[table] - 0.5 * gradient / divisor
     return Update(tables, dense, chosen)
+
+
+def assert_update(
+    make: Callable[..., Made], features: Any, wrapped: str, combiner: str, weighted: bool
+) -> None:
+    """To 1e-6, and on exactly the rows that were chosen: some looked up, some by noise alone."""
+    optimizer, source = private_optimizer(wrapped), data()
+    tables = private_tables(optimizer, features, weighted=weighted)
+    layer, values = make(tables)
+    model = compiled_model(optimizer, weighted=weighted)
+    batch = prepared(tables, source)
+    before = {name: table.copy() for name, table in values().items()}
+    expected = expected_update(
+        model, before, source, batch, wrapped=wrapped, combiner=combiner, weighted=weighted
+    )
+    take_step(model, tables, layer, source, batch)
+    after = values()
+    for name, table in expected.tables.items():
+        np.testing.assert_allclose(after[name], table, atol=1e-6)
+        changed = np.flatnonzero((after[name] != before[name]).any(1))
+        np.testing.assert_array_equal(changed, np.sort(expected.chosen[name]))
 
 
 def _gradient_of(

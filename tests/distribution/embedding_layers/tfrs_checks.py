@@ -21,9 +21,8 @@ from pipelines.criteo.prepare import load_or_prepare
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 from pipelines.criteo.tables import examples_by_feature
 from pipelines.criteo.train import _split, exact_auc
-from tests.distribution.embedding_layers import cases
-from tests.distribution.embedding_layers.emulator import SparseCore
-from tests.distribution.embedding_layers.test_device_step import INITIAL, assert_update, read
+from tests.distribution.embedding_layers import two_tables
+from tests.distribution.embedding_layers.emulator import SparseCore, read
 
 
 def embedding_layer(tables: distribution.PrivateTables) -> Any:
@@ -37,7 +36,7 @@ def off_tpu(tables: distribution.PrivateTables) -> Any:
 
 def on_sparse_cores(tables: distribution.PrivateTables) -> Any:
     """The layer's own code for TPUs, its gradient trap included, over the stand-in."""
-    layer, engine = embedding_layer(tables), SparseCore(tables.feature_config, INITIAL)
+    layer, engine = embedding_layer(tables), SparseCore(tables.feature_config, two_tables.INITIAL)
     layer._embedding_feature = tpu_embedding_layer._EMBEDDING_V2
     layer._tpu_embedding = engine
     dummy = tf.Variable([0.0])
@@ -49,14 +48,16 @@ def on_sparse_cores(tables: distribution.PrivateTables) -> Any:
 def updates() -> None:
     for make in (off_tpu, on_sparse_cores):
         for wrapped in ("sgd", "adagrad"):
-            assert_update(make, cases.tf_features("mean"), wrapped, "mean", weighted=True)
+            two_tables.assert_update(
+                make, two_tables.tf_features("mean"), wrapped, "mean", weighted=True
+            )
 
 
 def ranking_of(tables: distribution.PrivateTables, **arguments: Any) -> Any:
     keras.utils.set_random_seed(4)
     mlp = tfrs.layers.blocks.MLP
     stacks = {
-        "bottom_stack": mlp([6, cases.WIDTH], final_activation="tanh"),
+        "bottom_stack": mlp([6, two_tables.WIDTH], final_activation="tanh"),
         "top_stack": mlp([7, 1], final_activation="sigmoid"),
         **arguments,
     }
@@ -66,18 +67,18 @@ def ranking_of(tables: distribution.PrivateTables, **arguments: Any) -> Any:
 def ranking_update() -> None:
     """DotInteraction and Cross: the update is that of one gradient an example."""
     for arguments in ({}, {"feature_interaction": Crossed(), "concat_dense": False}):
-        optimizer, source = cases.private_optimizer("adagrad"), cases.data()
-        tables = cases.private_tables(optimizer)
+        optimizer, source = two_tables.private_optimizer("adagrad"), two_tables.data()
+        tables = two_tables.private_tables(optimizer)
         ranking = ranking_of(tables, **arguments)
         model = distribution.RankingModel(ranking, tables, num_dense=2)
         model.compile(optimizer, loss="binary_crossentropy")
-        batch, layer = cases.prepared(tables, source), ranking._embedding_layer
+        batch, layer = two_tables.prepared(tables, source), ranking._embedding_layer
         features = [batch["features"], batch["id_weights"]]
         layer_adapters.layer_of(layer, tables).look_up(*features)  # creates the tables
         before = {t.name: v.numpy() for t, v in layer.embedding_tables.items()}
         dense = [v.numpy() for v in ranking.dense_trainable_variables]
-        expected = cases.expected_update(model, before, source, batch, wrapped="adagrad")
-        cases.take_step(model, tables, layer, source, batch)
+        expected = two_tables.expected_update(model, before, source, batch, wrapped="adagrad")
+        two_tables.take_step(model, tables, layer, source, batch)
         for table, variable in layer.embedding_tables.items():
             np.testing.assert_allclose(variable.numpy(), expected.tables[table.name], atol=1e-6)
         assert len(dense) == len(model.trainable_variables) > 3
@@ -98,8 +99,8 @@ class Crossed(tf.keras.layers.Layer):
 
 def ranking_serves() -> None:
     """Trained by `train_tables`, it predicts by itself what the private model does."""
-    optimizer, (x, y) = cases.private_optimizer(steps=5), cases.data()
-    tables = cases.private_tables(optimizer, weighted=False)
+    optimizer, (x, y) = two_tables.private_optimizer(steps=5), two_tables.data()
+    tables = two_tables.private_tables(optimizer, weighted=False)
     x = {name: values for name, values in x.items() if name != "word_weights"}
     ranking = ranking_of(tables)
     model = distribution.RankingModel(ranking, tables, num_dense=2)
@@ -116,14 +117,14 @@ def ranking_serves() -> None:
 
 
 def ranking_refusals() -> None:
-    tables = cases.private_tables(cases.private_optimizer())
+    tables = two_tables.private_tables(two_tables.private_optimizer())
     layers, keras2 = tfrs.layers.blocks, tf.keras.layers
     regularised = tf.keras.Sequential(
-        [keras2.Dense(cases.WIDTH, kernel_regularizer=tf.keras.regularizers.L2(0.1))]
+        [keras2.Dense(two_tables.WIDTH, kernel_regularizer=tf.keras.regularizers.L2(0.1))]
     )
-    normalised = tf.keras.Sequential([keras2.Dense(cases.WIDTH), keras2.BatchNormalization()])
-    dropped = tf.keras.Sequential([keras2.Dense(cases.WIDTH), keras2.Dropout(0.5)])
-    frozen = layers.MLP([cases.WIDTH])
+    normalised = tf.keras.Sequential([keras2.Dense(two_tables.WIDTH), keras2.BatchNormalization()])
+    dropped = tf.keras.Sequential([keras2.Dense(two_tables.WIDTH), keras2.Dropout(0.5)])
+    frozen = layers.MLP([two_tables.WIDTH])
     frozen.trainable = False
     for stack, message in (
         (regularised, "has a kernel_regularizer"),
@@ -148,7 +149,9 @@ def ranking_on_criteo(folder: str) -> None:
     names, width = table_names(len(TABLE3_VOCABULARIES)), 16
     initializer = tf.random_uniform_initializer(-0.05, 0.05)
     configs = {
-        name: cases.E.FeatureConfig(cases.E.TableConfig(size, width, initializer, name=name))
+        name: two_tables.E.FeatureConfig(
+            two_tables.E.TableConfig(size, width, initializer, name=name)
+        )
         for name, size in zip(names, TABLE3_VOCABULARIES, strict=True)
     }
     tables = distribution.PrivateTables(configs, optimizer)

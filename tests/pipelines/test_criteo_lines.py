@@ -1,17 +1,16 @@
-"""Reading in bounded memory, writing whole or not at all."""
+"""Reading in bounded memory."""
 
-import contextlib
 import gzip
 from pathlib import Path
 
 import pytest
 
-from pipelines.criteo import files
+from pipelines.criteo import lines
 
 
 def read(source: Path, max_line_bytes: int = 100) -> list[bytes]:
     """The blocks of a file, without a progress bar."""
-    return list(files.line_blocks(source, max_line_bytes, progress=False))
+    return list(lines.line_blocks(source, max_line_bytes, progress=False))
 
 
 @pytest.mark.parametrize("content", [b"a\nb\n", b"a\nb", b"\n\n", b"a\r\nb\r", b"x", b""])
@@ -19,7 +18,7 @@ def read(source: Path, max_line_bytes: int = 100) -> list[bytes]:
 def test_blocks_are_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(files, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", block_bytes)
     source = tmp_path / "a"
     for stored in (content, gzip.compress(content)):
         source.write_bytes(stored)
@@ -31,31 +30,19 @@ def test_blocks_are_whole_lines(
 def test_endless_line_stays_small_and_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 1000)
     source = tmp_path / "a"
     source.write_bytes(b"ok\n" + b"x" * 10**6 + b"\nok\n" + b"\r" * 10**6)
-    lines = b"".join(read(source)).split(b"\n")
-    assert lines[0] == lines[2] == b"ok"
-    assert 100 < len(lines[1]) < 2000
-    assert 100 < len(lines[3].removesuffix(b"\r")) < 2000
+    found = b"".join(read(source)).split(b"\n")
+    assert found[0] == found[2] == b"ok"
+    assert 100 < len(found[1]) < 2000
+    assert 100 < len(found[3].removesuffix(b"\r")) < 2000
 
 
 def test_lines_before_a_truncation_arrive(tmp_path: Path) -> None:
     source = tmp_path / "a.gz"
     source.write_bytes(gzip.compress(b"first\nsecond\nthird")[:-8])
-    blocks = files.line_blocks(source, 100, progress=False)
+    blocks = lines.line_blocks(source, 100, progress=False)
     assert next(blocks) == b"first\nsecond\n"
     with pytest.raises(EOFError):
         next(blocks)
-
-
-def test_beside_leaves_only_what_was_renamed(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "a"
-    with contextlib.suppress(KeyboardInterrupt), files.beside(path) as unfinished:
-        unfinished.write_text("half")
-        raise KeyboardInterrupt
-    assert not list(path.parent.iterdir())
-    with files.beside(path) as unfinished:
-        unfinished.write_text("whole")
-        unfinished.replace(path)
-    assert list(path.parent.iterdir()) == [path]

@@ -1,10 +1,9 @@
-"""Reads lines from plain or gzip files in bounded memory, and writes files whole or not at all.
+"""Reads lines from plain or gzip files in bounded memory.
 
 Lines come in blocks of about 1 MiB with a progress bar; memory depends neither on the length of
 the file nor on that of its longest line.
 """
 
-import contextlib
 import gzip
 import os
 import zlib
@@ -19,20 +18,6 @@ DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
 
 _BLOCK_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
-
-
-@contextlib.contextmanager
-def beside(path: Path) -> Iterator[Path]:
-    """Gives a name in the directory of `path`, made if need be, to write under and then rename.
-
-    What still has that name at the end, because of an error or an interrupt, is removed.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield unfinished
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def line_blocks(source: Path, max_line_bytes: int, progress: bool) -> Iterator[bytes]:

@@ -1,10 +1,11 @@
 """Runs many training runs, each in a process of its own, and goes on where it was stopped.
 
-`python -m pipelines.sweep --config configs/criteo_kaggle/tradeoff.py --config.data.path=FILE`
+`python -m pipelines.criteo.sweep --config=CONFIG --config.data.path=FILE`, with a config such as
+`configs/criteo_kaggle/tradeoff.py`.
 
 A config has `base`, a config of the Criteo pipeline, and `points`: a name, a seed and changes of
 `base` for each run; besides, `directory` for all results, `workers`, how many points run at a
-time, and `kind`, what `pipelines.sweep_report` makes of them at the end: "tradeoff",
+time, and `kind`, what `pipelines.criteo.sweep_report` makes of them at the end: "tradeoff",
 "hyperparameters" or "models". A finished point is one JSON file under `directory`, written whole or
 not at all, with the held-out logits beside it; a point whose file is there is not run again.
 """
@@ -24,6 +25,10 @@ import ml_collections
 import numpy as np
 from absl import app
 from ml_collections import config_flags
+
+from pipelines.criteo.prepare import PreparedData, PrepareError, prepared_in
+from pipelines.criteo.sweep_report import write_report
+from pipelines.files import whole_file
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The sweep.")
 _UNNAMED = ("data.path", "data.prepared", "report.directory", "report.verbose")  # change no result
@@ -100,7 +105,7 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> None:
     from pipelines.criteo.train import train
 
     settings = run_config(config, point)
-    result = train(settings, prepared(config))
+    result = train(settings, _prepared(config))
     rows = result.report.history.rows if result.report is not None else []
     description = {
         "name": point.name,
@@ -116,25 +121,16 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> None:
         "rows_per_step": np.mean(rows, axis=0).tolist() if rows else [],
     }
     path = result_path(config, point)
-    _write_whole(path.with_suffix(".npy"), lambda file: np.save(file, result.scores))
-    _write_whole(path, lambda file: file.write(json.dumps(description, indent=1).encode()))
+    with whole_file(path.with_suffix(".npy")) as file:
+        np.save(file, result.scores)
+    with whole_file(path) as file:
+        file.write(json.dumps(description, indent=1).encode())
 
 
-def prepared(config: ml_collections.ConfigDict) -> Any:
-    """The records of the sweep's rows, made on the first call."""
-    from pipelines.criteo.prepare import load_or_prepare
-
-    source = Path(config.data.path)
-    records = Path(config.directory) / f"{source.name}.records"
-    return load_or_prepare(source, records, tuple(config.base.data.vocabularies))
-
-
-def _write_whole(path: Path, write: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    with unfinished.open("wb") as file:
-        write(file)
-    unfinished.replace(path)
+def _prepared(config: ml_collections.ConfigDict) -> PreparedData:
+    """The records that all points share."""
+    directory, source = Path(config.directory), Path(config.data.path)
+    return prepared_in(directory, source, config.base.data.vocabularies)
 
 
 def run_all(config: ml_collections.ConfigDict) -> list[str]:
@@ -171,12 +167,8 @@ def main(arguments: list[str]) -> int:
     if not config.base.data.validation_fraction:
         print("error: Expected base.data.validation_fraction > 0, got 0.", file=sys.stderr)
         return 1
-    from pipelines.criteo.prepare import PrepareError
-    from pipelines.sweep_report import write_report
-
-    Path(config.directory).mkdir(parents=True, exist_ok=True)
     try:
-        data = prepared(config)
+        data = _prepared(config)
     except PrepareError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

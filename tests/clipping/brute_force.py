@@ -1,4 +1,7 @@
-"""Book-keeping beside brute force: clipped sums and norms of one batch of a model, both ways."""
+"""Book-keeping beside brute force: clipped sums and norms of one batch of a model, both ways.
+
+Batches of random features and ids to compare them on are here, too.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,9 +9,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from dp_sparse import clipping
+from dp_sparse import UnsupportedLayerError, clipping
 from dp_sparse.clipping.uses import Rows
 from tests.reference import clipping as brute
 
@@ -20,6 +24,16 @@ class Clipped:
     sums: list[np.ndarray]
     norms: np.ndarray
     finite: np.ndarray
+
+
+def values(*shape: int, seed: int = 0) -> np.ndarray:
+    """Standard normal entries, float32."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def ids(*shape: int, rows: int = 6, seed: int = 0) -> np.ndarray:
+    """Uniform over the rows of a table, int32."""
+    return np.random.default_rng(seed).integers(0, rows, shape).astype(np.int32)
 
 
 def square_loss(y: Any, prediction: Any, weight: Any = None) -> tf.Tensor:
@@ -61,6 +75,13 @@ def clipped(
     found = {id(v): s.numpy() for v, s in [*sums.dense, *sums.tables]}
     order = [found.get(id(v), np.zeros(v.shape, np.float32)) for v in model.trainable_variables]
     return Clipped(order, np.sqrt(sums.squared_norms.numpy()), sums.finite.numpy())
+
+
+def refusal(model: keras.Model, *shape: int) -> str:
+    """What is said of a model that cannot be clipped, on examples of this shape."""
+    with pytest.raises(UnsupportedLayerError) as caught:
+        clipped(model, values(3, *shape), np.ones(3, np.float32), 1.0)
+    return str(caught.value)
 
 
 def brute_gradients(

@@ -17,7 +17,7 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse import distribution
 from dp_sparse.sampling import marker
-from tests.distribution.test_mirrored import strategy_of
+from tests.replicas import strategy_of
 from tests.training_cases import marked, plan_for
 
 ROWS, WIDTH, HIDDEN = 4000, 16, 800  # two tables, and two kernels of 25,600 entries

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipelines.criteo.prepare import PreparedData
 
-Result = Mapping[str, Any]  # what `pipelines.sweep` wrote of one point, and where
+Result = Mapping[str, Any]  # what `pipelines.criteo.sweep` wrote of one point, and where
 
 _RESAMPLES = 2_000
 _LOSSES = (0.001, 0.005, 0.01, 0.02)

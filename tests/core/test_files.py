@@ -1,0 +1,66 @@
+"""A file is written whole or not at all, whatever fails and whoever else writes it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dp_sparse.core import whole_file
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_error_in_mid_write_leaves_the_old_file_and_no_litter(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    def fail() -> None:
+        with whole_file(path) as file:
+            file.write(b"half")
+            file.flush()
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert path.read_bytes() == b"old" and names(tmp_path) == ["a"]
+
+
+def test_nothing_stands_at_its_place_before_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with whole_file(str(path)) as file:
+        file.write(b"half ")
+        file.flush()
+        assert not path.exists()
+        file.write(b"and half")
+    assert path.read_bytes() == b"half and half" and names(tmp_path) == ["a"]
+
+
+def test_a_file_that_cannot_be_put_in_its_place_leaves_no_litter(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(IsADirectoryError), whole_file(tmp_path / "a") as file:
+        file.write(b"new")
+    assert names(tmp_path) == ["a"]
+
+
+def test_processes_that_write_one_file_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    with whole_file(path) as first:
+        first.write(b"first")
+        monkeypatch.setattr(os, "getpid", lambda: 1)  # another process
+        with whole_file(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first" and names(tmp_path) == ["a"]
+
+
+def test_a_folder_that_is_missing_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "missing" / "a"):
+        pass
+    assert not names(tmp_path)

@@ -1,0 +1,74 @@
+"""The wheel holds `dp_sparse`, all of it and nothing else, and what it installs trains."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.subprocesses import ROOT, run_python
+
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+NOT_COPIED = (".*", "__pycache__", "build", "dist", "runs", "*.egg-info")
+
+ONE_STEP = """
+    import pathlib
+    import sys
+
+    root, here = map(pathlib.Path, sys.argv[1:])
+    sys.path = [path for path in sys.path if pathlib.Path(path).resolve() != root]
+
+    import keras
+    import numpy as np
+
+    import dp_sparse
+
+    sampling = dp_sparse.PoissonSampling(num_examples=32, expected_batch_size=8, steps=1)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(3.0, 1e-3), sampling).calibrate()
+    table = keras.layers.Embedding(20, 2)
+    layers = [keras.Input((3,), dtype="int32"), table, keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    model.compile(dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0, threshold=0.0), "mse")
+    before = [np.array(weight) for weight in model.weights]
+    ids = np.random.default_rng(0).integers(0, 20, (32, 3))
+    model.fit(plan.sampling.batches((ids, np.ones(32, np.float32))), verbose=0)
+    for old, new in zip(before, model.weights, strict=True):
+        assert np.isfinite(new).all() and not np.array_equal(old, new)
+    assert int(model.optimizer.steps_spent) == 1
+
+    for name, module in sys.modules.items():
+        if name.split(".")[0] == "dp_sparse":
+            assert here in pathlib.Path(module.__file__).parents, module
+    print(dp_sparse.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built of a copy: what an earlier build left in the sources would be shipped, too."""
+    sources, built = tmp_path_factory.mktemp("sources") / "x", tmp_path_factory.mktemp("built")
+    shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    offline = ("--no-deps", "--no-build-isolation", "--no-index")
+    subprocess.run([*PIP, "wheel", *offline, "--wheel-dir", built, sources], check=True)
+    (found,) = built.iterdir()
+    return found
+
+
+def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
+        described = {Path(name).name for name in archive.namelist()}
+    files = [path for path in (ROOT / "dp_sparse").rglob("*") if path.is_file()]
+    sources = [path for path in files if path.parent.name != "__pycache__"]
+    assert shipped == {str(path.relative_to(ROOT)) for path in sources}
+    assert "dp_sparse/py.typed" in shipped and "LICENSE" in described
+
+
+def test_what_it_installs_trains_one_private_step(wheel: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        [*PIP, "install", "--no-deps", "--no-index", "--target", tmp_path, wheel], check=True
+    )
+    printed = run_python(ONE_STEP, str(ROOT), str(tmp_path), packages=tmp_path)
+    assert printed.split()[-1] == str(tmp_path / "dp_sparse" / "__init__.py")
