@@ -39,13 +39,15 @@ $(INSTALLED): setup.py
 	@$(RUN) -m pip install -qq --disable-pip-version-check --editable '.[pipelines,test,lint]'
 	@touch $@
 
-# Compiled kernels stay in memory as long as their process, so the tests take several.
+# Graphs and compiled kernels stay in memory as long as their process (a worker grows by some 35 MB
+# a test that trains), so the tests take several.
 TEST = $(RUN) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 FIRST = tests/clipping
 SECOND = tests/optimizers tests/selection tests/sampling tests/accounting
 THIRD = tests/distribution
 FOURTH = tests/attacks
 FIFTH = tests/pipelines tests/models tests/benchmarks tests/reference
+SIXTH = $(wildcard tests/training/test_[a-m]*.py)
 
 # Runs again, with what processors differ in switched off: no test may rest on the one at hand.
 # The accountant, without the instructions that NumPy dispatches to where the processor has them:
@@ -64,7 +66,8 @@ test: $(INSTALLED)
 	@$(TEST) $(THIRD)
 	@$(TEST) $(FOURTH)
 	@$(TEST) $(FIFTH)
-	@$(TEST) $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD) $(FOURTH) $(FIFTH))
+	@$(TEST) $(SIXTH)
+	@$(TEST) $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD) $(FOURTH) $(FIFTH) $(SIXTH))
 	@test -n '$(NUMPY_DISPATCH)'
 	@NPY_DISABLE_CPU_FEATURES='$(NUMPY_DISPATCH)' $(TEST) $(ACCOUNTING)
 	@$(OLDEST) $(TEST) $(KERNELS)

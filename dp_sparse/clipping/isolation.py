@@ -86,7 +86,6 @@ class Progress:
 
     def first_seen(self, not_zero: tf.Tensor) -> tf.Tensor:
         """Whether one of these, bool `[tensors]`, was 0 in all checks so far."""
-
         seen, no = self._seen.read_value(), tf.constant(False)
         waiting = self.some_unseen() & (self.checks.read_value() > 0)
         return tf.cond(waiting, lambda: tf.reduce_any(not_zero & ~seen), lambda: no)

@@ -26,7 +26,8 @@ Number: TypeAlias = float | tf.Tensor
 
 _PHILOX = 1
 REACH = 8.2  # deviations up to which 64 bits reach each point of `grid_step` by ten values or more
-_BLOCK = 2**14  # values of a changing number are drawn in blocks: XLA needs fixed shapes
+_BLOCK = 2**12  # values of a changing number are drawn in blocks: XLA needs fixed shapes
+_LARGE = 2**14  # values from which on a tensor has a kernel of its own size
 _UNIT = 2**10  # values of small tensors are drawn in whole units
 
 
@@ -35,13 +36,17 @@ def normal(draw: Draw, purpose: int, count: tf.Tensor) -> tf.Tensor:
     start, known = draw.counter(purpose), tf.get_static_value(count)
     if known is not None and xla.inside():
         return _standard_normal(philox.words(draw.key, start, int(known)))
-    blocks = -(-count // _BLOCK)
-    values = tf.map_fn(
-        lambda index: _normal_block(draw.key, _skipped(start, index)),
-        tf.range(blocks),
-        fn_output_signature=tf.TensorSpec([_BLOCK], tf.float64),
-    )
-    return tf.reshape(values, [-1])[:count]
+
+    def several() -> tf.Tensor:
+        values = tf.map_fn(
+            lambda index: _normal_block(draw.key, _skipped(start, index)),
+            tf.range(-(-count // _BLOCK)),
+            fn_output_signature=tf.TensorSpec([_BLOCK], tf.float64),
+        )
+        return tf.reshape(values, [-1])
+
+    one = lambda: _normal_block(draw.key, start)  # noqa: E731
+    return tf.cond(tf.less_equal(count, _BLOCK), one, several)[:count]
 
 
 def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int = 0) -> tf.Tensor:
@@ -85,10 +90,10 @@ def noisy_means(
     """
     numbers = _numbers(deviation, divisor)
     sizes = [total.shape.num_elements() for total in totals]
-    small = [index for index, size in enumerate(sizes) if size < _BLOCK]
+    small = [index for index, size in enumerate(sizes) if size < _LARGE]
     means: dict[int, tf.Tensor] = {}
     for index, size in enumerate(sizes):
-        if size >= _BLOCK:
+        if size >= _LARGE:
             flat = tf.reshape(totals[index], [-1])
             means[index] = _noisy(flat, numbers, draw.key, draw.counter(purpose + index))
     if small:
@@ -119,14 +124,20 @@ def noisy_mean(
         return noisy_means([total], deviation, divisor, draw, purpose)[0]
     numbers, start = _numbers(deviation, divisor), draw.counter(purpose)
     flat = tf.reshape(total, [-1])
-    blocks = -(-tf.size(flat) // _BLOCK)
+    blocks = tf.maximum(1, -(-tf.size(flat) // _BLOCK))
     padded = tf.pad(flat, [[0, blocks * _BLOCK - tf.size(flat)]])
-    noisy = tf.map_fn(
-        lambda block: _noisy(block[0], numbers, draw.key, _skipped(start, block[1])),
-        (tf.reshape(padded, [blocks, _BLOCK]), tf.range(blocks)),
-        fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32),
-    )
-    return tf.reshape(tf.reshape(noisy, [-1])[: tf.size(flat)], tf.shape(total))
+
+    def several() -> tf.Tensor:
+        noisy = tf.map_fn(
+            lambda block: _noisy(block[0], numbers, draw.key, _skipped(start, block[1])),
+            (tf.reshape(padded, [blocks, _BLOCK]), tf.range(blocks)),
+            fn_output_signature=tf.TensorSpec([_BLOCK], tf.float32),
+        )
+        return tf.reshape(noisy, [-1])
+
+    one = lambda: _noisy(tf.reshape(padded, [_BLOCK]), numbers, draw.key, start)  # noqa: E731
+    noisy = tf.cond(tf.equal(blocks, 1), one, several)
+    return tf.reshape(noisy[: tf.size(flat)], tf.shape(total))
 
 
 def _numbers(deviation: Number, divisor: float) -> tf.Tensor:
