@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.attacks.entries import MEASURED, MIXES, REFUSED, REFUSED_OR_MEASURED, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import BATCHES_OF_ONE, measured
+from tests.attacks.roads import BATCHES_OF_ONE, ONES, measured
 from tests.attacks.towers import (
     WIDTH,
     Made,
@@ -233,10 +233,7 @@ ENTRIES = (
                 "keras.losses.Circle",
                 Problem(wide, wide_data, keras.losses.Circle()),
                 REFUSED,
-                (
-                    *BATCHES_OF_ONE,
-                    "microbatches",
-                ),  # no two of a part are of one class: all losses are 0
+                (*ONES, "microbatches"),  # no two of a part are of one class: all losses are 0
             ),
             (
                 "keras.losses.Dice over all axes",
