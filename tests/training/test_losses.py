@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import DPSGDOptimizer
-from dp_sparse.core.errors import PrivacyError
+from dp_sparse.core.errors import BadExampleError, PrivacyError, translated
 from dp_sparse.training import losses
 from tests.training_cases import marked_dataset, plan_for
 
@@ -194,9 +194,8 @@ def test_a_value_for_each_column_is_refused(batch: int | None) -> None:
 @pytest.mark.parametrize("bad", [-0.5, 1.5, 2.0])
 @pytest.mark.parametrize("name", ["binary_crossentropy", "binary_focal_crossentropy"])
 def test_probabilities_out_of_range_are_shown(name: str, bad: float) -> None:
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=rf"\[0, 1\] for loss {name}, got {bad:g}"
-    ):
+    refused = rf"\[0, 1\] for loss {name}, got {bad:g}"
+    with pytest.raises(BadExampleError, match=refused), translated():
         total_losses(
             compiled(name, 1), tf.constant([[1.0], [bad]]), tf.constant([[0.5], [0.5]]), None
         )
