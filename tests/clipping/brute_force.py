@@ -78,9 +78,9 @@ def clipped(
 
 
 def refusal(model: keras.Model, *shape: int) -> str:
-    """What is said of a model that cannot be clipped, on examples of this shape."""
+    """What is said of a model that cannot be clipped, on four examples of this shape."""
     with pytest.raises(UnsupportedLayerError) as caught:
-        clipped(model, values(3, *shape), np.ones(3, np.float32), 1.0)
+        clipped(model, values(4, *shape), np.ones(4, np.float32), 1.0)
     return str(caught.value)
 
 

@@ -1,6 +1,5 @@
 """Any other layer: exact by a per-example product, or a refusal that names it and the mend."""
 
-import importlib
 from typing import Any
 
 import keras
@@ -9,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import DPSGDOptimizer, PrivacyError, UnsupportedLayerError, clipping
+from dp_sparse.clipping import coverage
 from dp_sparse.clipping.rules import fallback
 from tests.clipping.brute_force import assert_as_brute_force, clipped, refusal, square_loss, values
 from tests.training_cases import plan_for
@@ -44,8 +44,7 @@ class Gated(keras.layers.Layer):
 @pytest.fixture
 def no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer goes to the fallback."""
-    survey = importlib.import_module("dp_sparse.clipping.survey")  # also a function's name
-    monkeypatch.setattr(survey, "rule_for", lambda layer: None)
+    monkeypatch.setattr(coverage, "rule_for", lambda layer: None)
 
 
 def sequential(layer: keras.layers.Layer, *shape: int) -> keras.Model:

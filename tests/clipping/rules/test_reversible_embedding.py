@@ -156,7 +156,7 @@ def test_memory_is_far_below_batch_times_rows_times_width() -> None:
         os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
         import tensorflow as tf
         from benchmarks.clipping import added_memory
-        from dp_sparse.clipping.tied import Tied
+        from dp_sparse.clipping.uses.tied import Tied
 
         batch, rows, width, lookups = 64, 40_009, 16, 3
         for positions in (1, 2):
