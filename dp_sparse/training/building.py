@@ -24,7 +24,29 @@ def build_for(model: keras.Model, optimizer: PrivateOptimizer, batch: Any) -> No
             given = {"training": False} if model._call_has_training_arg else {}
             called = functools.partial(model, **given)
             tf.function(called, autograph=False).get_concrete_function(specs)
+        build_metrics(model, x, y)
         build_optimizer(model, optimizer)
+
+
+def build_metrics(model: keras.Model, x: Any, y: Any) -> None:
+    """Creates the compiled loss and metrics for batches of this signature.
+
+    A step that creates variables while it is traced is traced a second time. What is wrong with the
+    model or its metrics is left to that step to say.
+    """
+    compiled = [model._compile_metrics, model._compile_loss]
+    unbuilt = [each for each in compiled if each is not None and not each.built]
+    if not unbuilt:
+        return
+    x, y = tf.nest.map_structure(
+        lambda leaf: keras.KerasTensor(leaf.shape, tf.as_dtype(leaf.dtype).name), (x, y)
+    )
+    try:
+        outputs = model(x, training=False) if model._call_has_training_arg else model(x)
+        for each in unbuilt:
+            each.build(y, outputs)
+    except Exception:
+        return
 
 
 def all_built(model: keras.Model) -> bool:

@@ -21,7 +21,7 @@ from dp_sparse.training import (
     restoring,
     strategies,
 )
-from dp_sparse.training.building import all_built, build_for, build_optimizer
+from dp_sparse.training.building import all_built, build_for, build_metrics, build_optimizer
 from dp_sparse.training.train_step import private_train_step
 
 _REPLACED = ("train_step", "make_train_function", "_maybe_symbolic_build", "set_state_tree")
@@ -133,8 +133,10 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
         partly_built = model.built and not all_built(model)
         if is_sampled(spec) and (model._distribute_strategy is not None or partly_built):
             build_for(model, optimizer, spec)
-        else:
-            stock_build(iterator=iterator, data_batch=data_batch)
+            return
+        stock_build(iterator=iterator, data_batch=data_batch)
+        if is_sampled(spec) and model.built:
+            build_metrics(model, *spec[:2])
 
     model._maybe_symbolic_build = maybe_symbolic_build
     step = functools.partial(private_train_step, model, optimizer)
