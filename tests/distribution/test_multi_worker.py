@@ -76,7 +76,7 @@ BY_HAND = """
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     import dp_sparse
-    from dp_sparse.errors import translated
+    from dp_sparse.core.errors import translated
     from dp_sparse.sampling import Share
     from dp_sparse.training import build_for
     from tests.distribution.test_multi_worker import SIZE, VOCABULARIES, compiled
