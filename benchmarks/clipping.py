@@ -43,7 +43,7 @@ MODELS: dict[str, Build] = {
 }
 BATCHES = (16, 32, 64, 128)
 NAIVE_OVER_OURS = ("mlp", "cnn")
-ROUNDS, QUICK_ROUNDS = 20, 3
+ROUNDS, QUICK_ROUNDS = 20, 10
 WARM_UP = 4  # the first three private steps also check that examples do not mix
 MEMORY_LIMIT = 2**31
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 import dp_sparse
 from benchmarks import harness, one_table, pctr_step
 
-ROUNDS, QUICK_ROUNDS = 30, 5
+ROUNDS, QUICK_ROUNDS = 30, 12
 REPLICAS = 2
 PCTR_ROWS = 10**5
 TABLE_ROWS = {"1e5": 10**5, "1e7": 10**7}

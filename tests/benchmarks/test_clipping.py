@@ -53,6 +53,7 @@ def test_the_quick_run_has_every_metric(
 ) -> None:
     monkeypatch.setattr(clipping, "added_memory", lambda step: 1)
     monkeypatch.setattr(clipping, "MODELS", {"mlp": TINY, "rnn": TINY})
+    monkeypatch.setattr(clipping, "QUICK_ROUNDS", 1)
     _, metrics = quick_run(clipping)
     assert metrics.keys() == {
         "mlp_over_nonprivate_128",
