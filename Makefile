@@ -18,7 +18,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 PARITY := .venv-parity
-BENCHMARKS = $(sort $(basename $(notdir $(shell grep -ls __main__ benchmarks/*.py))))
+BENCHMARKS = $(sort $(basename $(notdir $(shell grep -ls 'harness[.]report' benchmarks/*.py))))
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 ifeq ($(origin DP_SPARSE_DATA),undefined)
@@ -84,7 +84,9 @@ demo: $(INSTALLED)
 	@$(RUN) -m pipelines.criteo.demo $(if $(DATA),--data='$(DATA)')
 
 bench: $(INSTALLED)
-	@set -e; for name in $(BENCHMARKS); do $(RUN) -m benchmarks.$$name --quick; done
+	@failed=; for name in $(BENCHMARKS); do \
+		$(RUN) -m benchmarks.$$name --quick || failed="$$failed $$name"; done; \
+		test -z "$$failed" || { echo "Failed:$$failed" >&2; exit 1; }
 
 $(PARITY)/installed: setup.py
 	@$(PARITY)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(PARITY)

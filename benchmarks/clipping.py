@@ -43,7 +43,7 @@ MODELS: dict[str, Build] = {
 }
 BATCHES = (16, 32, 64, 128)
 NAIVE_OVER_OURS = ("mlp", "cnn")
-ROUNDS, QUICK_ROUNDS = 20, 3
+ROUNDS, QUICK_ROUNDS = 20, 10
 WARM_UP = 4  # the first three private steps also check that examples do not mix
 MEMORY_LIMIT = 2**31
 
@@ -121,16 +121,15 @@ SWEEPS: dict[str, list[Setting]] = {
 }
 
 
-def table(name: str, settings: Sequence[Setting], rounds: int, quick: bool = False) -> None:
-    """A row for each setting, and the metrics; `quick` leaves out what the metrics do not need."""
+def table(name: str, settings: Sequence[Setting], rounds: int, options: argparse.Namespace) -> None:
+    """A row for each setting, and the metrics; quickly, without what the metrics do not need."""
     rows: list[tuple[object, ...]] = []
     metrics: dict[str, float] = {}
     memory: list[float] = []
     for label, build, batch in settings:
         naive = ("nxBP",) if label in NAIVE_OVER_OURS else ()
-        ways = (
-            ("stock", "stock+noise", *naive, "tensorflow-privacy", "ours") if quick else tuple(WAYS)
-        )
+        needed = ("stock", "stock+noise", *naive, "tensorflow-privacy", "ours")
+        ways = needed if options.quick else tuple(WAYS)
         seconds, added = measured(build, batch, rounds, ways)
         times = [1000 * seconds[way] if way in seconds else "-" for way in WAYS]
         mebibytes = [added[way] / 2**20 if way in added else "-" for way in ("stock", "ours")]
@@ -142,31 +141,31 @@ def table(name: str, settings: Sequence[Setting], rounds: int, quick: bool = Fal
             metrics[f"{label}_naive_over_ours_{batch}"] = seconds["nxBP"] / seconds["ours"]
     metrics["memory_over_nonprivate_max"] = max(memory)
     headers = ("model", "batch", *WAYS, "stock MiB", "ours MiB")
-    harness.report(name, headers, rows, metrics)
+    harness.report(name, headers, rows, metrics, options)
 
 
-def batches_table() -> None:
+def batches_table(options: argparse.Namespace) -> None:
     """The largest batch of each way."""
     largest = {way: largest_batch(way, _resnet(64)) for way in ("stock", "multiLoss", "ours")}
-    harness.report("clipping_max_batch", ("way", "largest batch"), list(largest.items()), largest)
+    headers = ("way", "largest batch")
+    harness.report("clipping_max_batch", headers, list(largest.items()), largest, options)
 
 
 def main() -> None:
     """Prints the table and the metrics, or those of a sweep."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, the same keys")
+    parser = harness.parser(__doc__ or "")
     parser.add_argument("--sweep", choices=[*SWEEPS, "max_batch"], help="one of the paper's others")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"  # read when TensorFlow first computes
-    rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
-    if arguments.sweep == "max_batch":
-        batches_table()
-    elif arguments.sweep is not None:
-        table(f"clipping_{arguments.sweep}", SWEEPS[arguments.sweep], rounds, arguments.quick)
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    if options.sweep == "max_batch":
+        batches_table(options)
+    elif options.sweep is not None:
+        table(f"clipping_{options.sweep}", SWEEPS[options.sweep], rounds, options)
     else:
-        batches = BATCHES[-1:] if arguments.quick else BATCHES
+        batches = BATCHES[-1:] if options.quick else BATCHES
         settings = [(name, MODELS[name], batch) for name in MODELS for batch in batches]
-        table("clipping", settings, rounds, arguments.quick)
+        table("clipping", settings, rounds, options)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@ import tensorflow as tf
 import dp_sparse
 from benchmarks import harness, one_table, pctr_step
 
-ROUNDS, QUICK_ROUNDS = 30, 5
+ROUNDS, QUICK_ROUNDS = 30, 12
 REPLICAS = 2
+PCTR_ROWS = 10**5
+TABLE_ROWS = {"1e5": 10**5, "1e7": 10**7}
 
 
 def strategy() -> tf.distribute.Strategy:
@@ -24,12 +26,12 @@ def strategy() -> tf.distribute.Strategy:
 
 def main() -> None:
     """Prints ms per step and the ratios."""
-    quick = harness.arguments(__doc__ or "").quick
+    options = harness.arguments(__doc__ or "")
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * REPLICAS,
     )
-    rounds = QUICK_ROUNDS if quick else ROUNDS
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
     rows: list[tuple[object, ...]] = []
     metrics: dict[str, float] = {}
     for measure in (_compiled_pctr, _compiled_table, _replicas):
@@ -37,14 +39,14 @@ def main() -> None:
         rows += found
         metrics |= own
         harness.forget()
-    harness.report("devices", ("step", "ms", "ratio"), rows, metrics)
+    harness.report("devices", ("step", "ms", "ratio"), rows, metrics, options)
 
 
 Measured = tuple[list[tuple[object, ...]], dict[str, float]]
 
 
 def _compiled_pctr(rounds: int) -> Measured:
-    sizes = pctr_step.vocabularies(10**5)
+    sizes = pctr_step.vocabularies(PCTR_ROWS)
     batches = rounds + pctr_step.WARM_UP
     seconds = harness.in_turns(
         {
@@ -63,8 +65,8 @@ def _compiled_pctr(rounds: int) -> Measured:
 
 
 def _compiled_table(rounds: int) -> Measured:
-    sizes = {"1e5": 10**5, "1e7": 10**7}
-    steps = {name: _one_table(size, rounds + pctr_step.WARM_UP) for name, size in sizes.items()}
+    batches = rounds + pctr_step.WARM_UP
+    steps = {name: _one_table(size, batches) for name, size in TABLE_ROWS.items()}
     seconds = harness.in_turns(steps, rounds, pctr_step.WARM_UP)
     ratio = seconds["1e7"] / seconds["1e5"]
     rows = [
@@ -83,7 +85,7 @@ def _one_table(vocabulary: int, batches: int) -> Callable[[], object]:
 
 
 def _replicas(rounds: int) -> Measured:
-    sizes = pctr_step.vocabularies(10**5)
+    sizes = pctr_step.vocabularies(PCTR_ROWS)
     batches = rounds + pctr_step.WARM_UP
     under = strategy()
     with under.scope():

@@ -2,24 +2,40 @@
 
 Candidates run one after the other, round after round, in one process; medians of each are compared,
 so that a slow minute of a shared machine touches all of them alike. The last line printed is one
-JSON object with the benchmark's name and metrics.
+JSON object: the benchmark's name and metrics, whether the run was quick, and the machine, date,
+commit and versions that it was measured with. `--out` appends that line to a file;
+`benchmarks.table` makes README's table of such lines.
 """
 
 import argparse
+import datetime
 import gc
 import json
+import os
+import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+import keras
 import tensorflow as tf
+
+ROOT = Path(__file__).parents[1]
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """What every benchmark takes: `--quick` ends within a minute and keeps the keys."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--quick", action="store_true", help="fewer rounds, the same keys")
+    made.add_argument("--out", type=Path, help="a JSON-lines file to which the result is appended")
+    return made
 
 
 def arguments(description: str) -> argparse.Namespace:
-    """The command line of a benchmark: `--quick` ends within a minute and keeps the keys."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, the same keys")
-    return parser.parse_args()
+    """The command line of a benchmark that takes no more."""
+    return parser(description).parse_args()
 
 
 def in_turns(
@@ -54,15 +70,58 @@ def report(
     headers: Sequence[str],
     rows: Sequence[Sequence[object]],
     metrics: Mapping[str, float],
+    options: argparse.Namespace,
 ) -> None:
-    """Prints the table, then the JSON line."""
+    """Prints the table, then the JSON line, which goes to the file of `--out`, too."""
     lines = [list(map(str, headers)), *([_shown(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
     for line in lines:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
     rounded = {key: float(f"{value:.4g}") for key, value in metrics.items()}
-    print(json.dumps({"benchmark": name, "metrics": rounded}))
+    line = json.dumps({"benchmark": name, "metrics": rounded, "quick": options.quick} | _origin())
+    print(line)
+    if options.out is not None:
+        with options.out.open("a", encoding="utf-8") as results:
+            results.write(f"{line}\n")
 
 
 def _shown(cell: object) -> str:
     return f"{cell:,.4g}" if isinstance(cell, float) else str(cell)
+
+
+def _origin() -> dict[str, object]:
+    """Where and with what the figures were measured."""
+    return {
+        "machine": {"cpu": _cpu_model(), "cores": os.cpu_count()},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
+    }
+
+
+def _cpu_model() -> str:
+    """As Linux names it; elsewhere as Python does."""
+    described = Path("/proc/cpuinfo")
+    for line in described.read_text().splitlines() if described.exists() else ():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The short hash, with `+` if files differ from it; "unknown" outside of a repository.
+
+    Results do not count as a difference, or only the first of several runs could be clean.
+    """
+    try:
+        short = _git("rev-parse", "--short", "HEAD").strip()
+        differing = _git("status", "--porcelain", "--", ".", ":(exclude)benchmarks/results.jsonl")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{short}+" if differing else short
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -5,8 +5,8 @@ Steps with the first check, with a later one and without are timed in turns on t
 checked.
 """
 
-import itertools
 import time
+from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
@@ -31,45 +31,56 @@ class Counting(keras.layers.Layer):
         return inputs
 
 
-def main() -> None:
-    """Prints ms a step and the share of a run."""
-    rounds = QUICK_ROUNDS if harness.arguments(__doc__ or "").quick else ROUNDS
-    batches = 3 * (rounds + WARM_UP)
-    sampling = dp_sparse.StreamSampling(num_examples=BATCH * batches, batch_size=BATCH)
+def private_model(sampling: dp_sparse.StreamSampling, sizes: list[int]) -> keras.Model:
+    """The pCTR model with DP-AdaFEST, ready for its first step."""
     budget = dp_sparse.PrivacyBudget(epsilon=8.0, delta=1e-6)
     plan = dp_sparse.PrivacyPlan(budget, sampling).calibrate()
-    sizes = vocabularies(10**5)
-    data = tf.data.Dataset.from_tensor_slices(examples(sizes, BATCH * batches))
     click_model = pctr(sizes)
     model = keras.Model(click_model.input, Counting()(click_model.output))
     optimizer = dp_sparse.DPAdaFESTOptimizer(keras.optimizers.Adagrad(0.01), plan, clip_norm=1.0)
     model.compile(optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
     optimizer.build(model.trainable_variables)
     model.make_train_function()
-    iterator, progress = iter(sampling.batches(data)), optimizer.diagnostics.isolation
-    Counting.calls = 0
-    begun = time.perf_counter()
-    model.train_function(iter([next(iterator)]))
-    print(f"first step, with its trace: {time.perf_counter() - begun:.2f} s")
-    traces = Counting.calls
-    ready = itertools.chain([next(iterator)], iterator)
+    return model
 
-    def step(batches: int, checks: int) -> object:
-        progress.batches.assign(batches)
+
+def steps_by_check(model: keras.Model, batches: Iterator[object], rounds: int) -> dict[str, float]:
+    """Median seconds of a step with the first check, with a later one and without."""
+    progress = model.optimizer.diagnostics.isolation
+
+    def step(seen: int, checks: int) -> object:
+        progress.batches.assign(seen)
         progress.checks.assign(checks)
-        return model.train_function(iter([next(ready)]))
+        return model.train_function(iter([next(batches)]))
 
     candidates = {
         "first": lambda: step(0, 0),
         "later": lambda: step(1, 1),
         "none": lambda: step(3, 3),
     }
-    seconds = harness.in_turns(candidates, rounds - 1, WARM_UP)
+    return harness.in_turns(candidates, rounds - 1, WARM_UP)
+
+
+def main() -> None:
+    """Prints ms a step and the share of a run."""
+    options = harness.arguments(__doc__ or "")
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    count = 3 * (rounds + WARM_UP)
+    sampling = dp_sparse.StreamSampling(num_examples=BATCH * count, batch_size=BATCH)
+    sizes = vocabularies(10**5)
+    data = tf.data.Dataset.from_tensor_slices(examples(sizes, BATCH * count))
+    model, batches = private_model(sampling, sizes), iter(sampling.batches(data))
+    Counting.calls = 0
+    begun = time.perf_counter()
+    model.train_function(iter([next(batches)]))
+    print(f"first step, with its trace: {time.perf_counter() - begun:.2f} s")
+    traces = Counting.calls
+    seconds = steps_by_check(model, batches, rounds)
     extra = {name: each / seconds["none"] - 1 for name, each in seconds.items()}
     share = (extra["first"] + LATER * extra["later"]) / STEPS
     rows = [(name, 1000 * each, extra[name]) for name, each in seconds.items()]
     metrics = {"share_of_200_steps": share, "traces_of_the_model": traces}
-    harness.report("isolation", ("check", "ms", "steps more"), rows, metrics)
+    harness.report("isolation", ("check", "ms", "steps more"), rows, metrics, options)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ SIDE = 598
 
 def main() -> None:
     """Prints ns per value of each way to draw noise."""
-    rounds = 40 if harness.arguments(__doc__ or "").quick else 400
+    options = harness.arguments(__doc__ or "")
+    rounds = 40 if options.quick else 400
     key, total = noise.NoiseKey(), tf.zeros([SIDE, SIDE])
     calls = tf.Variable(0, trainable=False)
 
@@ -48,7 +49,7 @@ def main() -> None:
         "four_normals_over_fused": ns["four TensorFlow normals"] / ns["inverse CDF, fused"],
         "fused_over_one_normal": ns["inverse CDF, fused"] / ns["one TensorFlow normal"],
     }
-    harness.report("noise", ("noise", "ns per value"), list(ns.items()), metrics)
+    harness.report("noise", ("noise", "ns per value"), list(ns.items()), metrics, options)
 
 
 if __name__ == "__main__":

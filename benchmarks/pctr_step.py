@@ -91,11 +91,13 @@ def examples(sizes: list[int], count: int) -> tuple[dict[str, np.ndarray], np.nd
 
 def main() -> None:
     """Prints ms per step and the ratios."""
-    quick = harness.arguments(__doc__ or "").quick
-    initializer = "zeros" if quick else "uniform"  # 1e7 random rows take half a minute to draw
+    options = harness.arguments(__doc__ or "")
+    initializer = (
+        "zeros" if options.quick else "uniform"
+    )  # 1e7 random rows take half a minute to draw
     rows, metrics = [], {}
     for name, total in SIZES.items():
-        rounds = (QUICK_ROUNDS if quick else ROUNDS)[name]
+        rounds = (QUICK_ROUNDS if options.quick else ROUNDS)[name]
         sizes = vocabularies(total)
         candidates = {
             "private": private_step(sizes, rounds + WARM_UP, initializer),
@@ -108,7 +110,7 @@ def main() -> None:
         del candidates
         harness.forget()
     headers = ("table rows", "private ms", "stock ms", "private / stock")
-    harness.report("pctr_step", headers, rows, metrics)
+    harness.report("pctr_step", headers, rows, metrics, options)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,8 @@ def counting_rate(examples: int) -> float:
 
 def main() -> None:
     """Prints the tables and the metrics."""
-    quick = harness.arguments(__doc__ or "").quick
+    options = harness.arguments(__doc__ or "")
+    quick = options.quick
     alone = harness.in_turns(
         {name: selection(size) for name, size in SIZES.items()}, 40 if quick else 400, warm_up=5
     )
@@ -131,7 +132,7 @@ def main() -> None:
         if not dense:
             metrics[f"{method}_flatness_1e7_over_1e5"] = seconds["1e7"] / seconds["1e5"]
     metrics["top_k_rows_per_second"] = counting_rate(QUICKLY_COUNTED if quick else COUNTED)
-    harness.report("selection", ("step", "rows", "ms", "over 1e5"), lines, metrics)
+    harness.report("selection", ("step", "rows", "ms", "over 1e5"), lines, metrics, options)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ predict, a batch is 8 examples: at 50,000 items one copy of their logits is 305 
 one warm step adds at its peak, as in `benchmarks.clipping`.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -192,7 +193,9 @@ def measured(setting: Setting, ways: Sequence[str], rounds: int) -> Measured:
     return found
 
 
-def table(vocabularies: Sequence[int], ways: Sequence[str], rounds: int) -> None:
+def table(
+    vocabularies: Sequence[int], ways: Sequence[str], rounds: int, options: argparse.Namespace
+) -> None:
     """A row for each vocabulary and loss, and the metrics of ours beside stock Keras."""
     rows, metrics = [], {}
     for items, positions in itertools.product(vocabularies, BATCHES):
@@ -205,18 +208,19 @@ def table(vocabularies: Sequence[int], ways: Sequence[str], rounds: int) -> None
         for index, name in enumerate(("step", "memory")):
             ratio = found["ours"][index] / found["stock"][index]
             metrics[f"{prefix}{name}_over_nonprivate_{items}"] = ratio
-    headers = [f"{way} {unit}" for unit in ("ms", "MiB") for way in WAYS]
-    harness.report("tied_embedding", ("items", "positions", "batch", *headers), rows, metrics)
+    per_way = (f"{way} {unit}" for unit in ("ms", "MiB") for way in WAYS)
+    headers = ("items", "positions", "batch", *per_way)
+    harness.report("tied_embedding", headers, rows, metrics, options)
 
 
 def main() -> None:
     """Prints the table; quickly, only what the metrics of the larger vocabulary need."""
-    quick = harness.arguments(__doc__ or "").quick
+    options = harness.arguments(__doc__ or "")
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"  # read when TensorFlow first computes
-    if quick:
-        table(VOCABULARIES[-1:], QUICK_WAYS, QUICK_ROUNDS)
+    if options.quick:
+        table(VOCABULARIES[-1:], QUICK_WAYS, QUICK_ROUNDS, options)
     else:
-        table(VOCABULARIES, tuple(WAYS), ROUNDS)
+        table(VOCABULARIES, tuple(WAYS), ROUNDS, options)
 
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ def dpsgd_step(vocabulary: int) -> Callable[[], object]:
 
 def main() -> None:
     """Prints ms per step at each vocabulary and the ratios."""
-    quick = harness.arguments(__doc__ or "").quick
-    rounds = 30 if quick else 200
+    options = harness.arguments(__doc__ or "")
+    rounds = 30 if options.quick else 200
     seconds: dict[str, dict[str, float]] = {}
     for name, size in SIZES.items():
         candidates = {
@@ -95,7 +95,7 @@ def main() -> None:
         seconds[name] = harness.in_turns(candidates, rounds, warm_up=5)
         del candidates
         harness.forget()
-        dense = harness.in_turns({"dp-sgd": dpsgd_step(size)}, 1 if quick else 3, warm_up=1)
+        dense = harness.in_turns({"dp-sgd": dpsgd_step(size)}, 1 if options.quick else 3, warm_up=1)
         seconds[name] |= dense
         harness.forget()
     rows = [
@@ -112,7 +112,7 @@ def main() -> None:
         "adafest_over_nonprivate_1e7": seconds["1e7"]["adafest"] / seconds["1e7"]["non-private"],
     }
     headers = ("vocabulary", "DP-AdaFEST ms", "non-private ms", "DP-SGD ms", "DP-SGD / DP-AdaFEST")
-    harness.report("vocabulary_scaling", headers, rows, metrics)
+    harness.report("vocabulary_scaling", headers, rows, metrics, options)
 
 
 if __name__ == "__main__":

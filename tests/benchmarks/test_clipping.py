@@ -1,7 +1,7 @@
 """The compared steps do the same thing, memory is what a step adds, and the keys are there."""
 
 import functools
-import json
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -48,14 +48,14 @@ def test_examples_fit_each_model(name: str) -> None:
         assert x.dtype == np.int32 and 0 <= x.min() <= x.max() < 5_000
 
 
-def test_the_quick_table_has_every_metric(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_quick_run_has_every_metric(
+    monkeypatch: pytest.MonkeyPatch, quick_run: Callable[..., tuple[list[str], dict[str, float]]]
 ) -> None:
     monkeypatch.setattr(clipping, "added_memory", lambda step: 1)
-    settings = [(name, TINY, 128) for name in ("mlp", "rnn")]
-    clipping.table("clipping", settings, rounds=1, quick=True)
-    *_, last = capsys.readouterr().out.splitlines()
-    assert json.loads(last)["metrics"].keys() == {
+    monkeypatch.setattr(clipping, "MODELS", {"mlp": TINY, "rnn": TINY})
+    monkeypatch.setattr(clipping, "QUICK_ROUNDS", 1)
+    _, metrics = quick_run(clipping)
+    assert metrics.keys() == {
         "mlp_over_nonprivate_128",
         "mlp_naive_over_ours_128",
         "rnn_over_nonprivate_128",

@@ -1,7 +1,6 @@
 """Each way to draw noise is timed."""
 
-import json
-import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -9,10 +8,8 @@ from benchmarks import noise
 
 
 def test_the_quick_run_has_its_metrics(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, quick_run: Callable[..., tuple[list[str], dict[str, float]]]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["noise", "--quick"])
     monkeypatch.setattr(noise, "SIDE", 20)
-    noise.main()
-    metrics = json.loads(capsys.readouterr().out.splitlines()[-1])["metrics"]
+    _, metrics = quick_run(noise)
     assert metrics.keys() == {"four_normals_over_fused", "fused_over_one_normal"}
