@@ -127,3 +127,28 @@ def test_jobs_and_models_use_public_names(path: Path) -> None:
 def test_few_benchmarks_import_a_room(path: Path) -> None:
     rooms = {room(name) for name, _ in own_imports(path)} - {"", "distribution"}
     assert path.stem in ROOMS_OF_BENCHMARKS or not rooms
+
+
+def body_length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function's body, docstring apart."""
+    begin, *_ = function.body
+    documented = isinstance(begin, ast.Expr) and isinstance(begin.value, ast.Constant)
+    body = function.body[1:] if documented else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=module)
+def test_modules_and_functions_are_short(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 300
+    functions = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert not [each.name for each in functions if body_length(each) > 40]
+
+
+def test_test_files_are_short() -> None:
+    tests = (ROOT / "tests").rglob("*.py")
+    assert not [str(path) for path in tests if len(path.read_text().splitlines()) > 600]

@@ -108,16 +108,13 @@ def forecast(
     rows_per_step: float | None = None,
 ) -> Forecast:
     """What `DPAdaFESTOptimizer` would do; see `PrivacyPlan.explain` for the arguments."""
-    given = {
-        name: value
-        for name, value in (
-            ("threshold", threshold),
-            ("expected_false_rows", expected_false_rows),
-            ("false_positive_rate", false_positive_rate),
-            ("rows_per_step", rows_per_step),
-        )
-        if value is not None
+    ways = {
+        "threshold": threshold,
+        "expected_false_rows": expected_false_rows,
+        "false_positive_rate": false_positive_rate,
+        "rows_per_step": rows_per_step,
     }
+    given = {name: value for name, value in ways.items() if value is not None}
     if len(given) > 1:
         raise ValueError(f"Expected one way to choose the threshold, got {given}: leave one.")
     if not isinstance(tables, Mapping):

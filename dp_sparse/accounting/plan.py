@@ -1,12 +1,8 @@
-"""The privacy plan: budget, sampling and mechanism in one frozen object.
+"""The privacy plan: budget, sampling, mechanism and other releases in one frozen object.
 
-Every ε comes from dp-accounting's privacy losses, rounded up.
-
-A plan couples what must agree for the guarantee to hold: how batches are sampled, which mechanism
-one step runs, and which other releases touch the same data. `calibrate` finds the smallest noise
-multiplier that meets the budget; `spent` and `statement` say what a run of a given length cost.
-Privacy loss distributions (interval 1e-4) account for all of it; one evaluation takes 0.3 to 1 s
-whatever the number of steps.
+`calibrate` finds the smallest noise multiplier that meets the budget; `spent` and `statement` say
+what a run of a given length costs. Privacy loss distributions (interval 1e-4), rounded up, account
+for all of it; one evaluation takes 0.3 to 1 s whatever the number of steps.
 """
 
 import dataclasses
@@ -22,15 +18,14 @@ from dp_sparse.accounting.accountant import accountant_of, epsilon_of
 from dp_sparse.accounting.attack_power import EPSILONS, true_positive_rate
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.calibration import COARSE, FINE, LIMITS, smallest_noise_multiplier
-from dp_sparse.accounting.events import event_config, event_from_config
+from dp_sparse.accounting.failures import epsilon_beside_failures
 from dp_sparse.accounting.forecast import Forecast, forecast
 from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism, beyond_reach
-from dp_sparse.accounting.releases import Release, ReleasePrice
+from dp_sparse.accounting.releases import Release, ReleasePrice, checked_releases
 from dp_sparse.accounting.statement import RATES, statement
 from dp_sparse.core import fingerprint, validate
 from dp_sparse.sampling import Sampling
 
-_OVERFLOW_ROUNDS = 5
 _GAUSSIAN = GaussianMechanism()
 
 
@@ -74,17 +69,10 @@ class PrivacyPlan:
     plan_id: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.releases, list):
-            object.__setattr__(self, "releases", tuple(self.releases))
+        object.__setattr__(self, "releases", checked_releases(self.releases))
         for name, kind, use in _FIELDS:
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"Expected {use}, got {name}={getattr(self, name)!r}.")
-        for release in self.releases:
-            if not isinstance(release, Release):
-                raise ValueError(
-                    f"Expected every release to be a Release, got {release!r}: use "
-                    "releases=(rows.release,) or Release(name, event)."
-                )
         if self.noise_multiplier is not None:
             sigma = validate.positive("noise_multiplier", self.noise_multiplier)
             object.__setattr__(self, "noise_multiplier", sigma)
@@ -267,7 +255,7 @@ class PrivacyPlan:
             "budget": dataclasses.asdict(self.budget),
             "sampling": self.sampling.get_config(),
             "mechanism": self.mechanism.get_config(),
-            "releases": [{"name": r.name, "event": event_config(r.event)} for r in self.releases],
+            "releases": [release.get_config() for release in self.releases],
             "noise_multiplier": self.noise_multiplier,
             "plan_id": self.plan_id,
         }
@@ -279,9 +267,7 @@ class PrivacyPlan:
             budget=PrivacyBudget(**config["budget"]),
             sampling=Sampling.from_config(config["sampling"]),
             mechanism=Mechanism.from_config(config["mechanism"]),
-            releases=tuple(
-                Release(r["name"], event_from_config(r["event"])) for r in config["releases"]
-            ),
+            releases=tuple(map(Release.from_config, config["releases"])),
             noise_multiplier=config["noise_multiplier"],
             plan_id=config["plan_id"],
         )
@@ -289,31 +275,15 @@ class PrivacyPlan:
     def _noise_for(self, steps: int) -> float:
         """σ, if the plan has one and so many steps."""
         if self.noise_multiplier is None:
-            raise ValueError(
-                "Expected a calibrated plan, got one without noise: use plan.calibrate()."
-            )
+            raise ValueError("Expected a calibrated plan, got no noise: use plan.calibrate().")
         if not 0 <= steps <= self.sampling.steps:
             raise ValueError(f"Expected 0 <= steps <= {self.sampling.steps}, got steps={steps}.")
         return self.noise_multiplier
 
     def _epsilon_at(self, noise_multiplier: float, steps: int, interval: float = FINE) -> float:
-        """ε at the budget's δ less the share of failures.
-
-        The share grows with ε: rounds upwards until the two agree.
-        """
         event = self._event(noise_multiplier, steps)
-        taken, epsilon = 0.0, self.budget.epsilon
-        for attempt in range(_OVERFLOW_ROUNDS):
-            needed = self.failure_delta(noise_multiplier, epsilon, steps)
-            if needed >= self.budget.delta:
-                return math.inf
-            if needed <= taken and attempt > 0:
-                return epsilon
-            taken = needed
-            epsilon = epsilon_of(event, self.budget.delta - taken, interval)
-            if epsilon <= self.budget.epsilon:
-                return epsilon
-        return math.inf
+        failures = lambda epsilon: self.failure_delta(noise_multiplier, epsilon, steps)  # noqa: E731
+        return epsilon_beside_failures(event, self.budget, failures, interval)
 
     def _event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
         events = [release.event for release in self.releases]
@@ -326,5 +296,4 @@ _FIELDS = (  # of a plan, with their types and what to use
     ("budget", PrivacyBudget, "budget=PrivacyBudget(epsilon, delta)"),
     ("sampling", Sampling, "sampling=PoissonSampling(...) or StreamSampling(...)"),
     ("mechanism", Mechanism, "a mechanism, GaussianMechanism() or ExponentialSelection(...)"),
-    ("releases", tuple, "releases=(Release(...), ...), a tuple"),
 )

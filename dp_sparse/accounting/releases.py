@@ -1,8 +1,12 @@
 """What is computed from the training data beside training, and its price."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import dp_accounting
+
+from dp_sparse.accounting.events import event_config, event_from_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +29,30 @@ class Release:
 
     name: str
     event: dp_accounting.DpEvent
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description from which `from_config` makes an equal release."""
+        return {"name": self.name, "event": event_config(self.event)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Release":
+        """The release that `get_config` described."""
+        return cls(config["name"], event_from_config(config["event"]))
+
+
+def checked_releases(releases: Any) -> tuple[Release, ...]:
+    """Raises ValueError for what is no `Release`, or no tuple or list of them."""
+    if not isinstance(releases, list | tuple):
+        raise ValueError(
+            f"Expected releases=(Release(...), ...), a tuple, got releases={releases!r}."
+        )
+    for release in releases:
+        if not isinstance(release, Release):
+            raise ValueError(
+                f"Expected every release to be a Release, got {release!r}: use "
+                "releases=(rows.release,) or Release(name, event)."
+            )
+    return tuple(releases)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dp_sparse.clipping.coverage import (
     tapped_layers,
 )
 from dp_sparse.clipping.graph_guard import audited, update_from
+from dp_sparse.clipping.isolation_progress import IsolationProgress
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
 from dp_sparse.clipping.machine_check import self_check
 from dp_sparse.clipping.observation import Observer, RecordedPass, Used, count_tensors, not_zero
@@ -39,6 +40,7 @@ __all__ = [
     "ClippedSums",
     "ClippingStyle",
     "FlatClipping",
+    "IsolationProgress",
     "Observer",
     "PerLayerClipping",
     "QuantileClipping",

@@ -1,9 +1,8 @@
 """What a traced graph does beside computing: state that is written, files, Python, random numbers.
 
-An audit of Keras' variables sees no `tf.Variable`, hash table, queue or file, and no Python code
-that runs in a step. The graph has them all, as operations that TensorFlow marks as stateful: each
-of them must be known to be harmless, in the functions that the graph calls, too. Costs time while a
-step is traced, and none when it runs.
+Keras' variables are not all: there are `tf.Variable`s, hash tables, queues, files, and Python code
+that runs in a step. The graph has them all as operations that TensorFlow marks as stateful. Each
+must be known to be harmless, also in functions that the graph calls. Costs trace time alone.
 
 ### Formal Guarantees
 Of what is traced inside `audited`, nothing outlives the step but assignments to `writable`, no
@@ -22,6 +21,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping.graph_reading import (
+    called,
+    captured_as,
+    handles_of,
+    is_constant,
+    origin_of,
+    passed_on,
+    roots,
+)
+from dp_sparse.clipping.graph_seeds import Seeds
 from dp_sparse.clipping.unnoised import unnoised_variables
 from dp_sparse.core import PrivacyError, UnsupportedLayerError
 
@@ -34,7 +43,6 @@ _HARMLESS = re.compile(
     "StatelessRandomGetAlg|IsTensorFloat32Enabled|DeviceIndex|_Arg|"
     "CollectiveBcastRecv(V2)?"  # what was sent is read where it is sent
 )
-_KNOWN = "ReadVariableOp", "Shape", "ShapeN", "Size", "Rank", "Const"  # as seeds
 _CONSOLE = "Print", "PrintV2"
 _SENDS = "CollectiveBcastSend", "CollectiveBcastSendV2"  # a new variable's value, to other workers
 _WITHOUT_STATE = re.compile("PyFuncStateless|Debug.*")  # which TensorFlow does not mark as stateful
@@ -125,9 +133,8 @@ def update_from(allowed: Sequence[tf.Tensor]) -> Iterator[None]:
     """Reads what is traced inside, an update, which may use `allowed` of a batch and nothing else.
 
     Neither tensors of the step that Python kept, nor statistics of training without noise. Allowed
-    are the clipped sums and the draw of the noise that the optimizer first of all adds to them; it
-    hands code of users the noisy means alone. Code that looks for what these were computed from, in
-    the graph behind them, is not stopped.
+    are the clipped sums and the draw of the noise; the optimizer hands code of users the noisy
+    means alone. Code that follows the graph back from them is not stopped.
 
     Raises:
         PrivacyError: With all that a schedule, regularizer, constraint or optimizer uses besides.
@@ -180,13 +187,6 @@ def _outside_of(made: Sequence[tuple[int, Any]], ranges: list[range]) -> list[tf
     return [op for place, op in made if place not in inside]
 
 
-def handles_of(variables: Sequence[keras.Variable | tf.Variable]) -> dict[Any, str]:
-    """Of every copy of the variables that a strategy keeps, each with the variable's path."""
-    copies_of = tf.distribute.get_strategy().experimental_local_results
-    values = [(v, v.name) if isinstance(v, tf.Variable) else (v.value, v.path) for v in variables]
-    return {copy.handle.ref(): path for value, path in values for copy in copies_of(value)}
-
-
 def _readings(operations: Sequence[tf.Operation]) -> list[str]:
     return [
         f"- {name}: reads {path}, a statistic of training without noise. Leave it out."
@@ -198,21 +198,21 @@ def _problems(
     operations: Sequence[tf.Operation],
     writable: dict[Any, str],
     caller: str = "",
-    seeds: "_Seeds | None" = None,
+    seeds: "Seeds | None" = None,
 ) -> list[str]:
     """Of these operations, and of the functions that they call, under the name of the caller."""
     lines: list[str] = []
-    seeds = (seeds or _Seeds()).within(operations)
+    seeds = (seeds or Seeds()).within(operations)
     for op in operations:
         name = caller or op.name
         harmful = _is_harmful(op) or seeds.is_known_of(op)
         if harmful and not _assigns(op, writable):
             lines.append(f"- {name} ({op.type}): {_reason(op)}.")
-        for function in _called(op):
+        for function in called(op):
             if function is None:
                 lines.append(f"- {name} ({op.type}): calls a function that cannot be read.")
                 continue
-            inner = writable | _passed_on(op, function.graph, writable)
+            inner = writable | passed_on(op, function.graph, writable)
             inside = function.graph.get_operations()
             lines += _problems(inside, inner, name, seeds.passed_on(op, function.graph))
     return lines
@@ -228,9 +228,9 @@ def _using(
         resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
         taken = [origin_of(tensor, handles) for tensor in resources]
         found += [(name, path) for path in taken if path is not None]
-        for function in _called(op):
+        for function in called(op):
             if function is not None:
-                inner = handles | _passed_on(op, function.graph, handles)
+                inner = handles | passed_on(op, function.graph, handles)
                 found += _using(function.graph.get_operations(), inner, name)
     return found
 
@@ -241,7 +241,7 @@ def _python(operations: Sequence[tf.Operation], caller: str = "") -> list[str]:
     for op in operations:
         name = caller or op.name
         lines += [f"- {name} ({op.type}): {_reason(op)}."] if _PYTHON.fullmatch(op.type) else []
-        for function in _called(op):
+        for function in called(op):
             if function is not None:
                 lines += _python(function.graph.get_operations(), name)
     return lines
@@ -264,18 +264,18 @@ def _foreign(operations: Sequence[tf.Operation], allowed: set[Any]) -> list[str]
         if op.type != "Placeholder":
             return True
         [argument] = op.outputs
-        captured = _outside(argument)
-        inner = [root for t in captured if tf.is_symbolic_tensor(t) for root in _roots(t, ends)]
+        captured = captured_as(argument)
+        inner = [root for t in captured if tf.is_symbolic_tensor(t) for root in roots(t, ends)]
         if captured or op in made:  # what is made inside is a number that Python gives anew
             return any(map(is_data, inner))
         return argument.dtype != tf.resource
 
-    effects = [op for op in operations if op.op_def.is_stateful and op.type != "Assert"]
     return [
         f"- {op.name}: uses {root.name}, which the step computed of its batch."
-        for op in effects
+        for op in operations
+        if op.op_def.is_stateful and op.type != "Assert"
         for source in op.inputs
-        for root in _roots(source, ends)
+        for root in roots(source, ends)
         if is_data(root)
     ]
 
@@ -290,74 +290,6 @@ def _is_harmful(op: tf.Operation) -> bool:
     return not _HARMLESS.fullmatch(op.type)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Seeds:
-    """Tells seeds into which only constants, variables, shapes and counters go from secret ones.
-
-    Attributes:
-        audited: Operations of this graph and of those that call it; secrets come from others.
-        secret: References of the graph's arguments that are secret.
-    """
-
-    audited: frozenset[tf.Operation] = frozenset()
-    secret: frozenset[Any] = frozenset()
-
-    def within(self, operations: Sequence[tf.Operation]) -> "_Seeds":
-        """The same for one more graph."""
-        return dataclasses.replace(self, audited=self.audited | set(operations))
-
-    def passed_on(self, op: tf.Operation, function: tf.Graph) -> "_Seeds":
-        """The same inside a function that `op` calls."""
-        inputs = _arguments(op, function)
-        secret = {inside.ref() for given, inside in inputs if not self.is_known(given)}
-        return dataclasses.replace(self, secret=self.secret | secret)
-
-    def is_known_of(self, op: tf.Operation) -> bool:
-        """Whether it is a random operation, and its seed known."""
-        names = [argument.name for argument in op.op_def.input_arg]
-        places = [names.index(name) for name in ("seed", "key") if name in names]
-        if not op.type.startswith(("Stateless", "RandomIndexShuffle")) or not places:
-            return False
-        return all(self.is_known(op.inputs[place]) for place in places)
-
-    def is_known(self, tensor: tf.Tensor) -> bool:
-        """Whether nothing but constants, variables, shapes and counters goes into it."""
-        ends = lambda op: op.type in _KNOWN or op not in self.audited  # noqa: E731
-        return all(map(self._is_known_root, _roots(tensor, ends)))
-
-    def _is_known_root(self, op: tf.Operation) -> bool:
-        if op not in self.audited:
-            return False
-        if op.type != "Placeholder":
-            return op.type in _KNOWN
-        [argument] = op.outputs
-        outside = _outside(argument)
-        if outside:
-            return all(not tf.is_symbolic_tensor(t) or self.is_known(t) for t in outside)
-        return argument.ref() not in self.secret
-
-
-def is_constant(tensor: tf.Tensor) -> bool:
-    """Whether nothing but constants goes into a tensor; one made outside of graphs is constant."""
-    if not tf.is_symbolic_tensor(tensor):
-        return True
-    return all(op.type == "Const" for op in _roots(tensor, lambda op: op.op_def.is_stateful))
-
-
-def _roots(tensor: tf.Tensor, ends: Callable[[tf.Operation], bool]) -> list[tf.Operation]:
-    """What a tensor is computed from, back to operations without inputs or where it `ends`."""
-    found, seen, waiting = [], set(), [tensor.op]
-    while waiting:
-        op = waiting.pop()
-        if op not in seen:
-            seen.add(op)
-            if ends(op) or not op.inputs:
-                found.append(op)
-            else:
-                waiting += [source.op for source in op.inputs]
-    return found
-
-
 def _reason(op: tf.Operation) -> str:
     return next(text for types, text in _REASONS.items() if re.fullmatch(types, op.type))
 
@@ -365,43 +297,3 @@ def _reason(op: tf.Operation) -> str:
 def _assigns(op: tf.Operation, writable: dict[Any, str]) -> bool:
     """Whether it assigns to a variable that may be written."""
     return bool(_ASSIGNMENTS.fullmatch(op.type)) and origin_of(op.inputs[0], writable) is not None
-
-
-def origin_of(tensor: tf.Tensor, handles: dict[Any, str]) -> str | None:
-    """Which of these a tensor is, by way of the functions that captured it."""
-    while tensor.ref() not in handles:
-        outside = _outside(tensor)
-        if not outside:
-            return None
-        [tensor] = outside
-    return handles[tensor.ref()]
-
-
-def _outside(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """What a function captured as this tensor, if it did."""
-    captures = getattr(getattr(tensor, "graph", None), "captures", ())
-    return [external for external, internal in captures if internal is tensor]
-
-
-def _called(op: tf.Operation) -> Iterator[Any]:
-    """The functions that an operation calls, None for one that the graph does not have."""
-    for attribute in op.op_def.attr:
-        if attribute.type in ("func", "list(func)"):
-            value = op.get_attr(attribute.name)
-            for called in value if isinstance(value, list) else [value]:
-                yield op.graph._get_function(called.name)
-
-
-def _passed_on(op: tf.Operation, function: tf.Graph, handles: dict[Any, str]) -> dict[Any, str]:
-    """Inside a function, the arguments that are such handles."""
-    if not handles:
-        return {}
-    given = [pair for pair in _arguments(op, function) if pair[0].dtype == tf.resource]
-    origins = [(inside, origin_of(outside, handles)) for outside, inside in given]
-    return {inside.ref(): path for inside, path in origins if path is not None}
-
-
-def _arguments(op: tf.Operation, function: tf.Graph) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-    """What a function is given by the operation that calls it, beside what it is inside."""
-    given = list(op.inputs)[1 if op.type in ("If", "StatelessIf", "Case") else 0 :]
-    return zip(given, function.inputs, strict=False)

@@ -7,13 +7,11 @@ the expected batch size happens here, once, after the noise.
 """
 
 import abc
-import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from dp_sparse import noise
@@ -23,8 +21,8 @@ from dp_sparse.core import PrivacyError, replicas, validate
 from dp_sparse.optimizers import replica_checks
 from dp_sparse.optimizers.arguments import checked_optimizer, checked_plan, checked_style
 from dp_sparse.optimizers.diagnostics import StepDiagnostics
-from dp_sparse.optimizers.keras_wrapper import WrappingOptimizer
-from dp_sparse.optimizers.ledger import SavedCount, StepLedger, seal_of
+from dp_sparse.optimizers.keras_wrapper import VariableSplit, WrappingOptimizer
+from dp_sparse.optimizers.ledger import SavedCount, StepLedger, refuse_unfit
 from dp_sparse.optimizers.moving_clip_norm import MovingClipNorm
 from dp_sparse.optimizers.sums import PrivateSums
 from dp_sparse.selection import RowChoice, TableLookups
@@ -250,7 +248,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         """
         before = self._saved_count.values() if self._saved_count.fits(self.plan) else (0, 0)
         try:
-            self._refuse_unfit(store)
+            refuse_unfit(self.plan, self.name, self.variables, store)
         except PrivacyError:
             self._saved_count.void()  # Keras may have loaded weights, and go on without these
             raise
@@ -258,22 +256,6 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         loaded = self._saved_count.values()
         self._saved_count.write(self.plan, *(before if before[0] > loaded[0] else loaded))
         self._noise_key.refresh()
-
-    def _refuse_unfit(self, store: Any) -> None:
-        if len(store.keys()) != len(self.variables):
-            raise PrivacyError(
-                f"Expected {len(self.variables)} saved variables of {self.name}, got "
-                f"{len(store.keys())}: the spent steps would be lost. Load into a model compiled "
-                "as the saved one was, by the same version of dp_sparse."
-            )
-        saved = {v.name: store[str(i)] for i, v in enumerate(self.variables)}
-        steps, seal = (int(np.asarray(saved[name])) for name in ("steps_spent", "steps_seal"))
-        if steps and seal != int(seal_of(self.plan, steps)):
-            raise PrivacyError(
-                f"The saved optimizer spent {steps} steps under another plan, whose noise or "
-                "sampling differs: this plan's statement would not hold for them. Compile with the "
-                "plan of the saved run."
-            )
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""
@@ -305,13 +287,6 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         self._split = VariableSplit(self._find_tables())
         self.clipping.check(variables)
         self.diagnostics.start(len(self.noised_tables))
-
-
-@dataclasses.dataclass(frozen=True)
-class VariableSplit:
-    """Holds the model's tables where Keras does not take them for variables of the optimizer."""
-
-    tables: list[keras.Variable]
 
 
 def _regularised(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from dp_sparse.clipping import isolation
+from dp_sparse.clipping import IsolationProgress
 from dp_sparse.core import replicas
 
 
@@ -20,7 +20,7 @@ class StepDiagnostics:
         self.examples = _total()
         self.clipped = _total()
         self.not_finite = _total()
-        self.isolation = isolation.Progress()
+        self.isolation = IsolationProgress()
         self.rows = tf.Variable([], shape=[None], dtype=tf.int64, trainable=False)
 
     def unnoised_variables(self) -> list[tf.Variable]:

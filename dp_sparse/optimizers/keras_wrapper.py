@@ -1,5 +1,6 @@
-"""Every road by which Keras hands gradients to an optimizer, closed."""
+"""What Keras expects of an optimizer that wraps another, and what is refused of it."""
 
+import dataclasses
 from typing import Any, NoReturn
 
 import keras
@@ -66,3 +67,10 @@ class WrappingOptimizer(NoForeignGradients):
         """Overwrites dense variables by their moving average if the wrapped optimizer keeps one."""
         known = self.optimizer._trainable_variables
         self.optimizer.finalize_variable_values([v for v in var_list if any(v is k for k in known)])
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableSplit:
+    """Holds the model's tables where Keras does not take them for variables of the optimizer."""
+
+    tables: list[keras.Variable]

@@ -8,6 +8,7 @@ without the other, or under another plan, is noticed before a step is spent.
 
 import dataclasses
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -180,3 +181,23 @@ class StepLedger:
         if sampling.steps_per_pass is None:
             return turn.of_drawn(marker, course)
         return turn.of_stream(marker, course, sampling.steps_per_pass, sampling.steps)
+
+
+def refuse_unfit(
+    plan: PrivacyPlan, name: str, variables: Sequence[keras.Variable], store: Mapping[str, Any]
+) -> None:
+    """Raises PrivacyError unless `store`, by number, has the variables of a run of `plan`."""
+    if len(store.keys()) != len(variables):
+        raise PrivacyError(
+            f"Expected {len(variables)} saved variables of {name}, got {len(store.keys())}: the "
+            "spent steps would be lost. Load into a model compiled as the saved one was, by the "
+            "same version of dp_sparse."
+        )
+    saved = {v.name: store[str(i)] for i, v in enumerate(variables)}
+    steps, seal = (int(np.asarray(saved[name])) for name in ("steps_spent", "steps_seal"))
+    if steps and seal != int(seal_of(plan, steps)):
+        raise PrivacyError(
+            f"The saved optimizer spent {steps} steps under another plan, whose noise or "
+            "sampling differs: this plan's statement would not hold for them. Compile with the "
+            "plan of the saved run."
+        )

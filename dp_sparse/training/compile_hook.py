@@ -6,6 +6,7 @@ optimizer gives that model the private step; compiling with any other gives the 
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -97,7 +98,19 @@ def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
 
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
     clipping.register_unnoised(model, optimizer.diagnostics)
-    stock_make = model.make_train_function
+    step = functools.partial(private_train_step, model, optimizer)
+    in_graph = tf.function(step, autograph=False, reduce_retracing=True)
+    # A graph shows all that a step does; under run_eagerly=True it is traced on its own.
+    model.train_step = lambda data: (in_graph if tf.executing_eagerly() else step)(data)
+    model.make_train_function = _making_train_function(model, optimizer)
+    model._maybe_symbolic_build = _building_for_batches(model, optimizer)
+    if optimizer.delays_noise:
+        flush_hooks.install(model, optimizer)
+
+
+def _making_train_function(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., Any]:
+    """Keras' own, with variables made before and errors of the step translated."""
+    stock = model.make_train_function
     traced: list[int] = []  # the variables that the train function was made for
 
     def make_train_function(force: bool = False) -> Any:
@@ -112,19 +125,24 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
         if model.built:
             with model.distribute_strategy.scope():
                 build_optimizer(model, optimizer)  # before callbacks restore its state
-        stock_make(force)
+        stock(force)
         if not hasattr(model.train_function, "_dp_sparse_translated"):
             model.train_function = _translating(model, model.train_function)
         traced[:] = variables if model.built else []
         return model.train_function
 
-    stock_build = model._maybe_symbolic_build
+    return make_train_function
+
+
+def _building_for_batches(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., None]:
+    """Keras' own for data of other sources, and ours for batches of a sampler.
+
+    Keras would take a batch of the sampler, and mean over shares, to learn its shapes. It also
+    takes a model for built that has a layer without its weights.
+    """
+    stock = model._maybe_symbolic_build
 
     def maybe_symbolic_build(iterator: Any = None, data_batch: Any = None) -> None:
-        """Keras would take a batch of the sampler, and mean over shares, to learn its shapes.
-
-        It also takes a model for built that has a layer without its weights.
-        """
         spec = data_batch
         if iterator is not None:
             dataset = iterator.data_adapter.get_tf_dataset()
@@ -134,18 +152,11 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
         if is_sampled(spec) and (model._distribute_strategy is not None or partly_built):
             build_for(model, optimizer, spec)
             return
-        stock_build(iterator=iterator, data_batch=data_batch)
+        stock(iterator=iterator, data_batch=data_batch)
         if is_sampled(spec) and model.built:
             build_metrics(model, *spec[:2])
 
-    model._maybe_symbolic_build = maybe_symbolic_build
-    step = functools.partial(private_train_step, model, optimizer)
-    in_graph = tf.function(step, autograph=False, reduce_retracing=True)
-    # A graph shows all that a step does; under run_eagerly=True it is traced on its own.
-    model.train_step = lambda data: (in_graph if tf.executing_eagerly() else step)(data)
-    model.make_train_function = make_train_function
-    if optimizer.delays_noise:
-        flush_hooks.install(model, optimizer)
+    return maybe_symbolic_build
 
 
 def _translating(model: keras.Model, function: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from dp_sparse.clipping import isolation
+from dp_sparse.clipping import isolation, isolation_progress
 from dp_sparse.clipping.observation import Observation
 from dp_sparse.core.errors import PrivacyError
 from tests.training_cases import marked_dataset, plan_for, weights_of
@@ -229,9 +229,12 @@ def test_a_tensor_that_was_zero_is_checked_when_it_is_not() -> None:
     rng = np.random.default_rng(0)
     data = rng.normal(size=(N, 3)).astype(np.float32), rng.normal(size=(N, 1)).astype(np.float32)
     batches = iter(model.optimizer.plan.sampling.batches(data))
-    for _ in range(isolation.FIRST + 1):
+    for _ in range(isolation_progress.FIRST + 1):
         model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
-    assert int(progress.checks) == isolation.FIRST and int(progress.batches) == isolation.FIRST + 1
+    assert (
+        int(progress.checks) == isolation_progress.FIRST
+        and int(progress.batches) == isolation_progress.FIRST + 1
+    )
     model.layers[-1].kernel.assign(tf.ones([4, 1]))
     with pytest.raises(PrivacyError, match=MIXES):
         model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)

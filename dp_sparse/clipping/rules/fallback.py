@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.graph_guard import handles_of, is_constant, origin_of
+from dp_sparse.clipping.graph_reading import handles_of, is_constant, origin_of
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Direct, Use
 from dp_sparse.core import PrivacyError, UnsupportedLayerError, require

@@ -16,9 +16,9 @@ from dp_sparse.distribution.embedding_layers.off_tpu_updates import RowUpdates
 from dp_sparse.distribution.embedding_layers.rounding_grid import Lattice
 from dp_sparse.optimizers import DPAdaFESTOptimizer
 
-# Keras' default; layers' own Adagrad has none.
+# Of Keras; layers' own Adagrad has none.
 _EPSILON = inspect.signature(keras.optimizers.Adagrad).parameters["epsilon"].default
-_CORES = 8  # slots of a replica are shared by its SparseCores, of which no chip has more
+_CORES = 8  # SparseCores that share the slots of a replica, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,16 +84,15 @@ class PrivateTables(tf.Module):
             theirs comes from `optimizer`.
         optimizer: A `DPAdaFESTOptimizer` over all rows. Its `table_optimizer`, or else the
             optimizer that it wraps, must be Keras' SGD or Adagrad.
-        bags: For each feature with several ids, the most ids of an example. In the inputs it is
-            `[batch, most]`, filled up with -1; all other features are `[batch]` or `[batch, 1]`.
+        bags: For each feature with several ids, the most ids of an example: inputs `[batch, most]`
+            filled up with -1; of all other features `[batch]` or `[batch, 1]`.
         weights: For bags whose ids have weights >= 0, the key of these among the inputs.
         strategy: The `TPUStrategy` that the layer is made under; None off TPU.
 
     Attributes:
         tables: The tables, in the order of their first feature.
         private_optimizer: The `optimizer` that was given.
-        layer_optimizer: That of the layer's tables, of `tf.tpu.experimental.embedding`; its
-            learning rate is read from the private optimizer at each step.
+        layer_optimizer: That of the layer's tables; it reads the private one's learning rate.
         on_tpu: Whether there is a strategy.
         replicas: How many share a batch.
         lattice: The points on which gradients and noise of rows meet.
@@ -101,8 +100,8 @@ class PrivateTables(tf.Module):
         rows: Of a batch, padding included: the plan's capacity, up to a multiple of 8 a replica.
 
     Raises:
-        ValueError: A feature or table that cannot be trained privately, naming it and the mend.
-            Batches so large, or with so many lookups, that float32 cannot sum them exactly.
+        ValueError: A feature or table that cannot be trained privately; batches or bags so large
+            that float32 cannot sum them exactly.
         PrivacyError: Another optimizer or clipping style, or a TPU with several hosts.
 
     Examples:
@@ -119,9 +118,8 @@ class PrivateTables(tf.Module):
     ### Formal Guarantees
     `feature_config` adds a feature of noise for each table, with room for every row that any batch
     can choose, so its size tells nothing; and for each bag one with its chosen ids alone, one id a
-    row; an example's second id of the same row gets no gradient. An update by plain SGD or Adagrad
-    leaves a row without a gradient as it is, and takes the sum of all gradients of a row before it
-    squares them; optimizers and options that do not are never used.
+    row; an example's second id of the same row gets no gradient. Updates are by SGD or Adagrad
+    alone, which leave a row without a gradient as it is and square the sum of a row's gradients.
     """
 
     def __init__(

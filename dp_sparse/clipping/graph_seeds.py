@@ -1,0 +1,58 @@
+"""Which random numbers of a traced graph can be foretold, since their seeds are known."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dp_sparse.clipping.graph_reading import arguments, captured_as, roots
+
+_KNOWN = "ReadVariableOp", "Shape", "ShapeN", "Size", "Rank", "Const"  # as seeds
+
+
+@dataclasses.dataclass(frozen=True)
+class Seeds:
+    """Tells seeds into which only constants, variables, shapes and counters go from secret ones.
+
+    Attributes:
+        audited: Operations of this graph and of those that call it; secrets come from others.
+        secret: References of the graph's arguments that are secret.
+    """
+
+    audited: frozenset[tf.Operation] = frozenset()
+    secret: frozenset[Any] = frozenset()
+
+    def within(self, operations: Sequence[tf.Operation]) -> "Seeds":
+        """The same for one more graph."""
+        return dataclasses.replace(self, audited=self.audited | set(operations))
+
+    def passed_on(self, op: tf.Operation, function: tf.Graph) -> "Seeds":
+        """The same inside a function that `op` calls."""
+        inputs = arguments(op, function)
+        secret = {inside.ref() for given, inside in inputs if not self.is_known(given)}
+        return dataclasses.replace(self, secret=self.secret | secret)
+
+    def is_known_of(self, op: tf.Operation) -> bool:
+        """Whether it is a random operation, and its seed known."""
+        names = [argument.name for argument in op.op_def.input_arg]
+        places = [names.index(name) for name in ("seed", "key") if name in names]
+        if not op.type.startswith(("Stateless", "RandomIndexShuffle")) or not places:
+            return False
+        return all(self.is_known(op.inputs[place]) for place in places)
+
+    def is_known(self, tensor: tf.Tensor) -> bool:
+        """Whether nothing but constants, variables, shapes and counters goes into it."""
+        ends = lambda op: op.type in _KNOWN or op not in self.audited  # noqa: E731
+        return all(map(self._is_known_root, roots(tensor, ends)))
+
+    def _is_known_root(self, op: tf.Operation) -> bool:
+        if op not in self.audited:
+            return False
+        if op.type != "Placeholder":
+            return op.type in _KNOWN
+        [argument] = op.outputs
+        outside = captured_as(argument)
+        if outside:
+            return all(not tf.is_symbolic_tensor(t) or self.is_known(t) for t in outside)
+        return argument.ref() not in self.secret
