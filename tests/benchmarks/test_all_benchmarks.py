@@ -1,4 +1,4 @@
-"""Each benchmark has a smoke test, and `make bench` runs all of them."""
+"""Each benchmark has a smoke test and figures in README, and `make bench` runs all of them."""
 
 import re
 import subprocess
@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import table
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = [
     path.stem
     for path in sorted((ROOT / "benchmarks").glob("*.py"))
-    if "\ndef main(" in path.read_text()
+    if "\ndef main(" in path.read_text() and path.stem != "table"
 ]
 
 
@@ -19,6 +21,10 @@ def test_a_smoke_test_runs_its_command(name: str) -> None:
     smoke = Path(__file__).with_name(f"test_{name}.py")
     assert smoke.exists(), f"{name} has no smoke test: write tests/benchmarks/{smoke.name}"
     assert re.search(rf"= quick_run\({name}\)", smoke.read_text())
+
+
+def test_each_has_figures_in_the_table() -> None:
+    assert {row.benchmark for row in table.ROWS} == set(BENCHMARKS)
 
 
 def test_make_bench_runs_to_its_end_and_names_what_failed(tmp_path: Path) -> None:

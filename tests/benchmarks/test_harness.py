@@ -54,8 +54,8 @@ def test_lines_are_appended_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     results = tmp_path / "results.jsonl"
     results.write_text('{"earlier": 1}\n')
     report("--out", str(results))
-    printed = capsys.readouterr().out.splitlines()[-1]
-    assert results.read_text().splitlines() == ['{"earlier": 1}', printed]
+    _, _, printed = capsys.readouterr().out.splitlines()
+    assert results.read_text() == f'{{"earlier": 1}}\n{printed}\n'
 
 
 def commit_of_report(capsys: pytest.CaptureFixture[str]) -> str:

@@ -1,0 +1,203 @@
+"""README's table of figures, written from the results of the benchmarks.
+
+`python -m benchmarks.NAME --out benchmarks/results.jsonl` adds a line to the results;
+`python -m benchmarks.table` takes the newest line of each benchmark and rewrites what stands
+between two markers in README. With `--check` it writes nothing, and fails if README says anything
+else.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS, README = ROOT / "benchmarks" / "results.jsonl", ROOT / "README.md"
+BEGIN, END = "<!-- begin: python -m benchmarks.table -->", "<!-- end -->"
+
+Results = dict[str, dict[str, Any]]  # the JSON line of each benchmark
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What is measured, by which benchmark, and its metrics' keys in a format string."""
+
+    what: str
+    benchmark: str
+    value: str
+
+
+ROWS = (
+    Row(
+        "DP-AdaFEST step, 1e7 rows over 1e5 rows (one table, d = 64, batch 1,024)",
+        "vocabulary_scaling",
+        "{flatness_1e7_over_1e5}",
+    ),
+    Row(
+        "DP-SGD step with dense noise over DP-AdaFEST step, 1e7 rows",
+        "vocabulary_scaling",
+        "{dpsgd_over_adafest_1e7}",
+    ),
+    Row(
+        "DP-AdaFEST step over the leanest non-private gather and scatter, 1e7 rows",
+        "vocabulary_scaling",
+        "{adafest_over_nonprivate_1e7}",
+    ),
+    Row("XLA over graph mode, the pCTR step", "devices", "{xla_over_graph_pctr}"),
+    Row(
+        "Step under XLA, 1e7 rows over 1e5 rows (one table)",
+        "devices",
+        "{xla_flatness_1e7_over_1e5}",
+    ),
+    Row(
+        "pCTR private step over stock Keras on two replicas, both under one strategy",
+        "devices",
+        "{replica_overhead}",
+    ),
+    Row(
+        "pCTR private step over stock Keras, 26 tables, batch 2,048, Adagrad, "
+        "1e5 rows in all; 1e6; 1e7",
+        "pctr_step",
+        "{private_over_stock_1e5}; {private_over_stock_1e6}; {private_over_stock_1e7}",
+    ),
+    Row(
+        "Per-example clipping over stock Keras, batch 128: MLP; CNN; RNN; LSTM; Transformer "
+        "([why](docs/results/clipping.md))",
+        "clipping",
+        "{mlp_over_nonprivate_128}; {cnn_over_nonprivate_128}; {rnn_over_nonprivate_128}; "
+        "{lstm_over_nonprivate_128}; {transformer_over_nonprivate_128}",
+    ),
+    Row(
+        "Memory that such a step adds, over stock Keras: the worst of the five",
+        "clipping",
+        "{memory_over_nonprivate_max}",
+    ),
+    Row(
+        "One gradient after the other over per-example clipping, batch 128: MLP; CNN",
+        "clipping",
+        "{mlp_naive_over_ours_128}; {cnn_naive_over_ours_128}",
+    ),
+    Row(
+        "Tied table of 50,000 rows over stock Keras: step; memory",
+        "tied_embedding",
+        "{step_over_nonprivate_50000}; {memory_over_nonprivate_50000}",
+    ),
+    Row(
+        "Selection of rows alone, 1e9 rows over 1e5 rows",
+        "selection",
+        "{threshold_flatness_1e9_over_1e5}",
+    ),
+    Row(
+        "Step of DP-FEST; DP-AdaFEST+; exponential selection; LazyDP, 1e7 rows over 1e5 rows "
+        "([table](docs/results/selection.md))",
+        "selection",
+        "{fest_flatness_1e7_over_1e5}; {adafest_plus_flatness_1e7_over_1e5}; "
+        "{exponential_flatness_1e7_over_1e5}; {lazy_flatness_1e7_over_1e5}",
+    ),
+    Row(
+        "Rows a second that `select_top_k` counts, 26 features",
+        "selection",
+        "{top_k_rows_per_second}",
+    ),
+    Row(
+        "Isolation checks, share of a pCTR run of 200 steps",
+        "isolation",
+        "{share_of_200_steps:.1%}",
+    ),
+    Row(
+        "Noise value of the training step over one of TensorFlow's own sampler",
+        "noise",
+        "{fused_over_one_normal}",
+    ),
+)
+
+
+class Figure(float):
+    """Written with two decimals below 10, three digits from there on."""
+
+    def __format__(self, form: str) -> str:
+        """As `form` says, if it says anything."""
+        if form:
+            return super().__format__(form)
+        if self >= 1e6:
+            return f"{self / 1e6:.1f} million"
+        return f"{float(f'{self:.3g}'):,.0f}" if self >= 100 else f"{self:.{1 + (self < 10)}f}"
+
+
+def newest(lines: Sequence[str]) -> Results:
+    """The last measured line of each benchmark.
+
+    Raises:
+        ValueError: A benchmark of the table has no line.
+    """
+    found: Results = {}
+    for line in sorted(map(json.loads, lines), key=lambda line: line["date"]):
+        found[line["benchmark"]] = line
+    for name in {row.benchmark for row in ROWS} - found.keys():
+        raise ValueError(
+            f"Expected a line of {name} among the results: run "
+            f"`python -m benchmarks.{name} --out benchmarks/results.jsonl`."
+        )
+    return found
+
+
+def table(results: Results) -> str:
+    """What stands between README's markers."""
+    lines = ["| | measured | printed by |", "|---|---|---|"]
+    for row in ROWS:
+        figures = {key: Figure(value) for key, value in results[row.benchmark]["metrics"].items()}
+        quick = " --quick" if results[row.benchmark]["quick"] else ""
+        command = f"`python -m benchmarks.{row.benchmark}{quick}`"
+        lines.append(f"| {row.what} | {row.value.format(**figures)} | {command} |")
+    return "\n".join([*lines, "", *_origins(results)])
+
+
+def _origins(results: Results) -> list[str]:
+    """A line for each machine, date and commit; the benchmarks are named if there are several."""
+    benchmarks: dict[str, list[str]] = {}
+    for name in dict.fromkeys(row.benchmark for row in ROWS):
+        machine, versions = results[name]["machine"], results[name]["versions"]
+        day, _, _ = results[name]["date"].partition("T")
+        origin = (
+            f"{machine['cpu']}, {machine['cores']} cores, TensorFlow {versions['tensorflow']}, "
+            f"Keras {versions['keras']}; {day}, commit {results[name]['commit']}"
+        )
+        benchmarks.setdefault(origin, []).append(name)
+    if len(benchmarks) == 1:
+        return [f"Measured on {origin}." for origin in benchmarks]
+    return [f"- On {origin}: {', '.join(names)}." for origin, names in benchmarks.items()]
+
+
+def rewritten(page: str, text: str) -> str:
+    """`page` with `text` between the markers.
+
+    Raises:
+        ValueError: Not one of each marker is there, in this order.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end) or BEGIN in rest or END in before + after:
+        raise ValueError(f"Expected one line {BEGIN!r} and, below it, one {END!r} in README.md.")
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrites README, or compares it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    options = parser.parse_args(arguments)
+    page = README.read_text(encoding="utf-8")
+    wanted = rewritten(page, table(newest(RESULTS.read_text(encoding="utf-8").splitlines())))
+    if not options.check:
+        README.write_text(wanted, encoding="utf-8")
+    elif page != wanted:
+        print("README.md is not as its results: run `python -m benchmarks.table`.", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
