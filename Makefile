@@ -46,6 +46,7 @@ FIRST = tests/clipping
 SECOND = tests/optimizers tests/selection tests/sampling tests/accounting
 THIRD = tests/distribution
 FOURTH = tests/attacks
+PARTS = $(shell seq 16) # of its slow product
 FIFTH = tests/pipelines tests/models tests/benchmarks tests/reference
 SIXTH = $(wildcard tests/training/test_[a-m]*.py)
 
@@ -73,7 +74,8 @@ test: $(INSTALLED)
 	@$(OLDEST) $(TEST) $(KERNELS)
 
 slow: $(INSTALLED)
-	@$(RUN) -m pytest -m slow
+	@$(TEST) -m slow --ignore=$(FOURTH)
+	@set -e; for part in $(PARTS); do $(TEST) $(FOURTH) -m slow --part=$$part/$(words $(PARTS)); done
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .

@@ -44,3 +44,17 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr(ledger, "_LAST", {})
 
     return forget
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", help="K/N: every N-th test from the K-th on; memory grows by test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps one part of the tests, if one was asked for."""
+    wanted = config.getoption("--part")
+    if wanted:
+        number, parts = map(int, wanted.split("/"))
+        kept = items[number - 1 :: parts]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
