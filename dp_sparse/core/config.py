@@ -1,4 +1,4 @@
-"""Families of frozen dataclasses that a plan or a file saves by the name of their class."""
+"""Families of frozen dataclasses, saved by the name of their class; digests of configurations."""
 
 import dataclasses
 import hashlib
