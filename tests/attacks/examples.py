@@ -9,7 +9,7 @@ import numpy as np
 import dp_sparse
 from tests.attacks.entries import MEASURED, REFUSED, REFUSED_OR_MEASURED, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import BATCHES_OF_ONE, measured
+from tests.attacks.roads import measured
 from tests.attacks.towers import numbers, tower
 
 ALL = ("graph", "xla", "microbatches", "mirrored", "stream")
@@ -165,7 +165,6 @@ ENTRIES = (
             measured(of),
             REFUSED,
             ("graph", "xla") if name == "an id too large" else ("graph",),
-            apart=BATCHES_OF_ONE,
         )
         for name, of in OUT_OF_RANGE.items()
     ]

@@ -5,6 +5,7 @@ import dataclasses
 import secrets
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -12,6 +13,8 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import distribution
+from dp_sparse.distribution import multi_worker
+from dp_sparse.sampling import new_nonce
 from tests.attacks.measuring import (
     Problem,
     Released,
@@ -82,13 +85,12 @@ class Trainee:
         model: The model, compiled.
         plan: Its plan, of 100 steps.
         data: `(x, y)` or `(x, y, weights)`, as many examples as the road takes.
+        removable: Places of those that make neighbours.
     """
 
     def __init__(self, problem: Problem, road: Road) -> None:
         self.problem, self.road = problem, road
-        self.data = tf.nest.map_structure(
-            lambda leaf: np.asarray(leaf)[: road.examples], problem.data()
-        )
+        self.data, self.removable = _data(problem, road.examples)
         size = len(tf.nest.flatten(self.data)[0])
         self.plan = plan_for(size, steps=STEPS, noise_multiplier=SIGMA, capacity=size)
         if road.loop != "fit":
@@ -118,7 +120,9 @@ class Trainee:
 
     def _step(self, removed: int | None) -> None:
         if self.road.loop == "train":
-            distribution.train(self.model, self._source(removed), steps_per_epoch=1)
+            # Its workers would agree on a key of their own, and so on other masks.
+            with mock.patch.object(multi_worker, "_shared_secrets", _known_secrets):
+                distribution.train(self.model, self._source(removed), steps_per_epoch=1)
         else:
             self.model.fit(self._batches(removed), steps_per_epoch=1, verbose=0)
 
@@ -151,6 +155,24 @@ class Trainee:
             variable.assign(value)
 
 
+def _data(problem: Problem, examples: int | None) -> tuple[Any, list[int]]:
+    """A problem's data, and the places of the examples that it removes.
+
+    Where only some of the examples are taken, these are the first of them.
+    """
+    data = tf.nest.map_structure(np.asarray, problem.data())
+    size = len(tf.nest.flatten(data)[0])
+    removed = list(dict.fromkeys(index % size for index in problem.removed))
+    if examples is None:
+        return data, removed
+    order = [*removed, *(index for index in range(size) if index not in removed)][:examples]
+    return tf.nest.map_structure(lambda leaf: leaf[order], data), [*range(examples)][: len(removed)]
+
+
+def _known_secrets(*_: Any) -> tuple[int, int]:
+    return secrets.randbits(128), new_nonce(None)
+
+
 def measured(problem: Problem) -> Callable[[Road], float]:
     """The sensitivity of a problem on a road, over the neighbours that it names."""
 
@@ -159,10 +181,8 @@ def measured(problem: Problem) -> Callable[[Road], float]:
             trainee = Trainee(problem, road)
         with attacking(trainee.model, kept=lambda: problem.state(trainee.model)):
             whole = trainee.on()
-        size = len(tf.nest.flatten(trainee.data)[0])
-        indices = {index % size for index in problem.removed if -size <= index < size}
         with too_late():
-            return sensitivity(whole, [trainee.on(index) for index in indices])
+            return sensitivity(whole, [trainee.on(index) for index in trainee.removable])
 
     return attack
 
