@@ -1,23 +1,20 @@
-"""The shape of a private batch, and the marker that proves which sampler made it.
+"""The marker of a batch, which proves which sampler made it.
 
-A batch is `(x, y, {"sample_weight", "present", "marker"})`, all `[capacity, ...]`, so that
-`tf.distribute` can share it out. `present` is 1 for real examples and 0 for padding; `marker`,
-int64 `[capacity, 4]`, has in each row [fingerprint of the sampler, nonce of the pass over the
-sampler, position of the batch, number of the row]. The training step refuses a batch without a
-marker, of another sampler, seen before, or not whole: each would void the accounting. A nonce of 0
-says that a seed made the batch, so its sampling is not secret; one of 1, that its examples follow
-from its position, whoever reads them and how often.
+A marker, int64 `[capacity, 4]`, has for each example of a batch [fingerprint of the sampler, nonce
+of the pass over the sampler, position of the batch, number of the example]. The training step
+refuses a batch without a marker, of another sampler, seen before, or not whole: each would void the
+accounting. A nonce of 0 says that a seed made the batch, so its sampling is not secret; one of 1,
+that its examples follow from its position, whoever reads them and how often.
 """
 
 import threading
 import time
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 
 SEEDED = 0
 OWN_ORDER = 1
-_KEYS = {"sample_weight", "present", "marker"}
 
 
 class Marker(NamedTuple):
@@ -58,25 +55,3 @@ class _Nonces:
 
 
 _NONCES = _Nonces()
-
-
-def is_sampled(data: Any) -> TypeGuard[tuple[Any, Any, dict[str, Any]]]:
-    """Whether `data` has the shape that the samplers give a batch."""
-    return (
-        isinstance(data, tuple)
-        and len(data) == 3
-        and isinstance(data[2], dict)
-        and set(data[2]) == _KEYS
-    )
-
-
-def sampled_batch(
-    x: Any, y: Any, sample_weight: Any, present: np.ndarray, marker: Marker, begin: int = 0
-) -> tuple[Any, Any, dict[str, Any]]:
-    """The batch as the training step expects it, or its rows from `begin` on."""
-    weights = {
-        "sample_weight": sample_weight,
-        "present": present,
-        "marker": marker.rows(len(present), begin),
-    }
-    return x, y, weights
