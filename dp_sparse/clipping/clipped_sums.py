@@ -77,7 +77,8 @@ def scaled(
     with tf.control_dependencies([losses]):  # which follow the check of shapes
         total = styles.total(squared)
     finite = tf.math.is_finite(total) & tf.math.is_finite(losses)
-    kept = tf.cast(present > 0, tf.float32) * _faded(tf.sqrt(total), 1e17) * _faded(losses, 1e30)
+    sizes = tf.maximum(tf.sqrt(total) / 1e17, tf.abs(losses) / 1e30)
+    kept = tf.cast(present > 0, tf.float32) * _faded(sizes)
     factors = style.factors(variables, squared, clip_norm)
     clipped = tf.reduce_any(tf.stack(list({id(f): f < 1.0 for f in factors}.values())), axis=0)
     counted = {id(f): tf.where(finite, f * kept, 0.0) for f in factors}
@@ -88,13 +89,13 @@ def scaled(
     return Scaled(found, total, clipped, finite)
 
 
-def _faded(values: tf.Tensor, limit: float) -> tf.Tensor:
-    """1 up to `limit`, 0 from twice of it on.
+def _faded(sizes: tf.Tensor) -> tf.Tensor:
+    """1 up to 1, 0 from 2 on.
 
     Before float32 overflows, so that a last bit cannot switch an example on or off: it may depend
     on the rest of the batch.
     """
-    return tf.clip_by_value(2.0 - tf.abs(values) / limit, 0.0, 1.0)
+    return tf.clip_by_value(2.0 - sizes, 0.0, 1.0)
 
 
 def _sanitised(

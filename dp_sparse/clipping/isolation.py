@@ -65,19 +65,17 @@ def checks(
     scheduled, new = progress.scheduled() & there, progress.first_seen(not_zero) & there
     due = scheduled | new
     seed = tf.cast(progress.batches.read_value(), tf.int32)
-    worst = tf.cond(
-        due, lambda: coupled(observer, batch, present, seed, new), lambda: tf.constant(-1, tf.int32)
-    )
-    required = [refusal(worst, observer)]
+
+    def checked() -> tf.Tensor:
+        worst = coupled(observer, batch, present, seed, new)
+        name = tf.gather(tf.constant(observer.names), tf.maximum(worst, 0))
+        with tf.control_dependencies([require(worst < 0, PrivacyError, COUPLED, name)]):
+            return tf.constant(True)
+
+    required = [tf.cond(due, checked, lambda: tf.constant(False)).op]
     with tf.control_dependencies(required):
         progress.passed(there, scheduled, due, not_zero)
     return required
-
-
-def refusal(worst: tf.Tensor, observer: Observer) -> tf.Operation:
-    """Fails if `coupled` found something, and says of which variable it was recorded."""
-    name = tf.gather(tf.constant(observer.names), tf.maximum(worst, 0))
-    return require(worst < 0, PrivacyError, COUPLED, name)
 
 
 def coupled(

@@ -57,30 +57,31 @@ class IsolationProgress:
 
     def passed(self, there: Any, scheduled: Any, checked: Any, not_zero: Any) -> None:
         """Counts a batch of all replicas; each gives what it saw, bool."""
-        replicas.merged(self._passed, _flags(there, scheduled, checked, not_zero))
+        if replicas.count() == 1:
+            self._count_batch(there, scheduled, checked, not_zero)
+        else:
+            flags = tf.concat([tf.stack([there, scheduled, checked]), not_zero], 0)
+            replicas.merged(self._count_of_all, tf.cast(flags, tf.int32))
 
-    def _passed(self, flags: Any) -> None:
+    def _count_of_all(self, flags: Any) -> None:
         some = replicas.summed(flags) > 0
+        self._count_batch(some[0], some[1], some[2], some[3:])
 
+    def _count_batch(self, there: Any, scheduled: Any, checked: Any, not_zero: Any) -> None:
         def of_a_check() -> tf.Tensor:
             # Not by the size of what was seen: TensorFlow takes it for that of what is assigned.
             first = tf.equal(self.checks.read_value(), 0)
-            checks = self.checks.assign_add(tf.cast(some[1], tf.int64))
+            checks = self.checks.assign_add(tf.cast(scheduled, tf.int64))
             later = _LATER * _APART ** tf.maximum(checks - FIRST, 0)
             self._due_at.assign(tf.where(checks < FIRST, tf.identity(checks), later))
-            before, new = self._seen.read_value(), some[3:]
-            seen = tf.cond(first, lambda: new, lambda: before | new)
+            before = self._seen.read_value()
+            seen = tf.cond(first, lambda: not_zero, lambda: before | not_zero)
             self._seen.assign(seen)
             self._some_unseen.assign(tf.reduce_any(~seen))
             return tf.constant(True)
 
-        self.batches.assign_add(tf.cast(some[0], tf.int64))
-        tf.cond(some[2], of_a_check, lambda: tf.constant(False))
-
-
-def _flags(there: Any, scheduled: Any, checked: Any, not_zero: Any) -> tf.Tensor:
-    flags = tf.concat([tf.stack([there, scheduled, checked]), not_zero], 0)
-    return tf.cast(flags, tf.int32)
+        self.batches.assign_add(tf.cast(there, tf.int64))
+        tf.cond(checked, of_a_check, lambda: tf.constant(False))
 
 
 def _count() -> tf.Variable:

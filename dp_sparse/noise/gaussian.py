@@ -27,6 +27,7 @@ Number: TypeAlias = float | tf.Tensor
 _PHILOX = 1
 REACH = 8.2  # deviations up to which 64 bits reach each point of `grid_step` by ten values or more
 _BLOCK = 2**12  # values of a changing number are drawn in blocks: XLA needs fixed shapes
+_FEW = 2**10  # values for which a kernel of their own saves most of a block
 _LARGE = 2**14  # values from which on a tensor has a kernel of its own size
 _UNIT = 2**10  # values of small tensors are drawn in whole units
 
@@ -39,14 +40,14 @@ def normal(draw: Draw, purpose: int, count: tf.Tensor) -> tf.Tensor:
 
     def several() -> tf.Tensor:
         values = tf.map_fn(
-            lambda index: _normal_block(draw.key, _skipped(start, index)),
+            lambda index: _normals(draw.key, _skipped(start, index), _BLOCK),
             tf.range(-(-count // _BLOCK)),
             fn_output_signature=tf.TensorSpec([_BLOCK], tf.float64),
         )
         return tf.reshape(values, [-1])
 
-    one = lambda: _normal_block(draw.key, start)  # noqa: E731
-    return tf.cond(tf.less_equal(count, _BLOCK), one, several)[:count]
+    few = lambda: _normals(draw.key, start, _FEW)  # noqa: E731
+    return tf.cond(tf.less_equal(count, _FEW), few, several)[:count]
 
 
 def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int = 0) -> tf.Tensor:
@@ -169,8 +170,8 @@ def _noisy(total: tf.Tensor, numbers: tf.Tensor, key: tf.Tensor, counter: tf.Ten
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _normal_block(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-    return _standard_normal(philox.words(key, counter, _BLOCK))
+def _normals(key: tf.Tensor, counter: tf.Tensor, count: int) -> tf.Tensor:
+    return _standard_normal(philox.words(key, counter, count))
 
 
 def _skipped(counter: tf.Tensor, blocks: tf.Tensor) -> tf.Tensor:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from dp_sparse.core import replicas
 
 _PURPOSE_BITS = 24
+_MOST_DRAWS = 2 ** (64 - _PURPOSE_BITS)  # of one key, whose streams are disjoint up to there
 
 
 class Purpose(enum.IntEnum):
@@ -44,8 +45,6 @@ class NoiseKey:
         words = _fresh_word(), _fresh_word(), np.int64(0)
         made = replicas.undistributed(lambda: [tf.Variable(w, trainable=False) for w in words])
         self._key, self._offset, self._draws = made
-        with tf.init_scope():
-            self._section = tf.CriticalSection()
 
     def refresh(self) -> None:
         """Replaces the key by a new one from the operating system."""
@@ -67,14 +66,13 @@ class NoiseKey:
     def next_draw(self) -> "Draw":
         """The streams of the next step, never the same twice under one key.
 
-        This holds whatever `iterations` is set to, and in several threads.
+        This holds whatever `iterations` is set to, and in several threads: the operation reads and
+        counts under one lock.
         """
-
-        def counted() -> tf.Tensor:
-            return tf.identity(self._draws.assign_add(1))
-
-        draw = self._section.execute(counted)  # no other thread counts before this one has read
-        return Draw(tf.identity(self._key), draw, tf.identity(self._offset)[0])
+        draw = tf.raw_ops.ResourceCountUpTo(
+            resource=self._draws.handle, limit=_MOST_DRAWS, T=tf.int64
+        )
+        return Draw(self._key.read_value(), draw, self._offset.read_value()[0])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "NoiseKey":
         return NoiseKey()

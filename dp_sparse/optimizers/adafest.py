@@ -17,15 +17,14 @@ import tensorflow as tf
 from dp_sparse import noise
 from dp_sparse.accounting import PrivacyPlan, default_threshold, split_noise, survival_probability
 from dp_sparse.clipping import ClippingStyle
-from dp_sparse.core import validate, xla
+from dp_sparse.core import validate
 from dp_sparse.optimizers.sparse_base import ChosenRowsOptimizer
 from dp_sparse.selection import (
-    ContributionMap,
     Restricted,
     RowChoice,
     SelectedRows,
-    Survivors,
     TableLookups,
+    choices_by_table,
     contribution_map,
     most_skips,
     restricted,
@@ -171,7 +170,7 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
         contributions = contribution_map(lookups, self.contribution_clip_norm)
         threshold, deviation = self._threshold(contributions.num_rows)
         survivors = select_rows(contributions, threshold, deviation, draw)
-        return _by_table(contributions, survivors)
+        return choices_by_table(contributions, survivors)
 
     def _threshold(self, num_rows: int) -> tuple[float, float]:
         """τ over this many rows, and the deviation of the map's noise, s = σ1·C1."""
@@ -205,46 +204,6 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
             "threshold": self.threshold,
             "expected_false_rows": self.expected_false_rows,
         }
-
-
-def _by_table(contributions: ContributionMap, survivors: Survivors) -> list[RowChoice]:
-    """The survivors of each table under its own row numbers.
-
-    Computed for all tables at once, since operations on each of many would cost more than the work.
-    """
-    if xla.inside():
-        return _by_table_at_once(contributions, survivors)
-    starts, widths = survivors.starts, contributions.widths
-    slots = tf.gather(survivors.slots, contributions.positions)
-    if len(widths) == 1:
-        return [RowChoice(survivors.row_ids, slots)]
-    sizes = starts[1:] - starts[:-1]
-    first_rows = tf.constant(contributions.offsets[:-1], tf.int64)
-    row_ids = survivors.row_ids - tf.repeat(first_rows, sizes)
-    within = slots - tf.repeat(tf.cast(starts[:-1], tf.int32), widths)
-    slots = tf.where(slots >= 0, within, -1)
-    parts = (
-        tf.split(row_ids, sizes, num=len(widths)),
-        tf.split(slots, widths, axis=1, num=len(widths)),
-    )
-    return [RowChoice(*part) for part in zip(*parts, strict=True)]
-
-
-def _by_table_at_once(contributions: ContributionMap, survivors: Survivors) -> list[RowChoice]:
-    """The same with static shapes: of each table as many rows as could survive."""
-    spare = survivors.row_ids.shape[0] - contributions.row_ids.shape[0]  # room for false rows
-    room = survivors.row_ids.shape[0]
-    padded = tf.concat([survivors.row_ids, tf.fill([room], tf.constant(2**62, tf.int64))], 0)
-    slots = tf.split(tf.gather(survivors.slots, contributions.positions), contributions.widths, 1)
-    choices = []
-    for index, own in enumerate(slots):
-        first, end = (int(o) for o in contributions.offsets[index : index + 2])
-        begin = tf.cast(survivors.starts[index], tf.int32)
-        size = min(end - first, own.shape[0] * own.shape[1] + spare)
-        rows = tf.gather(padded, begin + tf.range(size))  # XLA compiles a slice for each begin
-        row_ids = tf.where(rows < end, rows - first, end - first)
-        choices.append(RowChoice(row_ids, tf.where(own >= 0, own - begin, -1)))
-    return choices
 
 
 def _unrestricted(choice: RowChoice, table: Restricted) -> RowChoice:

@@ -9,23 +9,44 @@ from dp_sparse.core import replicas
 class StepDiagnostics:
     """Running totals of what no ε covers, and of the survivors.
 
-    Untracked: never saved with a model.
+    Untracked: never saved with a model. All but `rows` are int64 scalars, read anew at each use.
+
+    Attributes:
+        rows: Rows that were noised, of each table, int64 `[tables]`.
+        isolation: What the isolation checks have seen.
     """
 
     def __init__(self) -> None:
         replicas.undistributed(self._create)
 
     def _create(self) -> None:
-        self.steps = _total()  # taken since the optimizer was made
-        self.examples = _total()
-        self.clipped = _total()
-        self.not_finite = _total()
+        self._totals = tf.Variable(tf.zeros([4], tf.int64), trainable=False)
         self.isolation = IsolationProgress()
         self.rows = tf.Variable([], shape=[None], dtype=tf.int64, trainable=False)
 
+    @property
+    def steps(self) -> tf.Tensor:
+        """Steps taken since the optimizer was made."""
+        return self._totals[0]
+
+    @property
+    def examples(self) -> tf.Tensor:
+        """Real examples in their batches."""
+        return self._totals[1]
+
+    @property
+    def clipped(self) -> tf.Tensor:
+        """How many of them were clipped."""
+        return self._totals[2]
+
+    @property
+    def not_finite(self) -> tf.Tensor:
+        """How many of them were zeroed because they were not finite."""
+        return self._totals[3]
+
     def unnoised_variables(self) -> list[tf.Variable]:
         """All that follow from batches without noise, which the rows do not."""
-        return [self.examples, self.clipped, self.not_finite, *self.isolation.variables()]
+        return [self._totals, *self.isolation.variables()]
 
     def start(self, num_tables: int) -> None:
         """One total of rows for each table."""
@@ -34,11 +55,4 @@ class StepDiagnostics:
 
     def add(self, counts: tf.Tensor) -> None:
         """Adds a step's counts `[3]`: real examples, clipped ones, ones that were not finite."""
-        self.steps.assign_add(1)
-        totals = self.examples, self.clipped, self.not_finite
-        for total, count in zip(totals, tf.unstack(tf.cast(counts, tf.int64)), strict=True):
-            total.assign_add(count)
-
-
-def _total() -> tf.Variable:
-    return tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._totals.assign_add(tf.concat([[1], tf.cast(counts, tf.int64)], 0))

@@ -17,10 +17,10 @@ from dp_sparse.optimizers.sparse_base import ChosenRowsOptimizer
 from dp_sparse.selection import (
     RowChoice,
     TableLookups,
-    by_table,
     restricted,
     row_scores,
     select_top_rows,
+    selected_by_table,
 )
 
 
@@ -117,7 +117,7 @@ class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
         scores = row_scores(lookups, self.row_clip_norm)
         scale = self.row_clip_norm / mechanism.epsilon_per_row(sigma)
         rows = select_top_rows(scores, mechanism.rows_per_step, scale, draw)
-        chosen = zip(lookups, by_table(rows, scores.offsets), strict=True)
+        chosen = zip(lookups, selected_by_table(rows, scores.offsets), strict=True)
         return [RowChoice(rows, restricted(table, rows).places) for table, rows in chosen]
 
     def get_config(self) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class Examples(NamedTuple):
 
     def part(self, begin: tf.Tensor | int, end: tf.Tensor | int) -> "Examples":
         """Those from `begin` on, before `end`."""
-        return tf.nest.map_structure(lambda leaf: leaf[begin:end], self)
+        places = tf.reshape(begin, [1]), tf.reshape(end, [1])  # once for all leaves
+        return tf.nest.map_structure(lambda leaf: tf.strided_slice(leaf, *places), self)
 
 
 class Batch(NamedTuple):

@@ -3,8 +3,9 @@
 May use: `core`, `noise`, `sampling` and `accounting`. Nothing here imports Keras.
 """
 
+from dp_sparse.selection.by_table import choices_by_table
 from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
-from dp_sparse.selection.exponential import by_table, select_top_rows
+from dp_sparse.selection.exponential import select_top_rows, selected_by_table
 from dp_sparse.selection.geometric_skips import most_skips
 from dp_sparse.selection.restriction import Restricted, restricted
 from dp_sparse.selection.row_choice import RowChoice, looked_up_rows
@@ -33,8 +34,8 @@ __all__ = [
     "Survivors",
     "TableLookups",
     "TopKTable",
-    "by_table",
     "calibrate_top_k",
+    "choices_by_table",
     "contribution_map",
     "looked_up_rows",
     "most_skips",
@@ -43,4 +44,5 @@ __all__ = [
     "select_rows",
     "select_top_k",
     "select_top_rows",
+    "selected_by_table",
 ]

@@ -8,7 +8,6 @@ the m rows they belong to is uniform. Time and memory O(lookups + k).
 """
 
 import functools
-import itertools
 import math
 
 import numpy as np
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.core import PrivacyError, grouped, lower_bound, require, xla
+from dp_sparse.selection.by_table import rows_by_table
 from dp_sparse.selection.scores import RowScores
 
 _NOWHERE = 2**62  # beyond all rows
@@ -125,21 +125,8 @@ def _outside(row_ids: tf.Tensor, ranks: tf.Tensor) -> tf.Tensor:
     return ranks + tf.cast(lower_bound(skipped, ranks + 1), tf.int64)
 
 
-def by_table(rows: tf.Tensor, offsets: np.ndarray) -> list[tf.Tensor]:
+def selected_by_table(rows: tf.Tensor, offsets: np.ndarray) -> list[tf.Tensor]:
     """Sorted rows numbered through, as each table's own, int64."""
     starts = lower_bound(rows, tf.constant(offsets, tf.int64))
-    if xla.inside():
-        return _by_table_at_once(rows, starts, offsets)
-    parts = tf.split(rows, starts[1:] - starts[:-1], num=len(offsets) - 1)
-    return [part - int(first) for part, first in zip(parts, offsets[:-1], strict=True)]
-
-
-def _by_table_at_once(rows: tf.Tensor, starts: tf.Tensor, offsets: np.ndarray) -> list[tf.Tensor]:
-    """The same with static shapes, each filled up with the table's number of rows."""
-    padded = tf.concat([rows, tf.fill(tf.shape(rows), tf.constant(_NOWHERE, tf.int64))], 0)
-    parts = []
-    for index, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
-        size = min(end - first, rows.shape[0])
-        own = tf.gather(padded, starts[index] + tf.range(size))
-        parts.append(tf.where(own < end, own - first, end - first))
-    return parts
+    rooms = [rows.shape[0]] * (len(offsets) - 1)
+    return rows_by_table(rows, starts, offsets, rooms)

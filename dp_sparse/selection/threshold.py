@@ -59,20 +59,14 @@ def select_rows(
 
 
 def _ordered(contributions: ContributionMap, survived: tf.Tensor, hits: tf.Tensor) -> Survivors:
-    """Survivors of both kinds in one sorted list, and where each looked-up row stands in it.
-
-    Looked-up rows and `hits` are sorted together, a row before a hit on it, which is discarded.
-    """
-    row_ids = contributions.row_ids
-    keys = tf.concat([2 * row_ids, 2 * hits + 1], 0)
-    ordered, order = _sorted(keys)
-    rows = tf.bitwise.right_shift(ordered, tf.ones([], tf.int64))
-    alone = tf.concat([tf.ones_like(rows[:1], tf.bool), tf.not_equal(rows[1:], rows[:-1])], 0)
-    chosen = tf.concat([survived, tf.ones_like(hits, tf.bool)], 0)
-    chosen = tf.gather(chosen, order) & (alone | tf.equal(ordered % 2, 0))
-    rank = tf.where(chosen, tf.cumsum(tf.cast(chosen, tf.int32)) - 1, -1)
-    slots = tf.scatter_nd(order[:, tf.newaxis], rank, tf.shape(order))[: tf.size(row_ids)]
-    row_ids = tf.gather(rows, tf.where(chosen)[:, 0])
+    """Survivors of both kinds in one sorted list, and where each looked-up row stands in it."""
+    looked_up, count = contributions.row_ids, tf.size(contributions.row_ids, tf.int64)
+    # Distinct values come in the order of their first: after the rows, hits on none of them.
+    false_rows = tf.unique(tf.concat([looked_up, hits], 0))[0][count:]
+    true_rows = tf.where(survived)[:, 0]
+    row_ids, order = _sorted(tf.concat([tf.gather(looked_up, true_rows), false_rows], 0))
+    ranks = tf.math.invert_permutation(order)[: tf.size(true_rows)]
+    slots = tf.scatter_nd(true_rows[:, tf.newaxis], ranks + 1, count[tf.newaxis]) - 1
     starts = tf.searchsorted(
         row_ids, tf.constant(contributions.offsets, tf.int64), out_type=tf.int64
     )

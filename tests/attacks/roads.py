@@ -129,7 +129,8 @@ class Trainee:
     def _batches(self, removed: int | None) -> tf.data.Dataset:
         if self.road.loop != "fit":
             spent = int(self.optimizer.steps_spent.numpy())
-            return self.plan.sampling.batches(self._source(removed), first_step=spent)
+            batches = self.plan.sampling.batches(self._source(removed), first_step=spent)
+            return batches.take(1)  # of several in one execution Keras would take all
         data = self.data if removed is None else without(self.data, removed)
         x, y, *weights = data
         present = np.ones(len(tf.nest.flatten(x)[0]), np.float32)

@@ -16,7 +16,7 @@ from dp_sparse import noise
 from dp_sparse.core import xla
 from dp_sparse.selection import exponential
 from dp_sparse.selection.contribution import TableLookups
-from dp_sparse.selection.exponential import by_table, select_top_rows
+from dp_sparse.selection.exponential import select_top_rows, selected_by_table
 from dp_sparse.selection.scores import RowScores, row_scores
 from tests.reference import top_k as reference
 from tests.reference.distributions import SIGNIFICANCE, chi_square
@@ -201,9 +201,9 @@ def test_distinct_numbers_are_in_uniformly_random_order(total: int, compiled: bo
 
 def test_rows_by_table() -> None:
     rows, offsets = tf.constant([0, 3, 5, 9, 10], tf.int64), np.array([0, 5, 5, 10, 12])
-    parts = by_table(rows, offsets)
+    parts = selected_by_table(rows, offsets)
     assert [part.numpy().tolist() for part in parts] == [[0, 3], [], [0, 4], [0]]
-    filled = tf.function(lambda: xla.compiled(lambda: by_table(rows, offsets)))()
+    filled = tf.function(lambda: xla.compiled(lambda: selected_by_table(rows, offsets)))()
     assert [part.numpy().tolist() for part in filled] == [
         [0, 3, 5, 5, 5],
         [],

@@ -12,7 +12,7 @@ from dp_sparse.clipping.uses.numerics import (
     never_cancelled,
     squares,
 )
-from dp_sparse.core import grouped
+from dp_sparse.core import grouped, xla
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,15 @@ class Rows:
 
     def clipped_sum(self, factors: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i on the step's rows, float64 `[num_slots, width]`; slot -1 is dropped."""
-        scaled = exact(self.cotangents * factors[:, tf.newaxis, tf.newaxis])
-        return tf.math.unsorted_segment_sum(flat(scaled), tf.reshape(self.slots, [-1]), num_slots)
+        slots, cotangents = tf.reshape(self.slots, [-1]), flat(self.cotangents)
+        factors = tf.repeat(factors, tf.shape(self.slots)[1])
+        if not xla.inside():  # most lookups may be of rows that were not chosen
+            chosen = tf.where(slots >= 0)[:, 0]
+            slots, cotangents, factors = (
+                tf.gather(each, chosen) for each in (slots, cotangents, factors)
+            )
+        scaled = exact(cotangents * factors[:, tf.newaxis])
+        return tf.math.unsorted_segment_sum(scaled, slots, num_slots)
 
     def joined_with(self, others: Sequence["Rows"]) -> "Rows":
         """The lookups of all of them, none restricted yet."""
