@@ -105,7 +105,7 @@ def require(
         data = [message, marked, *values, _END]
         return tf.raw_ops.Assert(condition=condition, data=data, summarize=_SHOWN)
 
-    if xla.inside():
+    if xla.static_shapes():
         return xla.postpone(condition, values, asserted)
     return asserted(condition, values)
 

@@ -29,7 +29,7 @@ def grouped(elements: tf.Tensor, filler: int) -> Groups:
         elements: `[elements]`.
         filler: Fills `values` up under XLA.
     """
-    if not xla.inside():
+    if not xla.static_shapes():
         return Groups(*tf.unique(elements))
     order = tf.argsort(elements)
     ordered = tf.gather(elements, order)
@@ -45,7 +45,7 @@ def lower_bound(ordered: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
 
     O(values · log ordered); XLA's own search would compare each with each.
     """
-    if not xla.inside():
+    if not xla.static_shapes():
         return tf.searchsorted(ordered, values)
     size = ordered.shape[0]
     assert size is not None, "XLA needs a static shape"

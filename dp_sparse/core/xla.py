@@ -2,7 +2,7 @@
 
 XLA needs every shape when it compiles, and drops assertions. Inside `compiled` a check is
 therefore postponed: its condition leaves the kernel with the results, and no result can be used
-before all conditions were found true. What must have a shape of its own there asks `inside`. The
+before all conditions were found true. What must have a shape of its own there asks `static_shapes`. The
 step with an embedding layer, which a TPU compiles, is traced in the same way on any device.
 """
 
@@ -33,7 +33,7 @@ _POSTPONED: contextvars.ContextVar[list[Postponed] | None] = contextvars.Context
 )
 
 
-def inside() -> bool:
+def static_shapes() -> bool:
     """Whether the code that runs is traced as for XLA, inside `compiled` or `postponing`."""
     return _POSTPONED.get() is not None
 

@@ -34,7 +34,7 @@ _UNIT = 2**10  # values of small tensors are drawn in whole units
 def normal(draw: Draw, purpose: int, count: tf.Tensor) -> tf.Tensor:
     """`count` independent standard normals, float64 `[count]`; `count` may change each step."""
     start, known = draw.counter(purpose), tf.get_static_value(count)
-    if known is not None and xla.inside():
+    if known is not None and xla.static_shapes():
         return _standard_normal(philox.words(draw.key, start, int(known)))
 
     def several() -> tf.Tensor:

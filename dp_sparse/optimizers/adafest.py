@@ -212,7 +212,7 @@ def _by_table(contributions: ContributionMap, survivors: Survivors) -> list[RowC
 
     Computed for all tables at once, since operations on each of many would cost more than the work.
     """
-    if xla.inside():
+    if xla.static_shapes():
         return _by_table_at_once(contributions, survivors)
     starts, widths = survivors.starts, contributions.widths
     slots = tf.gather(survivors.slots, contributions.positions)

@@ -79,7 +79,7 @@ def _distinct(draw: noise.Draw, total: tf.Tensor, count: int, bounds: range) -> 
         count: How many.
         bounds: Of `total`, for XLA, which must know how much room either way takes.
     """
-    if xla.inside():
+    if xla.static_shapes():
         few = bounds[0] < _PLENTY * count  # then repetitions are many, and `total` is small
         return _shuffled(draw, total, bounds[-1], count) if few else _first(draw, total, count)
     few = tf.constant(_PLENTY * count, tf.int64) > total
@@ -128,7 +128,7 @@ def _outside(row_ids: tf.Tensor, ranks: tf.Tensor) -> tf.Tensor:
 def by_table(rows: tf.Tensor, offsets: np.ndarray) -> list[tf.Tensor]:
     """Sorted rows numbered through, as each table's own, int64."""
     starts = lower_bound(rows, tf.constant(offsets, tf.int64))
-    if xla.inside():
+    if xla.static_shapes():
         return _by_table_at_once(rows, starts, offsets)
     parts = tf.split(rows, starts[1:] - starts[:-1], num=len(offsets) - 1)
     return [part - int(first) for part, first in zip(parts, offsets[:-1], strict=True)]

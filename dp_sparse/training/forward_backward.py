@@ -76,7 +76,7 @@ def unchecked(
     """
     x, y, weights = batch
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        settle = optimizer.before_lookup(draw) if settles and not xla.inside() else None
+        settle = optimizer.before_lookup(draw) if settles and not xla.static_shapes() else None
         recording = record(model, optimizer, x, tape, draw, settle, part)
         losses, of_outputs = losses_with_padding(model, y, recording.outputs, weights)
         total = tf.reduce_sum(losses)
