@@ -1,9 +1,9 @@
 """Computations that XLA compiles as a whole: static shapes, and checks that are made after them.
 
-XLA needs every shape when it compiles, and drops assertions. Inside `compiled` a check is
-therefore postponed: its condition leaves the kernel with the results, and no result can be used
-before all conditions were found true. What must have a shape of its own there asks `static_shapes`. The
-step with an embedding layer, which a TPU compiles, is traced in the same way on any device.
+XLA needs every shape when it compiles, and it drops assertions. Inside `compiled` a check is
+therefore postponed: its condition leaves the kernel with the results, and no result is used before
+all conditions were found true. Code that needs a static shape there asks `static_shapes`. The step
+with an embedding layer, which a TPU compiles, is traced in the same way on any device.
 """
 
 import contextlib

@@ -43,7 +43,7 @@ def sums_of(
         activations = {f.name: lookup.activations[f.name] for f in tables.features}
         run = _backward(model, tables, batch, activations, draw)
         optimizer, real = tables.private_optimizer, real_examples((None, None, batch["weights"]))
-        clip_norm, style = tables.lattice.clip_norm_before_rounding, optimizer.clipping
+        clip_norm, style = tables.grid.clip_norm_before_rounding, optimizer.clipping
         found = clipping.scaled(run.uses, clip_norm, run.losses, real, style)
         sums = {id(variable): total for variable, total in found.dense_sums()}
     good = tf.reduce_all([check.condition for check in checks]) if checks else tf.constant(True)
@@ -187,7 +187,7 @@ def _output_gradients(
         shares = use.cotangents * (factor / divisor)[:, tf.newaxis, tf.newaxis]
         if table.path in batch["first"]:
             shares = _once_a_row(shares, batch["first"][table.path])
-        shares = tables.lattice.rounded(shares, _seeds(draw)(_ROUNDING + number, "int32"))
+        shares = tables.grid.rounded(shares, _seeds(draw)(_ROUNDING + number, "int32"))
         widths = [feature.lookups for feature in table.features]
         for feature, own in zip(table.features, tf.split(shares, widths, 1), strict=True):
             if feature.bag:

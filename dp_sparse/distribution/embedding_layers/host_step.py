@@ -5,7 +5,7 @@ A choice rests on ids alone, so it is made in the input pipeline, ahead of the s
 ### Formal Guarantees
 Selection and noise are those of DP-AdaFEST, from a secret key that is new for every pass; a choice
 belongs to one batch, whose marker goes with it, and is released by the step that takes that batch.
-Noise of rows, of deviation C·σ2, is drawn in float64 and rounded to the `lattice` of the gradients
+Noise of rows, of deviation C·σ2, is drawn in float64 and rounded to the `grid` of the gradients
 that the layer adds to it.
 """
 
@@ -129,9 +129,9 @@ class HostStep:
         self, chosen: Sequence[RowChoice], draw: noise.Draw
     ) -> list[dict[str, dict[str, Any]]]:
         """The chosen rows as ids, and the noise of each; places without an id have none."""
-        lattice, pairs = self._tables.lattice, list(zip(self._tables.tables, chosen, strict=True))
+        grid, pairs = self._tables.grid, list(zip(self._tables.tables, chosen, strict=True))
         sizes = [tf.size(choice.row_ids) * table.width for table, choice in pairs]
-        noisy = lattice.noise(noise.normal(draw, noise.Purpose.ROWS, tf.add_n(sizes)))
+        noisy = grid.noise(noise.normal(draw, noise.Purpose.ROWS, tf.add_n(sizes)))
         parts = tf.split(noisy, tf.stack(sizes), num=len(sizes))
         return [
             self._spread(table, choice.row_ids, tf.reshape(own, [-1, table.width]))

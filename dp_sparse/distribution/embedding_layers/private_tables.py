@@ -13,7 +13,7 @@ from dp_sparse.clipping import AutomaticClipping, FlatClipping
 from dp_sparse.core import PrivacyError
 from dp_sparse.distribution.embedding_layers import feature_configs
 from dp_sparse.distribution.embedding_layers.off_tpu_updates import RowUpdates
-from dp_sparse.distribution.embedding_layers.rounding_grid import Lattice
+from dp_sparse.distribution.embedding_layers.rounding_grid import RoundingGrid
 from dp_sparse.optimizers import DPAdaFESTOptimizer
 
 # Of Keras; layers' own Adagrad has none.
@@ -95,7 +95,7 @@ class PrivateTables(tf.Module):
         layer_optimizer: That of the layer's tables; it reads the private one's learning rate.
         on_tpu: Whether there is a strategy.
         replicas: How many share a batch.
-        lattice: The points on which gradients and noise of rows meet.
+        grid: The points on which gradients and noise of rows meet.
         updates: What updates the tables off TPU; `tf.train.Checkpoint(tables=...)` keeps its slots.
         rows: Of a batch, padding included: the plan's capacity, up to a multiple of 8 a replica.
 
@@ -142,7 +142,7 @@ class PrivateTables(tf.Module):
         self.tables = self._tables(bags or {}, weights or {})
         self._refuse_taken_names()
         optimizer.outside_tables = self.tables
-        self.lattice = self._lattice()
+        self.grid = self._grid()
         self.layer_optimizer = self._layer_optimizer()
         self.updates = RowUpdates(self.layer_optimizer)
         self._frozen = True
@@ -158,10 +158,10 @@ class PrivateTables(tf.Module):
         """The user's features, table by table."""
         return [feature for table in self.tables for feature in table.features]
 
-    def _lattice(self) -> Lattice:
+    def _grid(self) -> RoundingGrid:
         optimizer = self.private_optimizer
         lookups = [(sum(f.lookups for f in table.features), table.width) for table in self.tables]
-        return Lattice(
+        return RoundingGrid(
             optimizer.clip_norm,
             optimizer.clip_norm * optimizer.gradient_noise_multiplier,
             optimizer.plan.sampling.expected_batch_size,

@@ -5,8 +5,8 @@ low bits of a row would tell whether an example is in the sum (Mironov 2012). On
 one power of two, coarse enough that every sum is below 2^24 of them, float32 is exact.
 
 ### Formal Guarantees
-Gradients are rounded to the lattice at random, by less than a step an entry, and examples are
-clipped to so much less than C that they stay within C. Rounded noise plus a point of the lattice is
+Gradients are rounded to the grid at random, by less than a step an entry, and examples are
+clipped to so much less than C that they stay within C. Rounded noise plus a point of the grid is
 the rounded sum: what is released is a post-processing of the Gaussian mechanism with sensitivity C.
 """
 
@@ -21,7 +21,7 @@ _FINEST = 2.0**-16  # of the deviation: 64 random bits reach every point up to 7
 
 
 @dataclasses.dataclass(frozen=True)
-class Lattice:
+class RoundingGrid:
     """For sums over a batch, divided by its expected size.
 
     Raises:

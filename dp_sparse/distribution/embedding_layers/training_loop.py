@@ -84,7 +84,7 @@ def train_tables(
     Those of DP-AdaFEST (`DPAdaFESTOptimizer`), with one Gaussian mechanism of the plan's σ a step.
     Dense variables get their noise as on every other road, in float64 and rounded. What the layer
     applies is the clipped sum of the chosen rows plus their noise over the expected batch size, on
-    a lattice where float32 adds exactly (`tables.lattice`), once a step: the model sees activations
+    a lattice where float32 adds exactly (`tables.grid`), once a step: the model sees activations
     that no backward pass leads through, and the gradient of the lookup is taken once. A failed
     check leaves tables and variables as they were.
     """
