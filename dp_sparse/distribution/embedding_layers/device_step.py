@@ -72,7 +72,7 @@ def recorded_pass(
     activations show that as well as true ones.
     """
     numbered = enumerate((t, f) for t in tables.tables for f in t.features)
-    rows = tables.rows // tables.replicas
+    rows = tables.examples // tables.replicas
     seeds = _seeds(draw)
     activations = {
         feature.name: tf.random.stateless_normal([rows, t.width], seeds(_MADE_UP + i, "int32"))
@@ -141,7 +141,7 @@ def _forward(
     draw: noise.Draw,
 ) -> tuple[clipping.Recording, tf.Tensor, list[tf.Tensor]]:
     x = {**batch["x"], **activations}
-    recording = clipping.record(model, x, tape, tables.rows, _seeds(draw))
+    recording = clipping.record(model, x, tape, tables.examples, _seeds(draw))
     if recording.seeds_drawn > _ROUNDING:
         raise UnsupportedLayerError(
             f"Expected at most {_ROUNDING} random layers, got {recording.seeds_drawn}: the secret "

@@ -97,7 +97,7 @@ class PrivateTables(tf.Module):
         replicas: How many share a batch.
         grid: The points on which gradients and noise of rows meet.
         updates: What updates the tables off TPU; `tf.train.Checkpoint(tables=...)` keeps its slots.
-        rows: Of a batch, padding included: the plan's capacity, up to a multiple of 8 a replica.
+        examples: Of a batch, padding included: the plan's capacity, in whole shards.
 
     Raises:
         ValueError: A feature or table that cannot be trained privately; batches or bags so large
@@ -137,7 +137,7 @@ class PrivateTables(tf.Module):
         self.private_optimizer = optimizer
         self.on_tpu = strategy is not None
         self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-        self.rows = self.in_whole_shards(optimizer.plan.sampling.batch_capacity)
+        self.examples = self.in_whole_shards(optimizer.plan.sampling.batch_capacity)
         self._configs = feature_configs.checked(features, bags or {}, weights or {})
         self.tables = self._tables(bags or {}, weights or {})
         self._refuse_taken_names()
@@ -165,7 +165,7 @@ class PrivateTables(tf.Module):
             optimizer.clip_norm,
             optimizer.clip_norm * optimizer.gradient_noise_multiplier,
             optimizer.plan.sampling.expected_batch_size,
-            self.rows,
+            self.examples,
             math.sqrt(sum(own * width for own, width in lookups)),
         )
 
@@ -194,11 +194,11 @@ class PrivateTables(tf.Module):
         found = {}
         for table in self.tables:
             for feature in table.features:
-                user = self._configs[feature.name]
-                found[feature.name] = derived.feature(user, feature.name, feature.bag, self.rows)
+                user, name = self._configs[feature.name], feature.name
+                found[name] = derived.feature(user, name, feature.bag, self.examples)
                 if feature.bag:
-                    places = self.rows * feature.lookups
-                    found[feature.backward] = derived.feature(user, feature.backward, True, places)
+                    ids = self.examples * feature.lookups
+                    found[feature.backward] = derived.feature(user, feature.backward, True, ids)
             user = self._configs[table.features[0].name]
             found[table.noise] = derived.feature(user, table.noise, True, table.capacity)
         return found
@@ -218,7 +218,7 @@ class PrivateTables(tf.Module):
     def _ids_of_a_core(self, table: Table) -> int:
         """The most that one core sends to another: all that it has, of a bag also backward."""
         lookups = sum(f.lookups * (2 if f.bag else 1) for f in table.features)
-        return (self.rows * lookups + table.capacity) // self.replicas
+        return (self.examples * lookups + table.capacity) // self.replicas
 
     def in_whole_shards(self, count: int) -> int:
         """`count`, up to a multiple of 8 for each replica, as SparseCores want it."""
@@ -247,7 +247,7 @@ class PrivateTables(tf.Module):
                 )
                 for name in names
             )
-            lookups = self.rows * sum(feature.lookups for feature in features)
+            lookups = self.examples * sum(feature.lookups for feature in features)
             capacity = self.in_whole_shards(min(sizes[path], lookups + false_rows))
             width = feature_configs.width(self._configs[names[0]])
             tables.append(Table(path, sizes[path], width, features, capacity))

@@ -31,20 +31,20 @@ class RoundingGrid:
         clip_norm: C.
         deviation: Of the noise of a sum, C·σ2.
         batch: The expected batch size.
-        rows: The most examples of a batch.
+        examples: The most of a batch, padding included.
         slack: How far, in L2 and steps, rounding can move all rows of an example.
     """
 
     clip_norm: float
     deviation: float
     batch: float
-    rows: int
+    examples: int
     slack: float
 
     def __post_init__(self) -> None:
         if self.rounding_share >= 0.25:
             raise ValueError(
-                f"Expected fewer lookups or smaller batches, got {self.rows} examples a batch: "
+                f"Expected fewer lookups or smaller batches, got {self.examples} examples: "
                 f"sums exact in float32 would cost {self.rounding_share:.0%} of clip_norm. Use "
                 "keras.layers.Embedding, whose sums are float64."
             )
@@ -52,7 +52,7 @@ class RoundingGrid:
     @property
     def step(self) -> float:
         """A power of two, in units of a mean."""
-        largest = (self.rows * self.clip_norm + _RANGE * self.deviation) / self.batch
+        largest = (self.examples * self.clip_norm + _RANGE * self.deviation) / self.batch
         finest = self.deviation / self.batch * _FINEST
         return float(2.0 ** math.ceil(math.log2(max(largest / _EXACT, finest))))
 

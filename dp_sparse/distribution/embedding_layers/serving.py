@@ -119,7 +119,7 @@ def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[s
             f"Expected what serving_layer made of the layer, got {type(layer).__name__}: a TPU "
             "looks up for training alone."
         )
-    own, host, rows = layer_of(layer, tables), HostStep(tables), tables.rows
+    own, host, rows = layer_of(layer, tables), HostStep(tables), tables.examples
     size = _common_length(x)
     parts = []
     for begin in range(0, size, rows):

@@ -141,7 +141,9 @@ def _check(model: keras.Model, tables: PrivateTables) -> None:
 def _build(model: keras.Model, tables: PrivateTables, layer: TableLayer, spec: Any) -> None:
     """Creates all variables, those of the layer too, before anything is traced."""
     x, y, weights = spec
-    nothing = tf.nest.map_structure(lambda of: tf.zeros([tables.rows, *of.shape[1:]], of.dtype), x)
+    nothing = tf.nest.map_structure(
+        lambda of: tf.zeros([tables.examples, *of.shape[1:]], of.dtype), x
+    )
     layer.build(*HostStep(tables).to_look_up(nothing))
     widths = {feature.name: table.width for table in tables.tables for feature in table.features}
     rows = tables.private_optimizer.plan.sampling.batch_capacity

@@ -176,4 +176,4 @@ def test_padding_chooses_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     for name, keep in batch["keep"].items():
         assert not np.delete(keep.numpy(), first, 0).any()
         assert keep.numpy()[first].any() or name == "words"
-    assert batch["features"]["left"].shape == (tables.rows,)
+    assert batch["features"]["left"].shape == (tables.examples,)

@@ -65,7 +65,7 @@ def test_no_backward_pass_of_a_model_reaches_the_tables(
         return tape.gradient(total, activations)
 
     run: Callable[[], Any] = tf.function(backward, autograph=False) if in_graph else backward
-    assert run()["left"].shape == (tables.rows, two_tables.WIDTH)
+    assert run()["left"].shape == (tables.examples, two_tables.WIDTH)
     assert int(engine.updates) == 0
     assert all((table == two_tables.INITIAL[name]).all() for name, table in read(engine).items())
 

@@ -20,20 +20,24 @@ from tests.reference.distributions import SIGNIFICANCE
 
 
 def grid(**changed: Any) -> RoundingGrid:
-    given = {"clip_norm": 1.0, "deviation": 0.8, "batch": 100.0, "rows": 160, "slack": 4.0}
+    given = {"clip_norm": 1.0, "deviation": 0.8, "batch": 100.0, "examples": 160, "slack": 4.0}
     return RoundingGrid(**{**given, **changed})
 
 
 @given(st.integers(1, 10**6), st.floats(1e-3, 1e3), st.floats(1e-2, 10.0))
 @settings(max_examples=200, deadline=None)
-def test_every_sum_is_exact(rows: int, clip_norm: float, sigma: float) -> None:
+def test_every_sum_is_exact(examples: int, clip_norm: float, sigma: float) -> None:
     points = grid(
-        rows=rows, clip_norm=clip_norm, deviation=sigma * clip_norm, batch=rows / 2, slack=0.0
+        examples=examples,
+        clip_norm=clip_norm,
+        deviation=sigma * clip_norm,
+        batch=examples / 2,
+        slack=0.0,
     )
     assert math.frexp(points.step)[0] == 0.5  # a power of two
-    largest = (rows * clip_norm + 9.1 * sigma * clip_norm) / points.batch
+    largest = (examples * clip_norm + 9.1 * sigma * clip_norm) / points.batch
     assert largest / points.step <= 2**24
-    assert points.step <= 2**-6 * max(sigma, rows * 2**-16) * clip_norm / points.batch
+    assert points.step <= 2**-6 * max(sigma, examples * 2**-16) * clip_norm / points.batch
 
 
 @given(st.integers(0, 2**31 - 1), st.sampled_from([1e-6, 1e-3, 1e-2]))
@@ -52,7 +56,7 @@ def test_rounding_is_unbiased_and_within_a_step(seed: int, size: float) -> None:
 
 def test_a_rounded_example_stays_within_the_clip_norm() -> None:
     """Four rows of two entries: the worst that `slack` allows."""
-    points = grid(slack=math.sqrt(8), rows=10**5, batch=5e4)
+    points = grid(slack=math.sqrt(8), examples=10**5, batch=5e4)
     share = points.clip_norm_before_rounding / points.batch / math.sqrt(8)
     for seed in range(20):
         rows = points.rounded(tf.fill([4, 2], share), tf.constant([seed, 0])).numpy()
@@ -78,7 +82,7 @@ def test_noise_has_its_distribution() -> None:
 
 def test_batches_too_large_to_be_exact_are_refused() -> None:
     with pytest.raises(ValueError, match="would cost 48% of clip_norm"):
-        grid(rows=10**6, batch=1e6, slack=4.0)
+        grid(examples=10**6, batch=1e6, slack=4.0)
 
 
 def test_all_that_a_step_pushes_is_on_the_grid() -> None:
