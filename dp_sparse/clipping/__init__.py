@@ -14,7 +14,7 @@ from dp_sparse.clipping.coverage import (
     tables_read_whole,
     tapped_layers,
 )
-from dp_sparse.clipping.graph_guard import audited, update_from
+from dp_sparse.clipping.graph_guard import guarded, update_from
 from dp_sparse.clipping.isolation_progress import IsolationProgress
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
 from dp_sparse.clipping.machine_check import self_check
@@ -53,11 +53,11 @@ __all__ = [
     "Tied",
     "Use",
     "Used",
-    "audited",
     "clip",
     "count_tensors",
     "embedding_tables",
     "exact",
+    "guarded",
     "isolation",
     "metric_variables",
     "not_zero",

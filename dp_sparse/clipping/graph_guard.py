@@ -5,7 +5,7 @@ that runs in a step. The graph has them all as operations that TensorFlow marks 
 must be known to be harmless, also in functions that the graph calls. Costs trace time alone.
 
 ### Formal Guarantees
-Of what is traced inside `audited`, nothing outlives the step but assignments to `writable`, no
+Of what is traced inside `guarded`, nothing outlives the step but assignments to `writable`, no
 random number can be foretold from constants, and what trains reads no statistic without noise. What
 is traced inside `update_from` depends on the batch by what is allowed alone. Whoever runs such code
 eagerly is not covered, so private steps are always traced.
@@ -30,7 +30,7 @@ from dp_sparse.clipping.graph_reading import (
     passed_on,
     roots,
 )
-from dp_sparse.clipping.graph_seeds import Seeds
+from dp_sparse.clipping.graph_seeds import KnownSeeds
 from dp_sparse.clipping.unnoised import unnoised_variables
 from dp_sparse.core import PrivacyError, UnsupportedLayerError
 
@@ -69,8 +69,8 @@ _REASONS = {
 
 
 @dataclasses.dataclass
-class _Audit:
-    """The graph that is audited, and ranges of its operations.
+class _Guard:
+    """The graph that is read, and ranges of its operations.
 
     Attributes:
         own: The package's own.
@@ -82,11 +82,11 @@ class _Audit:
     recorded: list[range] = dataclasses.field(default_factory=list)
 
 
-_CURRENT: contextvars.ContextVar[_Audit | None] = contextvars.ContextVar("audit", default=None)
+_CURRENT: contextvars.ContextVar[_Guard | None] = contextvars.ContextVar("guard", default=None)
 
 
 @contextlib.contextmanager
-def audited(
+def guarded(
     kind: type[Exception] = UnsupportedLayerError,
     writable: Callable[[], Sequence[keras.Variable]] = list,
     trains: bool = True,
@@ -106,20 +106,20 @@ def audited(
     if tf.executing_eagerly():
         yield
         return
-    audit = _Audit(tf.compat.v1.get_default_graph())
-    start, token = len(audit.graph.get_operations()), _CURRENT.set(audit)
+    guard = _Guard(tf.compat.v1.get_default_graph())
+    start, token = len(guard.graph.get_operations()), _CURRENT.set(guard)
     try:
         yield
     finally:
         _CURRENT.reset(token)
-    made = list(enumerate(audit.graph.get_operations()[start:], start))
-    operations = _outside_of(made, audit.own)
+    made = list(enumerate(guard.graph.get_operations()[start:], start))
+    operations = _outside_of(made, guard.own)
     lines = [
         f"- {name}: uses {path} where its gradient cannot be recorded: outside of its layer, by "
         ".value, or in a function that was traced before (tf.function). Call the layer instead, "
         "or freeze it with trainable=False."
         for name, path in _using(
-            _outside_of(made, audit.own + audit.recorded), handles_of(recorded())
+            _outside_of(made, guard.own + guard.recorded), handles_of(recorded())
         )
     ]
     lines += _problems(operations, handles_of(writable()))
@@ -161,25 +161,25 @@ def update_from(allowed: Sequence[tf.Tensor]) -> Iterator[None]:
 @contextlib.contextmanager
 def own_operations() -> Iterator[None]:
     """What is traced inside is the package's own, and not looked at."""
-    audit = _CURRENT.get()
-    with _in_range(audit, audit.own if audit else []):
+    guard = _CURRENT.get()
+    with _in_range(guard, guard.own if guard else []):
         yield
 
 
 @contextlib.contextmanager
 def recorded_operations() -> Iterator[None]:
     """What is traced inside is recorded, with the weights that it uses."""
-    audit = _CURRENT.get()
-    with _in_range(audit, audit.recorded if audit else []):
+    guard = _CURRENT.get()
+    with _in_range(guard, guard.recorded if guard else []):
         yield
 
 
 @contextlib.contextmanager
-def _in_range(audit: _Audit | None, ranges: list[range]) -> Iterator[None]:
-    start = len(audit.graph.get_operations()) if audit else 0
+def _in_range(guard: _Guard | None, ranges: list[range]) -> Iterator[None]:
+    start = len(guard.graph.get_operations()) if guard else 0
     yield
-    if audit:
-        ranges.append(range(start, len(audit.graph.get_operations())))
+    if guard:
+        ranges.append(range(start, len(guard.graph.get_operations())))
 
 
 def _outside_of(made: Sequence[tuple[int, Any]], ranges: list[range]) -> list[tf.Operation]:
@@ -198,11 +198,11 @@ def _problems(
     operations: Sequence[tf.Operation],
     writable: dict[Any, str],
     caller: str = "",
-    seeds: "Seeds | None" = None,
+    seeds: KnownSeeds | None = None,
 ) -> list[str]:
     """Of these operations, and of the functions that they call, under the name of the caller."""
     lines: list[str] = []
-    seeds = (seeds or Seeds()).within(operations)
+    seeds = (seeds or KnownSeeds()).within(operations)
     for op in operations:
         name = caller or op.name
         harmful = _is_harmful(op) or seeds.is_known_of(op)

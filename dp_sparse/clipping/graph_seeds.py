@@ -12,22 +12,22 @@ _KNOWN = "ReadVariableOp", "Shape", "ShapeN", "Size", "Rank", "Const"  # as seed
 
 
 @dataclasses.dataclass(frozen=True)
-class Seeds:
+class KnownSeeds:
     """Tells seeds into which only constants, variables, shapes and counters go from secret ones.
 
     Attributes:
-        audited: Operations of this graph and of those that call it; secrets come from others.
+        guarded: Operations of this graph and of those that call it; secrets come from others.
         secret: References of the graph's arguments that are secret.
     """
 
-    audited: frozenset[tf.Operation] = frozenset()
+    guarded: frozenset[tf.Operation] = frozenset()
     secret: frozenset[Any] = frozenset()
 
-    def within(self, operations: Sequence[tf.Operation]) -> "Seeds":
+    def within(self, operations: Sequence[tf.Operation]) -> "KnownSeeds":
         """The same for one more graph."""
-        return dataclasses.replace(self, audited=self.audited | set(operations))
+        return dataclasses.replace(self, guarded=self.guarded | set(operations))
 
-    def passed_on(self, op: tf.Operation, function: tf.Graph) -> "Seeds":
+    def passed_on(self, op: tf.Operation, function: tf.Graph) -> "KnownSeeds":
         """The same inside a function that `op` calls."""
         inputs = arguments(op, function)
         secret = {inside.ref() for given, inside in inputs if not self.is_known(given)}
@@ -43,11 +43,11 @@ class Seeds:
 
     def is_known(self, tensor: tf.Tensor) -> bool:
         """Whether nothing but constants, variables, shapes and counters goes into it."""
-        ends = lambda op: op.type in _KNOWN or op not in self.audited  # noqa: E731
+        ends = lambda op: op.type in _KNOWN or op not in self.guarded  # noqa: E731
         return all(map(self._is_known_root, roots(tensor, ends)))
 
     def _is_known_root(self, op: tf.Operation) -> bool:
-        if op not in self.audited:
+        if op not in self.guarded:
             return False
         if op.type != "Placeholder":
             return op.type in _KNOWN

@@ -16,7 +16,7 @@ from dp_sparse.core import UnsupportedLayerError
 Seeds: TypeAlias = Callable[[int, str], tf.Tensor]  # from a number in the pass and a dtype, `[2]`
 
 
-class Audit(keras.StatelessScope):
+class VariableGuard(keras.StatelessScope):
     """Sees every read and write of a variable during a forward pass, and lets no write through."""
 
     def __init__(self, model: keras.Model, seeds: Seeds | None) -> None:

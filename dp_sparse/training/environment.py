@@ -35,7 +35,7 @@ def check(compiled: bool) -> None:
     """
     if tf.config.functions_run_eagerly():
         raise PrivacyError(
-            "Expected functions to be traced, since their graphs are audited, got "
+            "Expected functions to be traced, since the graph guard reads their graphs, got "
             "tf.config.run_functions_eagerly(True): set it to False."
         )
     tf.config.experimental.enable_tensor_float_32_execution(False)

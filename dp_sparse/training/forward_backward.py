@@ -80,7 +80,7 @@ def unchecked(
         recording = record(model, optimizer, x, tape, draw, settle, part)
         losses, of_outputs = losses_with_padding(model, y, recording.outputs, weights)
         total = tf.reduce_sum(losses)
-    with clipping.audited():
+    with clipping.guarded():
         used = recording.uses(tape.gradient(total, recording.targets))
     used += _unused_tables(optimizer, used, tf.shape(losses)[0])
     return Pass(recording.outputs, losses, of_outputs, used, recording.seeds_drawn > 0)

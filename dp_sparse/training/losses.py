@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping import audited, metric_variables
+from dp_sparse.clipping import guarded, metric_variables
 from dp_sparse.core import BadExampleError, PrivacyError, replicas, require
 
 _PROBABILITY_LOSSES = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
@@ -44,15 +44,15 @@ def per_example_losses(
         compiled.build(y, y_pred)
     with (
         _per_example(compiled) as trackers,
-        audited(PrivacyError, recorded=lambda: model.trainable_variables),
+        guarded(PrivacyError, recorded=lambda: model.trainable_variables),
         replicas.apart(),
-        _Audit(model),
+        _LossGuard(model),
     ):
         total = compiled(y, y_pred, sample_weight)
     return total, [tracker.values for tracker in trackers]
 
 
-class _Audit(keras.StatelessScope):
+class _LossGuard(keras.StatelessScope):
     """Refuses what a loss does with variables, beside reading such as never change."""
 
     def __init__(self, model: keras.Model) -> None:

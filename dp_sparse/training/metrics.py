@@ -17,7 +17,7 @@ def update(
     Raises:
         PrivacyError: A metric writes anything else, or runs Python code.
     """
-    with clipping.audited(PrivacyError, lambda: _written(model), trains=False):
+    with clipping.guarded(PrivacyError, lambda: _written(model), trains=False):
         return _updated(model, batch, outputs, losses, output_losses)
 
 

@@ -15,7 +15,7 @@ from dp_sparse import (
     check_model,
     distribution,
 )
-from dp_sparse.clipping.graph_guard import audited
+from dp_sparse.clipping.graph_guard import guarded
 from dp_sparse.core.errors import PrivacyError
 from tests.clipping.guarded_steps import SIZE, Calls, features, model_with, train
 from tests.replicas import strategy_of
@@ -390,7 +390,7 @@ def test_noise_that_is_delayed_is_written_before_rows_are_read() -> None:
 def test_a_function_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     @tf.function(autograph=False)
     def step(values: tf.Tensor) -> tf.Tensor:
-        with audited(PrivacyError):
+        with guarded(PrivacyError):
             return tf.cond(values > 0, lambda: values + 1, lambda: values)
 
     monkeypatch.setattr(tf.Graph, "_get_function", lambda self, name: None)

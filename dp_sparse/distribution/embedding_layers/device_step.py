@@ -120,7 +120,7 @@ def _backward(
         recording, losses, of_outputs = _forward(model, tables, batch, activations, tape, draw)
         total = tf.reduce_sum(losses)
     targets = recording.targets
-    with clipping.audited():
+    with clipping.guarded():
         gradients = tape.gradient(total, [*targets, *activations.values()])
         uses = recording.uses(gradients[: len(targets)])
     cotangents = {
