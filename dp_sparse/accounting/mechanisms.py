@@ -8,12 +8,12 @@ import dp_accounting
 import scipy.special
 
 from dp_sparse.accounting.events import PureDpEvent
-from dp_sparse.core import Family, validate
+from dp_sparse.core import Registered, validate
 from dp_sparse.noise import REACH
 
 
 @dataclasses.dataclass(frozen=True)
-class Mechanism(Family, abc.ABC):
+class Mechanism(Registered, abc.ABC):
     """A step's releases, with one number left for `calibrate` to find: the noise multiplier."""
 
     @abc.abstractmethod

@@ -244,7 +244,7 @@ class PrivacyPlan:
         return self.sampling.overflow_delta(epsilon, steps) + tail
 
     @property
-    def digest(self) -> int:
+    def fingerprint(self) -> int:
         """Names what the plan guarantees (sampling, noise, releases), the same in every process."""
         config = {k: v for k, v in self.get_config().items() if k not in ("plan_id", "budget")}
         return fingerprint(config)

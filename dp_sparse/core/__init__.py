@@ -4,7 +4,7 @@ May use: nothing of the package. `replicas`, `validate` and `xla` are used as mo
 """
 
 from dp_sparse.core import replicas, validate, xla
-from dp_sparse.core.config import Family, fingerprint
+from dp_sparse.core.config import Registered, fingerprint
 from dp_sparse.core.errors import (
     BadExampleError,
     PrivacyError,
@@ -19,8 +19,8 @@ from dp_sparse.core.version import __version__
 
 __all__ = [
     "BadExampleError",
-    "Family",
     "PrivacyError",
+    "Registered",
     "UnsupportedLayerError",
     "__version__",
     "fingerprint",

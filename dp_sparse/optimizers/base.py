@@ -107,7 +107,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
                 "for each model."
             )
         self._model, self._find_tables = weakref.ref(model), find_tables
-        self._settings = replica_checks.digest({**self.get_config(), "plan": None})
+        self._settings = replica_checks.settings_fingerprint({**self.get_config(), "plan": None})
         self.diagnostics.isolation.restart()
 
     def use_noise_key(self, words: tf.Tensor) -> None:
@@ -199,7 +199,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
     def _what_decides(self) -> tf.Tensor:
         return replica_checks.what_decides(
             key=self._noise_key.words(),
-            plan=tf.constant(self.plan.digest, tf.int64),
+            plan=tf.constant(self.plan.fingerprint, tf.int64),
             spent=self._saved_count.words(),
             clip_norm=tf.bitcast(tf.cast(self.current_clip_norm, tf.float64), tf.int64),
             settings=tf.constant(self._settings, tf.int64),

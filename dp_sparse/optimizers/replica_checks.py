@@ -43,7 +43,7 @@ def checks(deciding: tf.Tensor) -> list[tf.Operation]:
     ]
 
 
-def digest(config: dict[str, Any]) -> int:
+def settings_fingerprint(config: dict[str, Any]) -> int:
     """A 63-bit digest of an optimizer's settings."""
     return fingerprint(_nameless(config))
 

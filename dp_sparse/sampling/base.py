@@ -8,7 +8,7 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
-from dp_sparse.core import Family, fingerprint
+from dp_sparse.core import Registered, fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Share:
     nonce: int
 
 
-class Sampling(Family, abc.ABC):
+class Sampling(Registered, abc.ABC):
     """How the batches of a training run are drawn.
 
     Fields are public; datasets and seeds are call arguments. A subclass is a frozen dataclass.

@@ -475,10 +475,10 @@ def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
         PrivacyPlan(**given)
 
 
-def test_unknown_members_of_families_are_named() -> None:
+def test_unregistered_classes_are_named() -> None:
     config = plan().get_config()
-    for name, family in (("sampling", "Sampling"), ("mechanism", "Mechanism")):
-        with pytest.raises(ValueError, match=f"Expected a {family} among .*got 'Nothing'"):
+    for name, base in (("sampling", "Sampling"), ("mechanism", "Mechanism")):
+        with pytest.raises(ValueError, match=f"Expected a {base} among .*got 'Nothing'"):
             PrivacyPlan.from_config(config | {name: {"class": "Nothing"}})
 
 

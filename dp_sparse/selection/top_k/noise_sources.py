@@ -24,13 +24,13 @@ import numpy as np
 import scipy.special
 
 from dp_sparse.accounting import GumbelTopKDpEvent
-from dp_sparse.core import Family, validate
+from dp_sparse.core import Registered, validate
 from dp_sparse.selection.top_k.order_statistics import Quantile
 
 _SMALLEST_SCALE = 0.01  # below, ε0 > 100: no privacy to speak of
 
 
-class TopKSource(Family, abc.ABC):
+class TopKSource(Registered, abc.ABC):
     """Where counts come from, and their noise; a subclass is a frozen dataclass of one number."""
 
     @abc.abstractmethod

@@ -107,10 +107,10 @@ class SelectedRows:
         """What belongs into `PrivacyPlan(releases=(..., ))`."""
         tables = f"top {self.selected} rows of {len(self.num_rows)} tables"
         noise = self.source.description(self.lookups) if self.selected else "nothing counted"
-        return Release(f"{tables} ({noise}; selection {self.digest})", self.event)
+        return Release(f"{tables} ({noise}; selection {self.fingerprint})", self.event)
 
     @property
-    def digest(self) -> str:
+    def fingerprint(self) -> str:
         """Tells this choice from others of equal price: 12 hexadecimal digits of its SHA-256."""
         found = hashlib.sha256(json.dumps(self._header(), sort_keys=True).encode())
         for name in sorted(self.row_ids):

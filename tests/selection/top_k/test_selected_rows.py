@@ -48,15 +48,15 @@ def test_release_names_the_price() -> None:
     rows = rows_of(GaussianTopK(3.0))
     assert rows.release == Release(
         "top 5 rows of 3 tables (Gaussian noise of standard deviation 9 on each count; selection "
-        f"{rows.digest})",
+        f"{rows.fingerprint})",
         dp_accounting.GaussianDpEvent(3.0),
     )
     assert "public, at no cost" in rows_of(PublicRows()).release.name
 
 
-def test_digests_tell_choices_apart() -> None:
+def test_fingerprints_tell_choices_apart() -> None:
     rows = rows_of(GaussianTopK(3.0))
-    assert rows.digest == rows_of(GaussianTopK(3.0)).digest
+    assert rows.fingerprint == rows_of(GaussianTopK(3.0)).fingerprint
     row_ids = {name: np.array(ids) for name, ids in rows.row_ids.items()}
     table = next(name for name, ids in row_ids.items() if 0 < len(ids) < TABLES[name])
     others = np.setdiff1d(np.arange(TABLES[table]), row_ids[table])
