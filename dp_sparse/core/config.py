@@ -38,7 +38,8 @@ class Registered:
         registered = cls._registered.get(fields.pop("class"))
         if registered is None:
             raise ValueError(
-                f"Expected a {cls.__name__} among {sorted(cls._registered)}, got {config['class']!r}."
+                f"Expected a {cls.__name__} among {sorted(cls._registered)}, got "
+                f"{config['class']!r}."
             )
         return registered(**fields)
 

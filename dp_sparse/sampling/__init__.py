@@ -3,7 +3,7 @@
 May use: `core`. Nothing here imports Keras.
 """
 
-from dp_sparse.sampling.base import Sampling, Share
+from dp_sparse.sampling.base import BatchPart, Sampling
 from dp_sparse.sampling.data_source import RecordFile
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, is_sampled, new_nonce
 from dp_sparse.sampling.one_pass import (
@@ -19,11 +19,11 @@ from dp_sparse.sampling.stream import StreamSampling
 __all__ = [
     "OWN_ORDER",
     "SEEDED",
+    "BatchPart",
     "Marker",
     "PoissonSampling",
     "RecordFile",
     "Sampling",
-    "Share",
     "StreamSampling",
     "batches",
     "checked_number",

@@ -12,14 +12,14 @@ from dp_sparse.core import Registered, fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
-    """One of several workers' parts of the batches that all of them draw alike.
+class BatchPart:
+    """One worker's part of the batches that all workers draw alike.
 
     Attributes:
-        begin: First row of each batch that is this worker's.
-        end: The row after its last.
-        key: Of all workers' draws, 128 bits, secret.
-        nonce: Names the pass, as `new_nonce` does.
+        begin: The first position of each batch that is this worker's.
+        end: The position after its last one.
+        key: Of the draws of all workers, 128 bits, secret.
+        nonce: The name of the pass, from `new_nonce`.
     """
 
     begin: int
@@ -98,14 +98,14 @@ class Sampling(Registered, abc.ABC):
     def batches_of(
         self,
         source: Any,
-        share: Share,
+        part: BatchPart,
         *,
         first_step: int,
         class_weight: dict[int, float] | None = None,
     ) -> tf.data.Dataset:
-        """One worker's rows of the run's batches from `first_step` on.
+        """One worker's part of the run's batches from `first_step` on.
 
-        `share.key` must be secret and new: who knows it knows which examples are in a batch.
+        `part.key` must be secret and new: it tells which examples are in a batch.
         """
 
     @property

@@ -20,7 +20,7 @@ Example = tuple[Any, ...]  # (x, y) or (x, y, sample_weight), each a nest of arr
 _RAGGED = tf.RaggedTensor | tf.SparseTensor | tf.RaggedTensorSpec | tf.SparseTensorSpec
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """Examples that can be had by their index."""
 
     def __len__(self) -> int: ...
@@ -146,7 +146,7 @@ def _without_str(leaf: np.ndarray) -> np.ndarray:
     return np.char.encode(leaf, "utf-8").astype(object) if leaf.dtype.kind == "U" else leaf
 
 
-def as_source(source: Any) -> Source:
+def as_data_source(source: Any) -> DataSource:
     """The source of `source`.
 
     Accepts arrays `(x, y[, sample_weight])`, a dataset of single examples with random access, or a

@@ -117,7 +117,7 @@ def _marked(sampling: Sampling, index: tf.Tensor, batch: Any, nonce: tf.Tensor) 
     with tf.control_dependencies(checks):
         x, y, weights = tf.nest.map_structure(pad, (x, y, weights))
     present = tf.cast(tf.range(capacity) < count, tf.float32)
-    numbers = tf.constant(marker.Marker(sampling.fingerprint, 0, 0).rows(capacity))
+    numbers = tf.constant(marker.Marker(sampling.fingerprint, 0, 0).of_examples(capacity))
     mark = numbers + tf.stack([[0, nonce, index, 0]])
     return x, y, {"sample_weight": weights, "present": present, "marker": mark}
 

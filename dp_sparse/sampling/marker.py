@@ -21,14 +21,14 @@ _KEYS = {"sample_weight", "present", "marker"}
 
 
 class Marker(NamedTuple):
-    """Where a batch came from: what each row of its marker begins with."""
+    """Where a batch came from: what an entry of its marker begins with."""
 
     fingerprint: int
     nonce: int
     position: int
 
-    def rows(self, count: int, begin: int = 0) -> np.ndarray:
-        """The marker of `count` rows of a batch from `begin` on, int64 `[count, 4]`."""
+    def of_examples(self, count: int, begin: int = 0) -> np.ndarray:
+        """The marker of `count` examples of a batch from position `begin` on, `[count, 4]`."""
         fields = np.tile(np.array(self, np.int64), (count, 1))
         return np.column_stack([fields, np.arange(begin, begin + count, dtype=np.int64)])
 
@@ -73,10 +73,10 @@ def is_sampled(data: Any) -> TypeGuard[tuple[Any, Any, dict[str, Any]]]:
 def sampled_batch(
     x: Any, y: Any, sample_weight: Any, present: np.ndarray, marker: Marker, begin: int = 0
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """The batch as the training step expects it, or its rows from `begin` on."""
+    """The batch as the training step expects it, or its part from position `begin` on."""
     weights = {
         "sample_weight": sample_weight,
         "present": present,
-        "marker": marker.rows(len(present), begin),
+        "marker": marker.of_examples(len(present), begin),
     }
     return x, y, weights

@@ -57,10 +57,10 @@ def checked_number(examples: Any, num_examples: int | None) -> int | None:
     return num_examples
 
 
-def _sources(examples: Any) -> list[data_source.Source] | None:
+def _sources(examples: Any) -> list[data_source.DataSource] | None:
     """The sources with random access that `examples` consists of, None if it is a stream."""
     if isinstance(examples, tuple):
-        return [data_source.as_source(examples)]
+        return [data_source.as_data_source(examples)]
     found = examples if isinstance(examples, list) and examples else [examples]
     return found if all(hasattr(source, "gather") for source in found) else None
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.sampling import data_source, gathered, marker
-from dp_sparse.sampling.base import Sampling, Share
+from dp_sparse.sampling.base import BatchPart, Sampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,27 +139,29 @@ class PoissonSampling(Sampling):
     def batches_of(
         self,
         source: Any,
-        share: Share,
+        part: BatchPart,
         *,
         first_step: int,
         class_weight: dict[int, float] | None = None,
     ) -> tf.data.Dataset:
-        """One worker's rows of `steps - first_step` batches that all workers draw with one key.
+        """One worker's part of `steps - first_step` batches that all workers draw with one key.
 
-        Args: as `batches`; every worker has the whole source, and reads its own rows alone.
+        Args: as `batches`. Every worker has the whole source and reads its own part alone.
         """
-        secrets, rows = (share.key, share.nonce), (share.begin, share.end)
-        return self._dataset(source, lambda: secrets, rows, self.steps - first_step, class_weight)
+        secrets, positions = (part.key, part.nonce), (part.begin, part.end)
+        return self._dataset(
+            source, lambda: secrets, positions, self.steps - first_step, class_weight
+        )
 
     def _dataset(
         self,
         source: Any,
         new_pass: Callable[[], tuple[int, int]],
-        rows: tuple[int, int],
+        part: tuple[int, int],
         steps: int,
         class_weight: dict[int, float] | None,
     ) -> tf.data.Dataset:
-        source = data_source.as_source(source)
+        source = data_source.as_data_source(source)
         if len(source) != self.num_examples:
             raise ValueError(
                 f"Expected a source of num_examples={self.num_examples} examples, got "
@@ -174,7 +176,7 @@ class PoissonSampling(Sampling):
                 mark = marker.Marker(self.fingerprint, nonce, index)
                 yield self._within_capacity(self.draw(rng)), mark
 
-        return gathered.dataset(source, draws, rows, steps, class_weight)
+        return gathered.dataset(source, draws, part, steps, class_weight)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """One Poisson sample of example indices, int64 sorted `[n]`, by geometric skips."""
@@ -182,15 +184,13 @@ class PoissonSampling(Sampling):
             return np.arange(self.num_examples)
         expected = self.expected_batch_size
         chunk = int(expected + 8 * math.sqrt(expected) + 24)
-        positions = [np.zeros(0, np.int64)]
+        found: list[np.ndarray] = []
         last = -1
         while last < self.num_examples:
-            found = last + np.cumsum(
-                _geometric(rng, self.sampling_probability, chunk, self.num_examples)
-            )
-            positions.append(found)
-            last = int(found[-1])
-        indices = np.concatenate(positions)
+            gaps = _geometric(rng, self.sampling_probability, chunk, self.num_examples)
+            found.append(last + np.cumsum(gaps))
+            last = int(found[-1][-1])
+        indices = np.concatenate(found)
         return indices[indices < self.num_examples]
 
     def _within_capacity(self, indices: np.ndarray) -> np.ndarray:

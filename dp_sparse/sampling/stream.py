@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.sampling import data_source, dataset_passes, gathered, marker
-from dp_sparse.sampling.base import Sampling, Share
+from dp_sparse.sampling.base import BatchPart, Sampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,12 +153,12 @@ class StreamSampling(Sampling):
     def batches_of(
         self,
         source: Any,
-        share: Share,
+        part: BatchPart,
         *,
         first_step: int,
         class_weight: dict[int, float] | None = None,
     ) -> tf.data.Dataset:
-        """One worker's rows of the run's batches, from a step that `resumed_at` gave.
+        """One worker's part of the run's batches, from a step that `resumed_at` gave.
 
         Args: as `batches`; without class weights, and of several workers without datasets.
         """
@@ -167,12 +167,12 @@ class StreamSampling(Sampling):
                 f"Expected no class_weight with a stream, got {class_weight}: give each example "
                 "its weight, (x, y, sample_weight)."
             )
-        return self._run(source, first_step, (share.begin, share.end))
+        return self._run(source, first_step, (part.begin, part.end))
 
-    def _run(self, source: Any, first_step: int, rows: tuple[int, int]) -> tf.data.Dataset:
+    def _run(self, source: Any, first_step: int, part: tuple[int, int]) -> tf.data.Dataset:
         if not isinstance(source, tf.data.Dataset):
-            return self._of_indices(data_source.as_source(source), first_step, rows)
-        if rows != (0, self.batch_size):
+            return self._of_indices(data_source.as_data_source(source), first_step, part)
+        if part != (0, self.batch_size):
             raise PrivacyError(
                 "Expected arrays or a dp_sparse.RecordFile as the stream of several workers, got "
                 "a tf.data.Dataset: each would read it for itself, perhaps in an order of its own, "
@@ -181,7 +181,7 @@ class StreamSampling(Sampling):
         return dataset_passes.batches(source, self, first_step)
 
     def _of_indices(
-        self, source: data_source.Source, first_step: int, rows: tuple[int, int]
+        self, source: data_source.DataSource, first_step: int, part: tuple[int, int]
     ) -> tf.data.Dataset:
         if len(source) != self.num_examples:
             raise ValueError(
@@ -196,4 +196,4 @@ class StreamSampling(Sampling):
                 mark = marker.Marker(self.fingerprint, marker.OWN_ORDER, index)
                 yield np.arange(begin, end), mark
 
-        return gathered.dataset(source, draws, rows, self.steps - first_step)
+        return gathered.dataset(source, draws, part, self.steps - first_step)

@@ -94,7 +94,7 @@ def train_tables(
 
     def begin(first_step: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
         sampling = tables.private_optimizer.plan.sampling
-        share = epochs_of.whole_share(sampling)
+        share = epochs_of.whole_batch(sampling)
         batches = sampling.batches_of(
             source, share, first_step=first_step, class_weight=class_weight
         )

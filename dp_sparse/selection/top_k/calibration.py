@@ -14,13 +14,13 @@ import dp_accounting
 
 from dp_sparse.accounting import Accountant, PrivacyPlan, epsilon_of, smallest_meeting
 from dp_sparse.core import validate
-from dp_sparse.selection.top_k.allocation import share_rows
+from dp_sparse.selection.top_k.allocation import allocate_rows
 from dp_sparse.selection.top_k.counting import TopKTable, as_tables
 from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,
     GumbelTopK,
     LaplaceTopK,
-    TopKSource,
+    NoiseSource,
 )
 
 _INTERVAL = 1e-4  # of the privacy loss, where ε is at most 1
@@ -39,8 +39,8 @@ class CalibratedTopK:
         lookups: p, which the calibration assumed.
     """
 
-    source: TopKSource
-    apart: TopKSource
+    source: NoiseSource
+    apart: NoiseSource
     share: float
     lookups: int
 
@@ -93,7 +93,7 @@ def calibrate_top_k(
             f"Expected source_class among {[kind.__name__ for kind in _NOISY]}, without noise, "
             f"which is what is looked for, got source_class={source_class!r}."
         )
-    wanted = share_rows(k, as_tables(tables), weights)
+    wanted = allocate_rows(k, as_tables(tables), weights)
     if not wanted.selected:
         raise ValueError(
             f"Expected k to leave out rows of some table, got k={k}: every table is kept whole or "

@@ -30,7 +30,7 @@ from dp_sparse.selection.top_k.order_statistics import Quantile
 _SMALLEST_SCALE = 0.01  # below, ε0 > 100: no privacy to speak of
 
 
-class TopKSource(Registered, abc.ABC):
+class NoiseSource(Registered, abc.ABC):
     """Where counts come from, and their noise; a subclass is a frozen dataclass of one number."""
 
     @abc.abstractmethod
@@ -56,7 +56,7 @@ class TopKSource(Registered, abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class PublicRows(TopKSource):
+class PublicRows(NoiseSource):
     """Frequencies of public data, such as a token list or an earlier public period: no noise.
 
     Examples:
@@ -93,7 +93,7 @@ class PublicRows(TopKSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class GaussianTopK(TopKSource):
+class GaussianTopK(NoiseSource):
     """One noisy histogram over all tables, of standard deviation noise_multiplier·√p.
 
     The one to take: composed with training, its noise has the smallest deviation at equal cost.
@@ -136,7 +136,7 @@ class GaussianTopK(TopKSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaledTopK(TopKSource):
+class ScaledTopK(NoiseSource):
     """A source whose noise has one scale in counts, whatever an example's lookups.
 
     Attributes:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from dp_sparse.sampling import has_length
-from dp_sparse.selection.top_k.allocation import share_rows
+from dp_sparse.selection.top_k.allocation import allocate_rows
 from dp_sparse.selection.top_k.counting import RowCounts, TopKTable, as_tables, count_rows
-from dp_sparse.selection.top_k.noise_sources import PublicRows, TopKSource
+from dp_sparse.selection.top_k.noise_sources import NoiseSource, PublicRows
 from dp_sparse.selection.top_k.order_statistics import (
     distinct_integers,
     largest_quantiles,
@@ -34,7 +34,7 @@ def select_top_k(
     examples: Any,
     tables: Mapping[str, int | TopKTable],
     k: int,
-    source: TopKSource,
+    source: NoiseSource,
     *,
     weights: Mapping[str, float] | None = None,
     num_examples: int | None = None,
@@ -55,7 +55,7 @@ def select_top_k(
         k: Rows to select over all tables, >= 0.
         source: Where counts come from and what noise they get. `PublicRows` only for examples that
             are public.
-        weights: Each table's weight in sharing out k, >= 0; equal by default. See `share_rows`.
+        weights: Each table's weight in sharing out k, >= 0; equal by default. See `allocate_rows`.
         num_examples: As `count_rows`; a private source needs it if `examples` has no length.
         quarantine: As `count_rows`.
         progress: As `count_rows`.
@@ -85,13 +85,13 @@ def select_top_k(
     operating system, afresh for each call. Sums of a count and its noise are float64; only the
     choice is released, never a noisy count.
     """
-    if not isinstance(source, TopKSource):
+    if not isinstance(source, NoiseSource):
         raise ValueError(
             "Expected source to be GaussianTopK(...), GumbelTopK(...), LaplaceTopK(...) or "
             f"PublicRows(), got source={source!r}."
         )
-    wanted = share_rows(k, as_tables(tables), weights)
-    chosen = {name: np.arange(rows) for name, rows in wanted.shares.items()}
+    wanted = allocate_rows(k, as_tables(tables), weights)
+    chosen = {name: np.arange(rows) for name, rows in wanted.rows.items()}
     if wanted.counted:
         _check_number(examples, source, num_examples)
         counts = count_rows(
@@ -104,12 +104,12 @@ def select_top_k(
         _check_public(source, counts)
         scale, rng = source.scale_of(wanted.lookups), secret_generator()
         for name, table in counts.items():
-            chosen[name] = noisy_top_k(table, wanted.shares[name], source, scale, rng)
+            chosen[name] = noisy_top_k(table, wanted.rows[name], source, scale, rng)
     return SelectedRows(chosen, wanted.num_rows, source, wanted.lookups)
 
 
 def noisy_top_k(
-    counts: RowCounts, k: int, source: TopKSource, scale: float, rng: np.random.Generator
+    counts: RowCounts, k: int, source: NoiseSource, scale: float, rng: np.random.Generator
 ) -> np.ndarray:
     """The `k` rows of one table with the largest noisy counts, int64 `[k]`, sorted.
 
@@ -130,7 +130,7 @@ def noisy_top_k(
 
 
 def _noisy_seen(
-    counts: RowCounts, k: int, source: TopKSource, scale: float, rng: np.random.Generator
+    counts: RowCounts, k: int, source: NoiseSource, scale: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """The `k` largest noisy counts of rows seen, decreasing, and their rows; fewer if fewer are."""
     values, row_ids = np.zeros(0), np.zeros(0, np.int64)
@@ -145,7 +145,7 @@ def _noisy_seen(
 
 
 def _zero_rows(
-    counts: RowCounts, count: int, source: TopKSource, rng: np.random.Generator
+    counts: RowCounts, count: int, source: NoiseSource, rng: np.random.Generator
 ) -> np.ndarray:
     """`count` rows that were not seen: at random, for which of them has which noise is random too.
 
@@ -161,7 +161,7 @@ def _zero_rows(
     return ranks + np.searchsorted(before, ranks, side="right")
 
 
-def _check_number(examples: Any, source: TopKSource, num_examples: int | None) -> None:
+def _check_number(examples: Any, source: NoiseSource, num_examples: int | None) -> None:
     if num_examples is None and not has_length(examples) and not isinstance(source, PublicRows):
         raise ValueError(
             "Expected num_examples with examples that have no length, got num_examples=None: a "
@@ -169,7 +169,7 @@ def _check_number(examples: Any, source: TopKSource, num_examples: int | None) -
         )
 
 
-def _check_public(source: TopKSource, counts: Mapping[str, RowCounts]) -> None:
+def _check_public(source: NoiseSource, counts: Mapping[str, RowCounts]) -> None:
     empty = [name for name, table in counts.items() if not len(table.row_ids)]
     if isinstance(source, PublicRows) and empty:
         raise ValueError(

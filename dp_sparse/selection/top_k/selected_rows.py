@@ -20,7 +20,7 @@ import numpy as np
 from dp_sparse.accounting import Release, event_config
 from dp_sparse.core import validate, whole_file
 from dp_sparse.selection.top_k.counting import TopKTable, as_tables
-from dp_sparse.selection.top_k.noise_sources import PublicRows, TopKSource
+from dp_sparse.selection.top_k.noise_sources import NoiseSource, PublicRows
 
 _FORMAT = "dp-sparse-rows-1"
 
@@ -57,7 +57,7 @@ class SelectedRows:
 
     row_ids: Mapping[str, np.ndarray]
     num_rows: Mapping[str, int]
-    source: TopKSource
+    source: NoiseSource
     lookups: int = 0
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class SelectedRows:
         Raises:
             ValueError: Its price is not that of its source, or as the class.
         """
-        source = TopKSource.from_config(config["source"])
+        source = NoiseSource.from_config(config["source"])
         row_ids = {name: np.asarray(r, np.int64) for name, r in config["row_ids"].items()}
         found = cls(row_ids, config["num_rows"], source, config["lookups"])
         if event_config(found.event) != config["event"]:

@@ -14,8 +14,8 @@ from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,
     GumbelTopK,
     LaplaceTopK,
+    NoiseSource,
     PublicRows,
-    TopKSource,
 )
 from dp_sparse.selection.top_k.selected_rows import SelectedRows
 
@@ -24,13 +24,13 @@ ROWS = {"tokens/lookup": [0, 2**33, 2**33 + 5], "user": [1, 9], "empty": []}
 SOURCES = [PublicRows(), GaussianTopK(3.7), GumbelTopK(98.2), LaplaceTopK(95.5)]
 
 
-def rows_of(source: TopKSource) -> SelectedRows:
+def rows_of(source: NoiseSource) -> SelectedRows:
     return SelectedRows({n: np.array(r, np.int64) for n, r in ROWS.items()}, TABLES, source, 9)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
 @pytest.mark.parametrize("way", ["file", "config"])
-def test_round_trip(source: TopKSource, way: str, tmp_path: Path) -> None:
+def test_round_trip(source: NoiseSource, way: str, tmp_path: Path) -> None:
     rows, path = rows_of(source), tmp_path / "rows of a model"
     rows.save(path)
     config = json.loads(json.dumps(rows.get_config()))
