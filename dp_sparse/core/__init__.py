@@ -1,4 +1,4 @@
-"""What every room needs and nothing of privacy: errors, validation, XLA, replicas, groups, files.
+"""What all subpackages use and no privacy rests on: errors, validation, XLA, replicas, files.
 
 May use: nothing of the package. `replicas`, `validate` and `xla` are used as modules.
 """

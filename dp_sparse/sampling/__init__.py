@@ -1,4 +1,4 @@
-"""How batches are drawn; each sampler carries its dp-accounting event and neighbouring relation.
+"""How batches are drawn. Each sampler has its dp-accounting event and neighbouring relation.
 
 May use: `core`. Nothing here imports Keras.
 """

@@ -1,4 +1,4 @@
-"""Batches of examples that are had by their index, as a dataset; O(batch) a batch."""
+"""Batches of examples that are read by their index, as a dataset; O(batch) a batch."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -22,14 +22,14 @@ def dataset(
     steps: int,
     class_weight: dict[int, float] | None = None,
 ) -> tf.data.Dataset:
-    """`steps` batches, for each reading of which `draws` gives the indices and marks anew.
+    """`steps` batches; each time they are read, `draws` gives new indices and markers.
 
     Args:
-        source: The examples.
+        source: Where the examples come from.
         draws: For each batch the indices of its examples, int64 `[n]`, and its marker.
         part: Which positions of a batch are made: the first, and the one after the last.
         steps: How many batches `draws` gives.
-        class_weight: Factor of each label's sample weight.
+        class_weight: A factor for the sample weight of each label.
     """
     make = functools.partial(_batch, source, part, class_weight)
 

@@ -1,12 +1,13 @@
 """The shape of a private batch, and the marker that proves which sampler made it.
 
 A batch is `(x, y, {"sample_weight", "present", "marker"})`, all `[capacity, ...]`, so that
-`tf.distribute` can share it out. `present` is 1 for real examples and 0 for padding; `marker`,
-int64 `[capacity, 4]`, has in each row [fingerprint of the sampler, nonce of the pass over the
-sampler, position of the batch, number of the row]. The training step refuses a batch without a
-marker, of another sampler, seen before, or not whole: each would void the accounting. A nonce of 0
-says that a seed made the batch, so its sampling is not secret; one of 1, that its examples follow
-from its position, whoever reads them and how often.
+`tf.distribute` can divide it among replicas. `present` is 1 for real examples and 0 for padding.
+`marker`, int64 `[capacity, 4]`, has for each example [fingerprint of the sampler, nonce of the pass
+over the sampler, number of the batch in the pass, position of the example in the batch]. The
+training step refuses a batch that has no marker, is of another sampler, was seen before, or is not
+whole: each would void the accounting. A nonce of 0 means that a seed made the batch, so its
+sampling is not secret. A nonce of 1 means that its examples follow from its number, however often
+and by whom they are read.
 """
 
 import threading
@@ -34,9 +35,9 @@ class Marker(NamedTuple):
 
 
 def new_nonce(seed: int | None) -> int:
-    """A name for one pass over a sampler, larger than all before.
+    """A number that names one pass over a sampler, larger than all before.
 
-    `SEEDED` when a seed makes the pass predictable.
+    `SEEDED` if a seed makes the pass predictable.
     """
     return SEEDED if seed is not None else _NONCES.next()
 
@@ -44,7 +45,7 @@ def new_nonce(seed: int | None) -> int:
 class _Nonces:
     """Increasing numbers: a later pass has the larger one.
 
-    This holds over processes too, as far as their clocks agree.
+    This also holds between processes, as far as their clocks agree.
     """
 
     def __init__(self) -> None:

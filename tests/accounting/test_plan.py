@@ -415,7 +415,7 @@ def test_statement_of_a_stream(statements: list[str]) -> None:
     text = statements[2]
     assert "after 30 of 30 steps" in text and "zero-out" in text and "Poisson" not in text
     assert "1000 examples in batches of 100, each example at most once in each of 3 passes" in text
-    assert "no amplification" in text and "left in the middle counts whole" in text
+    assert "no amplification" in text and "has begun counts as a whole" in text
 
 
 def test_statement_of_exponential_selection_and_a_release(statements: list[str]) -> None:
