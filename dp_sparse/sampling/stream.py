@@ -116,8 +116,8 @@ class StreamSampling(Sampling):
         )
         if passes_begun == self.passes:
             raise PrivacyError(
-                f"Expected a whole pass to continue with, but after {spent} of {self.steps} no pass "
-                f"is left: {why}"
+                f"Expected a whole pass to continue with, but after {spent} of {self.steps} "
+                f"no pass is left: {why}"
             )
         warnings.warn(
             f"Training continues at step {first}; steps {spent} to {first - 1} of {self.steps} are "

@@ -335,19 +335,19 @@ def test_streams_pay_by_the_pass() -> None:
 
 
 FACTS = (  # of every statement
-    "Not covered are choices made by looking at this data, hyper-parameters first",
-    "no bad value ended the run",
+    "Not covered are choices made from this data, such as hyper-parameters",
+    "no bad value stopped the run",
     "Nor are training loss, metrics, clip fraction, realised batch sizes, quarantine counts",
     "false survivors, step time",
     "Covered are weights, optimizer state and updated rows of one run, at every step",
-    "LazyDP (float32 rows) covers no updated rows",
-    "weights and state only as fit and model methods give them",
+    "LazyDP (float32 rows) covers weights and state only as fit and model methods return them",
+    "and no updated rows",
     "dp-accounting's privacy loss distributions (interval 0.0001) give epsilon",
     "noise beyond 8.2 deviations is in delta",
     "architecture, initial and non-trainable weights, hyper-parameters",
-    "Adapted statistics and vocabularies and held-out data are assumed public",
-    "batches to reach fit as sampled",
-    "Philox, keyed by the operating system and not cryptographic",
+    "Assumed: adapted statistics, vocabularies and held-out data are public",
+    "batches reach fit as sampled",
+    "Philox (keyed by the operating system, not cryptographic)",
     "rounded to about 2^-10 deviations",
 )
 MANY = PoissonSampling(45_840_617, 2048, 22_384)

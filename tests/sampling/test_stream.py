@@ -191,7 +191,9 @@ def test_batches_before_the_gap_are_whole() -> None:
 def test_a_source_of_another_size_is_refused(count: int) -> None:
     values = np.arange(count)
     for source in (numbers(count), (values, values)):
-        with pytest.raises(ValueError, match=f"Expected a data source of num_examples={N}.*got {count}"):
+        with pytest.raises(
+            ValueError, match=f"Expected a data source of num_examples={N}.*got {count}"
+        ):
             sampler().batches(source)
 
 

@@ -166,7 +166,7 @@ def test_no_file(tmp_path: Path) -> None:
 def test_a_price_that_is_not_its_source_s() -> None:
     config = rows_of(GaussianTopK(1.0)).get_config()
     config["event"]["fields"]["noise_multiplier"] = 50.0
-    with pytest.raises(ValueError, match="Expected the price of GaussianTopK"):
+    with pytest.raises(ValueError, match="Expected the cost of GaussianTopK"):
         SelectedRows.from_config(config)
 
 
