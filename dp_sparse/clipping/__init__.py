@@ -1,8 +1,8 @@
 """Exact per-example clipping at the cost of one forward and one backward pass.
 
-Records a pass, proves that what it recorded of an example is that example's own, takes norms and
-sums from the records. Only of small variables are there per-example gradients: of biases, scales,
-small kernels. May use: `core`.
+It records a pass, proves that what it recorded of an example depends on that example alone, and
+computes norms and sums from the records. Only small variables (biases, scales, small kernels) have
+per-example gradients in memory. May use: `core`.
 """
 
 from dp_sparse.clipping import isolation

@@ -1,14 +1,15 @@
-"""What a traced graph does beside computing: state that is written, files, Python, random numbers.
+"""The graph guard: it refuses state, files, Python code and known random numbers in a traced graph.
 
-Keras' variables are not all: there are `tf.Variable`s, hash tables, queues, files, and Python code
-that runs in a step. The graph has them all as operations that TensorFlow marks as stateful. Each
-must be known to be harmless, also in functions that the graph calls. Costs trace time alone.
+The variable guard sees Keras' variables alone. There are also `tf.Variable`s, hash tables, queues,
+files, and Python code that runs in a step. The graph has all of them as operations that TensorFlow
+marks as stateful. Each must be known to be harmless, also in functions that the graph calls. This
+costs time when a step is traced, and none when it runs.
 
 ### Formal Guarantees
-Of what is traced inside `guarded`, nothing outlives the step but assignments to `writable`, no
-random number can be foretold from constants, and what trains reads no statistic without noise. What
-is traced inside `update_from` depends on the batch by what is allowed alone. Whoever runs such code
-eagerly is not covered, so private steps are always traced.
+Of what is traced inside `guarded`, only assignments to `writable` outlive the step, no random
+number can be predicted from constants, and nothing that trains reads a statistic without noise.
+What is traced inside `update_from` depends on the batch only through `allowed`. Code that runs
+eagerly is not guarded, so private steps are always traced.
 """
 
 import contextlib
@@ -38,14 +39,14 @@ _HARMLESS = re.compile(
     "ReadVariableOp|ResourceGather(Nd)?|VarHandleOp|VariableShape|VarIsInitializedOp|"  # reading
     "LookupTable(Find|Size|Export)V2|"
     "Assert|CheckNumerics(V2)?|"
-    "If|While|Case|StatefulPartitionedCall|"  # what they call is read, too
-    "TensorArray.*|Stack.*V2|"  # as long as a step
+    "If|While|Case|StatefulPartitionedCall|"  # the functions that they call are read, too
+    "TensorArray.*|Stack.*V2|"  # they do not outlive a step
     "StatelessRandomGetAlg|IsTensorFloat32Enabled|DeviceIndex|_Arg|"
-    "CollectiveBcastRecv(V2)?"  # what was sent is read where it is sent
+    "CollectiveBcastRecv(V2)?"  # what is sent is checked where it is sent
 )
 _CONSOLE = "Print", "PrintV2"
 _SENDS = "CollectiveBcastSend", "CollectiveBcastSendV2"  # a new variable's value, to other workers
-_WITHOUT_STATE = re.compile("PyFuncStateless|Debug.*")  # which TensorFlow does not mark as stateful
+_WITHOUT_STATE = re.compile("PyFuncStateless|Debug.*")  # not marked as stateful, but harmful
 _READS = re.compile("ReadVariableOp|ResourceGather(Nd)?")
 _PYTHON = re.compile(".*PyFunc.*")
 _ASSIGNMENTS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|StridedSlice).*")
@@ -58,7 +59,7 @@ _REASONS = {
     ),
     "(Random|Multinomial|Truncated|Parameterized|Stateful|Rng|NonDet|SampleDist|Skipgram).*|"
     ".*CandidateSampler|Stateless.*": (
-        "draws random numbers that can be foretold. Draw them by keras.random with a "
+        "draws random numbers that can be predicted. Draw them by keras.random with a "
         "keras.random.SeedGenerator that the layer owns"
     ),
     ".*(Print|Summary|Write|Save|Debug|Dump|Record).*": (
@@ -70,11 +71,11 @@ _REASONS = {
 
 @dataclasses.dataclass
 class _Guard:
-    """The graph that is read, and ranges of its operations.
+    """The graph that is guarded, and ranges of its operations.
 
     Attributes:
-        own: The package's own.
-        recorded: Those of calls that are recorded.
+        own: Operations of the package itself.
+        recorded: Operations of calls that are recorded.
     """
 
     graph: tf.Graph
@@ -92,16 +93,16 @@ def guarded(
     trains: bool = True,
     recorded: Callable[[], Sequence[keras.Variable]] = list,
 ) -> Iterator[None]:
-    """Reads every operation that is traced inside; eagerly there is no graph to be read.
+    """Checks every operation that is traced inside. Eager code has no graph, and is not checked.
 
     Args:
-        kind: What to raise.
-        writable: Gives, afterwards, the variables that may be assigned.
-        trains: Whether it has a part in training, so that it may read no statistics without noise.
-        recorded: Gives, afterwards, the variables that only calls which are recorded may use.
+        kind: The exception to raise.
+        writable: Called afterwards, for the variables that may be assigned.
+        trains: Whether it takes part in training, so that it may not read unnoised statistics.
+        recorded: Called afterwards, for the variables that only recorded calls may use.
 
     Raises:
-        `kind`, with each operation that is not known to be harmless, under the names of its layers.
+        `kind`, with the name of each operation that is not known to be harmless.
     """
     if tf.executing_eagerly():
         yield
@@ -130,18 +131,18 @@ def guarded(
 
 @contextlib.contextmanager
 def update_from(allowed: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Reads what is traced inside, an update, which may use `allowed` of a batch and nothing else.
+    """Checks the update that is traced inside: of the batch it may use `allowed` and nothing else.
 
-    Neither tensors of the step that Python kept, nor statistics of training without noise. Allowed
-    are the clipped sums and the draw of the noise; the optimizer hands code of users the noisy
-    means alone. Code that follows the graph back from them is not stopped.
+    It may use neither tensors of the step that Python code kept, nor statistics of training without
+    noise. `allowed` are the clipped sums and the draw of the noise, and the optimizer gives users'
+    code the noisy means alone. Code that follows the graph back from them is not stopped.
 
     Raises:
-        PrivacyError: With all that a schedule, regularizer, constraint or optimizer uses besides.
+        PrivacyError: With all else that a schedule, regularizer, constraint or optimizer uses.
     """
     graph = tf.compat.v1.get_default_graph()
     start = 0 if tf.executing_eagerly() else len(graph.get_operations())
-    # Kept by the graph, since replicas are traced in turns, and each may use what others may.
+    # Kept by the graph: replicas are traced in turns, and may use what is allowed to the others.
     every: set[Any] = getattr(graph, "_dp_sparse_allowed", set())
     graph._dp_sparse_allowed = every
     every.update(tensor.ref() for tensor in allowed if tf.is_symbolic_tensor(tensor))
@@ -160,7 +161,7 @@ def update_from(allowed: Sequence[tf.Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_operations() -> Iterator[None]:
-    """What is traced inside is the package's own, and not looked at."""
+    """Marks what is traced inside as the package's own, which is not checked."""
     guard = _CURRENT.get()
     with _in_range(guard, guard.own if guard else []):
         yield
@@ -168,7 +169,7 @@ def own_operations() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded_operations() -> Iterator[None]:
-    """What is traced inside is recorded, with the weights that it uses."""
+    """Marks what is traced inside as recorded, together with the weights that it uses."""
     guard = _CURRENT.get()
     with _in_range(guard, guard.recorded if guard else []):
         yield
@@ -200,7 +201,7 @@ def _problems(
     caller: str = "",
     seeds: KnownSeeds | None = None,
 ) -> list[str]:
-    """Of these operations, and of the functions that they call, under the name of the caller."""
+    """A line for each harmful operation, also in functions that these operations call."""
     lines: list[str] = []
     seeds = (seeds or KnownSeeds()).within(operations)
     for op in operations:
@@ -221,7 +222,7 @@ def _problems(
 def _using(
     operations: Sequence[tf.Operation], handles: dict[Any, str], caller: str = ""
 ) -> list[tuple[str, str]]:
-    """Names of these operations, also in functions they call, each with the handle it takes."""
+    """Names of operations that take a handle, also in functions that they call, and its path."""
     found: list[tuple[str, str]] = []
     for op in operations:
         name = caller or op.name
@@ -236,7 +237,7 @@ def _using(
 
 
 def _python(operations: Sequence[tf.Operation], caller: str = "") -> list[str]:
-    """A line for each of these operations, also in functions they call, that runs Python code."""
+    """A line for each operation that runs Python code, also in functions that they call."""
     lines: list[str] = []
     for op in operations:
         name = caller or op.name
@@ -248,7 +249,7 @@ def _python(operations: Sequence[tf.Operation], caller: str = "") -> list[str]:
 
 
 def _foreign(operations: Sequence[tf.Operation], allowed: set[Any]) -> list[str]:
-    """What these operations use, where they have effects, of data of before that is not allowed.
+    """A line for each tensor of the step that operations with effects use and may not use.
 
     Constants and weights may be used.
     """
@@ -266,7 +267,7 @@ def _foreign(operations: Sequence[tf.Operation], allowed: set[Any]) -> list[str]
         [argument] = op.outputs
         captured = captured_as(argument)
         inner = [root for t in captured if tf.is_symbolic_tensor(t) for root in roots(t, ends)]
-        if captured or op in made:  # what is made inside is a number that Python gives anew
+        if captured or op in made:  # one made inside is a number that Python gives each time
             return any(map(is_data, inner))
         return argument.dtype != tf.resource
 
@@ -274,8 +275,8 @@ def _foreign(operations: Sequence[tf.Operation], allowed: set[Any]) -> list[str]
         f"- {op.name}: uses {root.name}, which the step computed of its batch."
         for op in operations
         if op.op_def.is_stateful and op.type != "Assert"
-        for source in op.inputs
-        for root in roots(source, ends)
+        for tensor in op.inputs
+        for root in roots(tensor, ends)
         if is_data(root)
     ]
 

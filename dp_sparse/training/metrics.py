@@ -1,4 +1,4 @@
-"""Keras' loss and metrics over the real examples of a private batch: not private themselves."""
+"""Keras' loss and metrics over the real examples of a private batch. They are not private."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ from dp_sparse.core import PrivacyError, replicas
 def update(
     model: keras.Model, batch: Any, outputs: Any, losses: tf.Tensor, output_losses: list[tf.Tensor]
 ) -> dict[str, Any]:
-    """Keras' loss and metrics over the real examples of the batch, which write their own variables.
+    """Updates Keras' loss and metrics with the real examples of the batch.
 
     Raises:
-        PrivacyError: A metric writes anything else, or runs Python code.
+        PrivacyError: A metric writes anything but its own variables, or runs Python code.
     """
     with clipping.guarded(PrivacyError, lambda: _written(model), trains=False):
         return _updated(model, batch, outputs, losses, output_losses)
 
 
 def _written(model: keras.Model) -> list[keras.Variable]:
-    """The variables of the compiled loss and metrics, which no file of weights has.
+    """The variables of the compiled loss and metrics, which saved weights do not contain.
 
-    A metric may hold variables of the model, too, which it may not write.
+    A metric may also hold variables of the model. It may not write those.
     """
     metrics = [model._loss_tracker, model._compile_metrics, *model._compile_loss.metrics]
     kept = {id(variable) for variable in (*model.variables, *model.optimizer.variables)}
@@ -36,7 +36,7 @@ def _updated(
     model: keras.Model, batch: Any, outputs: Any, losses: tf.Tensor, output_losses: list[tf.Tensor]
 ) -> dict[str, Any]:
     x, y, weights = batch
-    with tf.control_dependencies([losses]):  # its labels are checked; Keras' own are not
+    with tf.control_dependencies([losses]):  # the losses check the labels, Keras does not
         y = tf.nest.map_structure(tf.identity, y)
         count = tf.math.count_nonzero(weights["present"] > 0)
     _track_losses(model, losses, output_losses, count)
@@ -48,12 +48,12 @@ def _updated(
 def _track_losses(
     model: keras.Model, losses: tf.Tensor, output_losses: list[tf.Tensor], count: tf.Tensor
 ) -> None:
-    """Keras' loss over `count` real examples, regularisers included, and that of each output."""
+    """Updates Keras' loss over `count` real examples, with regularisers, and each output's loss."""
 
     def mean(losses: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(count, losses.dtype))
 
-    others = [  # of which Keras takes the share of one replica
+    others = [  # Keras divides them by the number of replicas
         model._aggregate_additional_loss(loss) * replicas.count() for loss in model.losses
     ]
     model._loss_tracker.update_state(tf.add_n([mean(losses), *others]), sample_weight=count)
@@ -62,7 +62,7 @@ def _track_losses(
 
 
 def _real(values: Any, present: tf.Tensor) -> Any:
-    """`values` without padding; not copied if there is none, since logits may be large."""
+    """`values` without padding; not copied if there is no padding, since logits may be large."""
 
     def without_padding() -> Any:
         return tf.nest.map_structure(lambda value: tf.boolean_mask(value, present > 0), values)

@@ -382,7 +382,7 @@ def test_constant_seeds_of_masks() -> None:
     model, plan = dense_model(before=noisy), plan_for(4)
     model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse")
     x, y = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
-    with pytest.raises(dp_sparse.UnsupportedLayerError, match="can be foretold"):
+    with pytest.raises(dp_sparse.UnsupportedLayerError, match="can be predicted"):
         model.fit(marked_dataset(plan, x, y), verbose=0)
 
 

@@ -336,7 +336,7 @@ def told(model: keras.Model, *callbacks: Any) -> list[str]:
 
 def test_a_class_of_the_users_is_told_about_once(model: keras.Model) -> None:
     (message,) = told(model, Mine(), Mine())
-    assert message.startswith(f"{__name__}.Mine is handed training metrics, which no epsilon")
+    assert message.startswith(f"{__name__}.Mine gets training metrics, which no epsilon")
     assert told(model, Mine()) == []
     (other,) = told(model, Mine(), OfOneThatDenies())
     assert "OfOneThatDenies" in other
@@ -369,7 +369,7 @@ def test_a_strict_run_refuses_them(
     if not refused:
         assert told(model, make(), strict()) == []
         return
-    with pytest.raises(PrivacyError, match="is handed training metrics, .*leave out diagnostics"):
+    with pytest.raises(PrivacyError, match="gets training metrics, .*leave out diagnostics"):
         begin(model, make(), strict())
 
 

@@ -262,7 +262,7 @@ def in_python(kept: Any, values: Any) -> Any:
         (lambda: tf.Variable(0.0), running_mean, r"\(AssignVariableOp\): keeps what was computed"),
         (lambda: keras.Variable(0.0), around_keras, r"\(AssignAddVariableOp\): keeps"),
         (lambda: keras.random.SeedGenerator(1), drawn, "The loss writes .*seed_generator_state"),
-        (lambda: 7, drawn, "draws random numbers that can be foretold"),
+        (lambda: 7, drawn, "draws random numbers that can be predicted"),
         (lambda: None, in_python, r"\(EagerPyFunc\): runs Python code"),
     ],
     ids=["running mean", "tf.Variable", "around keras", "random", "known seed", "python"],

@@ -205,7 +205,7 @@ class _Tally:
         return valid & ~bad
 
     def _distinct(self, ids: np.ndarray) -> np.ndarray:
-        """Each example's distinct rows, at most `max_lookups`; ids `[batch, lookups]`, -1 is none."""
+        """Each example's distinct ids, at most `max_lookups`, of `[batch, lookups]`; -1 is none."""
         ordered = np.sort(ids, axis=1)
         first = ordered >= 0
         first[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
