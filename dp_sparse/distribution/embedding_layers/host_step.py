@@ -77,7 +77,7 @@ class HostStep:
 
     def to_look_up(self, x: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """The layer's features and weights for ids `[rows, ...]`, with no row chosen."""
-        tables, real = self._tables.tables, tf.ones([self._tables.rows])
+        tables, real = self._tables.tables, tf.ones([self._tables.examples])
         ids = {feature.name: read_ids(feature, x, table) for table, feature in self._pairs()}
         lookups = [self._lookups(table, ids, real) for table in tables]
         nothing = tf.zeros([0], tf.int64)
@@ -92,7 +92,7 @@ class HostStep:
         return [(table, feature) for table in self._tables.tables for feature in table.features]
 
     def _padded(self, batch: Any) -> Any:
-        missing = self._tables.rows - self._optimizer.plan.sampling.batch_capacity
+        missing = self._tables.examples - self._optimizer.plan.sampling.batch_capacity
         return tf.nest.map_structure(
             lambda leaf: tf.pad(leaf, [[0, missing]] + [[0, 0]] * (leaf.shape.rank - 1)), batch
         )
