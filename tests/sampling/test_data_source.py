@@ -1,4 +1,4 @@
-"""Sources with random access: record files, arrays, datasets; and what is refused with a reason."""
+"""Data sources with random access: record files, arrays, datasets; and what is refused with a reason."""
 
 from pathlib import Path
 from typing import Any

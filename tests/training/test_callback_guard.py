@@ -125,7 +125,7 @@ def classes_of_keras() -> set[str]:
         for name in names
         if not name.endswith("_test")
     ]
-    found = [cls for room in [*modules, keras.callbacks] for _, cls in inspect.getmembers(room)]
+    found = [cls for module in [*modules, keras.callbacks] for _, cls in inspect.getmembers(module)]
     return {
         cls.__name__
         for cls in found

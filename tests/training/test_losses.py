@@ -267,11 +267,11 @@ def in_python(kept: Any, values: Any) -> Any:
     ],
     ids=["running mean", "tf.Variable", "around keras", "random", "known seed", "python"],
 )
-@pytest.mark.parametrize("road", [{}, {"run_eagerly": True}], ids=["graph", "eager"])
-def test_a_loss_with_state_is_refused(make: Any, of: Any, message: str, road: Any) -> None:
+@pytest.mark.parametrize("way", [{}, {"run_eagerly": True}], ids=["graph", "eager"])
+def test_a_loss_with_state_is_refused(make: Any, of: Any, message: str, way: Any) -> None:
     kept = make()
     with pytest.raises(PrivacyError, match=message):
-        train(Centred(kept, of), **road)
+        train(Centred(kept, of), **way)
     if isinstance(kept, tf.Variable | keras.Variable):
         assert float(kept) == 0.0
 

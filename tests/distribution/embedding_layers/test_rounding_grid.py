@@ -1,4 +1,4 @@
-"""Gradients and noise meet on points that float32 adds exactly, so no low bit tells them apart."""
+"""Gradients and noise are on a grid that float32 adds exactly, so no low bit tells them apart."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The price of a selection beside training: closed forms, numbers derived elsewhere, a plan's ε."""
+"""The cost of a selection composed with training: closed forms, numbers derived elsewhere, a plan's ε."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Noise quantiles against SciPy, down to the tails; what each source costs; round trips."""
+"""Noise quantiles against SciPy, down to the tails; what each noise source costs; round trips."""
 
 import dp_accounting
 import numpy as np
