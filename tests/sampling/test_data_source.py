@@ -1,4 +1,4 @@
-"""Data sources with random access: record files, arrays, datasets; and what is refused with a reason."""
+"""Data sources with random access: record files, arrays, datasets; what is refused, and why."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""How k rows are divided: exact sums, proportions, small tables, weights; which tables are counted."""
+"""How k rows are divided: exact sums, proportions, small tables, weights; what is counted."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""The cost of a selection composed with training: closed forms, numbers derived elsewhere, a plan's ε."""
+"""The cost of a selection with training: closed forms, numbers derived elsewhere, a plan's ε."""
 
 import dataclasses
 import math
