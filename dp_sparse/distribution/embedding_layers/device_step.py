@@ -188,7 +188,7 @@ def _output_gradients(
         if table.path in batch["first"]:
             shares = _once_a_row(shares, batch["first"][table.path])
         shares = tables.grid.rounded(shares, _seeds(draw)(_ROUNDING + number, "int32"))
-        widths = [feature.lookups for feature in table.features]
+        widths = [feature.most_ids for feature in table.features]
         for feature, own in zip(table.features, tf.split(shares, widths, 1), strict=True):
             if feature.bag:
                 sent[feature.name] = tf.zeros_like(cotangents[feature.name])

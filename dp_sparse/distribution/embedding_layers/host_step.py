@@ -106,7 +106,7 @@ class HostStep:
         self, table: Table, lookups: TableLookups, choice: RowChoice, ids: dict[str, Ids]
     ) -> dict[str, dict[str, Any]]:
         kept = tf.cast(lookups.valid & (choice.slots >= 0), tf.float32)
-        widths = [feature.lookups for feature in table.features]
+        widths = [feature.most_ids for feature in table.features]
         sent: dict[str, dict[str, Any]] = {key: {} for key in ("features", "id_weights", "keep")}
         for feature, own in zip(table.features, tf.split(kept, widths, 1), strict=True):
             found = ids[feature.name]
@@ -193,8 +193,8 @@ def read_ids(feature: Feature, x: Any, table: Table) -> Ids:
     given = tf.cast(given, tf.int64)
     if not feature.bag and given.shape.rank == 1:
         given = given[:, tf.newaxis]
-    if given.shape[1:] != [feature.lookups]:
-        shape = f"[batch, {feature.lookups}]" if feature.bag else "[batch] or [batch, 1]"
+    if given.shape[1:] != [feature.most_ids]:
+        shape = f"[batch, {feature.most_ids}]" if feature.bag else "[batch] or [batch, 1]"
         raise ValueError(
             f"Expected ids of {feature.name!r} of shape {shape}, got {given.shape}: name features "
             "with several ids in bags=, with the most ids that an example has."

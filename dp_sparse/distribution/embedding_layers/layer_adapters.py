@@ -23,8 +23,8 @@ Tensors = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Lookup:
-    """One lookup of all features of a layer.
+class LookedUp:
+    """What a layer looked up for all of its features.
 
     Attributes:
         activations: `[rows, width]` of each feature, detached from every tape.
@@ -39,7 +39,7 @@ class TableLayer(abc.ABC):
     """An embedding layer of any kind."""
 
     @abc.abstractmethod
-    def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
+    def look_up(self, features: Tensors, weights: Tensors) -> LookedUp:
         """Looks ids up, for one push; `weights` are those of the features that have weights."""
 
     @abc.abstractmethod
@@ -69,7 +69,7 @@ class RecordedLayer(TableLayer):
         if self._updates is not None:
             self.look_up(features, weights)
 
-    def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
+    def look_up(self, features: Tensors, weights: Tensors) -> LookedUp:
         """Under a tape of its own."""
         with tf.GradientTape() as tape:
             live = self._call(features, _of_all(features, weights))
@@ -82,7 +82,7 @@ class RecordedLayer(TableLayer):
                 self._updates.apply(variables, found)
 
         _refuse_other_dtypes([*live.values(), *self._variables()])
-        return Lookup(_detached(live), push)
+        return LookedUp(_detached(live), push)
 
 
 class _Engine(TableLayer):
@@ -99,23 +99,23 @@ class _Engine(TableLayer):
 class SparseCoreLayer(_Engine):
     """`TPUEmbeddingV2`, whose tables are in SparseCores."""
 
-    def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
+    def look_up(self, features: Tensors, weights: Tensors) -> LookedUp:
         """By its call, which keeps what `apply_gradients` needs."""
         live, kept = self._embedding(features, _of_all(features, weights))
 
         def push(gradients: Tensors) -> None:
             self._embedding.apply_gradients(gradients, preserved_outputs=kept)
 
-        return Lookup(_detached(live), push)
+        return LookedUp(_detached(live), push)
 
 
 class TensorCoreLayer(_Engine):
     """`TPUEmbedding`, of TPUs without SparseCores: one enqueue and one dequeue a step."""
 
-    def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
+    def look_up(self, features: Tensors, weights: Tensors) -> LookedUp:
         """Through the queue of the engine."""
         self._embedding.enqueue(features, _of_all(features, weights), training=True)
-        return Lookup(_detached(self._embedding.dequeue()), self._embedding.apply_gradients)
+        return LookedUp(_detached(self._embedding.dequeue()), self._embedding.apply_gradients)
 
 
 def layer_of(layer: Any, tables: PrivateTables) -> TableLayer:

@@ -27,14 +27,14 @@ class Feature:
 
     Attributes:
         name: Its key in the inputs and in the layer's configuration.
-        lookups: The most ids of an example.
-        bag: Whether an example may have any number of ids up to `lookups`, and not exactly one.
+        most_ids: The most ids of an example.
+        bag: Whether an example may have any number of ids up to `most_ids`, and not exactly one.
         combiner: How a bag's rows are reduced: "sum", "mean" or "sqrtn".
         weights: The key of its ids' weights in the inputs, if it has weights.
     """
 
     name: str
-    lookups: int
+    most_ids: int
     bag: bool
     combiner: str
     weights: str | None
@@ -160,13 +160,13 @@ class PrivateTables(tf.Module):
 
     def _grid(self) -> RoundingGrid:
         optimizer = self.private_optimizer
-        lookups = [(sum(f.lookups for f in table.features), table.width) for table in self.tables]
+        ids = [(sum(f.most_ids for f in table.features), table.width) for table in self.tables]
         return RoundingGrid(
             optimizer.clip_norm,
             optimizer.clip_norm * optimizer.gradient_noise_multiplier,
             optimizer.plan.sampling.expected_batch_size,
             self.examples,
-            math.sqrt(sum(own * width for own, width in lookups)),
+            math.sqrt(sum(own * width for own, width in ids)),
         )
 
     def _layer_optimizer(self) -> Any:
@@ -197,7 +197,7 @@ class PrivateTables(tf.Module):
                 user, name = self._configs[feature.name], feature.name
                 found[name] = derived.feature(user, name, feature.bag, self.examples)
                 if feature.bag:
-                    ids = self.examples * feature.lookups
+                    ids = self.examples * feature.most_ids
                     found[feature.backward] = derived.feature(user, feature.backward, True, ids)
             user = self._configs[table.features[0].name]
             found[table.noise] = derived.feature(user, table.noise, True, table.capacity)
@@ -209,7 +209,7 @@ class PrivateTables(tf.Module):
         room = {table.path: self._ids_of_a_core(table) for table in self.tables}
         return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(
             disable_table_stacking=True,
-            max_ids_per_chip_per_sample=max(feature.lookups for feature in self.features),
+            max_ids_per_chip_per_sample=max(feature.most_ids for feature in self.features),
             max_ids_per_table=room,
             max_unique_ids_per_table=room,
             allow_id_dropping=False,
@@ -217,8 +217,8 @@ class PrivateTables(tf.Module):
 
     def _ids_of_a_core(self, table: Table) -> int:
         """The most ids that one core sends another: all that it has, a bag's twice."""
-        lookups = sum(f.lookups * (2 if f.bag else 1) for f in table.features)
-        return (self.examples * lookups + table.capacity) // self.replicas
+        ids = sum(f.most_ids * (2 if f.bag else 1) for f in table.features)
+        return (self.examples * ids + table.capacity) // self.replicas
 
     def in_whole_shards(self, count: int) -> int:
         """`count`, rounded up to a multiple of 8 for each replica, which SparseCores require."""
@@ -247,8 +247,8 @@ class PrivateTables(tf.Module):
                 )
                 for name in names
             )
-            lookups = self.examples * sum(feature.lookups for feature in features)
-            capacity = self.in_whole_shards(min(sizes[path], lookups + false_rows))
+            ids = self.examples * sum(feature.most_ids for feature in features)
+            capacity = self.in_whole_shards(min(sizes[path], ids + false_rows))
             width = feature_configs.width(self._configs[names[0]])
             tables.append(Table(path, sizes[path], width, features, capacity))
         return tables

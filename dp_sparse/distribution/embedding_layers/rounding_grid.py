@@ -45,7 +45,7 @@ class RoundingGrid:
     def __post_init__(self) -> None:
         if self.rounding_share >= 0.25:
             raise ValueError(
-                f"Expected fewer lookups or smaller batches, got {self.examples} examples: "
+                f"Expected fewer ids or smaller batches, got {self.examples} examples: "
                 f"sums exact in float32 would cost {self.rounding_share:.0%} of clip_norm. Use "
                 "keras.layers.Embedding, whose sums are float64."
             )

@@ -93,14 +93,14 @@ def test_all_that_a_step_pushes_is_on_the_grid() -> None:
     layer = layer_adapters.SparseCoreLayer(engine)
     look_up = layer.look_up
 
-    def recorded(features: Any, weights: Any) -> layer_adapters.Lookup:
+    def recorded(features: Any, weights: Any) -> layer_adapters.LookedUp:
         found = look_up(features, weights)
 
         def push(gradients: Any) -> None:
             tf.py_function(lambda *leaves: pushed.extend(leaves), tf.nest.flatten(gradients), [])
             found.push(gradients)
 
-        return layer_adapters.Lookup(found.activations, push)
+        return layer_adapters.LookedUp(found.activations, push)
 
     layer.look_up = recorded  # type: ignore[method-assign]
     model = two_tables.compiled_model(optimizer)
