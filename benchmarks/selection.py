@@ -50,8 +50,8 @@ def selection(num_rows: int) -> Callable[[], object]:
 
 def _rows(vocabulary: int) -> dp_sparse.SelectedRows:
     """Public rows, spread over the table."""
-    chosen = np.linspace(0, vocabulary - 1, SELECTED).astype(np.int64)
-    return dp_sparse.SelectedRows.public({one_table.NAME: chosen}, {one_table.NAME: vocabulary})
+    selected = np.linspace(0, vocabulary - 1, SELECTED).astype(np.int64)
+    return dp_sparse.SelectedRows.public({one_table.NAME: selected}, {one_table.NAME: vocabulary})
 
 
 def makers(vocabulary: int) -> dict[str, one_table.Make]:

@@ -16,8 +16,8 @@ class BatchPart:
     """One worker's part of the batches that all workers draw alike.
 
     Attributes:
-        begin: The first position of each batch that is this worker's.
-        end: The position after its last one.
+        begin: The first place of each batch that is this worker's.
+        end: The place after its last one.
         key: Of the draws of all workers, 128 bits, secret.
         nonce: The name of the pass, from `new_nonce`.
     """

@@ -27,7 +27,7 @@ def dataset(
     Args:
         source: Where the examples come from.
         draws: For each batch the indices of its examples, int64 `[n]`, and its marker.
-        part: Which positions of a batch are made: the first, and the one after the last.
+        part: Which places of a batch are made: the first, and the one after the last.
         steps: How many batches `draws` gives.
         class_weight: A factor for the sample weight of each label.
     """

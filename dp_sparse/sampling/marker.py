@@ -3,10 +3,10 @@
 A batch is `(x, y, {"sample_weight", "present", "marker"})`, all `[capacity, ...]`, so that
 `tf.distribute` can divide it among replicas. `present` is 1 for real examples and 0 for padding.
 `marker`, int64 `[capacity, 4]`, has for each example [fingerprint of the sampler, nonce of the pass
-over the sampler, number of the batch in the pass, position of the example in the batch]. The
+over the sampler, position of the batch in the pass, place of the example in the batch]. The
 training step refuses a batch that has no marker, is of another sampler, was seen before, or is not
 whole: each would void the accounting. A nonce of 0 means that a seed made the batch, so its
-sampling is not secret. A nonce of 1 means that its examples follow from its number, however often
+sampling is not secret. A nonce of 1 means that its examples follow from its position, however often
 and by whom they are read.
 """
 
@@ -29,7 +29,7 @@ class Marker(NamedTuple):
     position: int
 
     def of_examples(self, count: int, begin: int = 0) -> np.ndarray:
-        """The marker of `count` examples of a batch from position `begin` on, `[count, 4]`."""
+        """The marker of `count` examples of a batch from place `begin` on, `[count, 4]`."""
         fields = np.tile(np.array(self, np.int64), (count, 1))
         return np.column_stack([fields, np.arange(begin, begin + count, dtype=np.int64)])
 
@@ -74,7 +74,7 @@ def is_sampled(data: Any) -> TypeGuard[tuple[Any, Any, dict[str, Any]]]:
 def sampled_batch(
     x: Any, y: Any, sample_weight: Any, present: np.ndarray, marker: Marker, begin: int = 0
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """The batch as the training step expects it, or its part from position `begin` on."""
+    """The batch as the training step expects it, or its part from place `begin` on."""
     weights = {
         "sample_weight": sample_weight,
         "present": present,

@@ -148,10 +148,8 @@ class PoissonSampling(Sampling):
 
         Args: as `batches`. Every worker has the whole data source and reads only its part.
         """
-        secrets, positions = (part.key, part.nonce), (part.begin, part.end)
-        return self._dataset(
-            source, lambda: secrets, positions, self.steps - first_step, class_weight
-        )
+        secrets, places = (part.key, part.nonce), (part.begin, part.end)
+        return self._dataset(source, lambda: secrets, places, self.steps - first_step, class_weight)
 
     def _dataset(
         self,

@@ -92,7 +92,7 @@ def select_top_k(
             f"PublicRows(), got source={source!r}."
         )
     wanted = allocate_rows(k, as_tables(tables), weights)
-    chosen = {name: np.arange(rows) for name, rows in wanted.rows.items()}
+    selected = {name: np.arange(rows) for name, rows in wanted.rows.items()}
     if wanted.counted:
         _check_number(examples, source, num_examples)
         counts = count_rows(
@@ -105,8 +105,8 @@ def select_top_k(
         _check_public(source, counts)
         scale, rng = source.scale_of(wanted.lookups), secret_generator()
         for name, table in counts.items():
-            chosen[name] = noisy_top_k(table, wanted.rows[name], source, scale, rng)
-    return SelectedRows(chosen, wanted.num_rows, source, wanted.lookups)
+            selected[name] = noisy_top_k(table, wanted.rows[name], source, scale, rng)
+    return SelectedRows(selected, wanted.num_rows, source, wanted.lookups)
 
 
 def noisy_top_k(
