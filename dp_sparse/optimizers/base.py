@@ -214,7 +214,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         noisy = replicas.merged(lambda: self.release(sums, draw))
         if noisy:
             variables, gradients = zip(*noisy, strict=True)
-            self.optimizer.apply(replicas.shares(gradients), list(variables))
+            self.optimizer.apply(replicas.divided(gradients), list(variables))
         else:
             replicas.merged(lambda: self.iterations.assign_add(1))
 

@@ -279,7 +279,7 @@ class _Steps:
         variables = self._model.trainable_variables
         sums = PrivateSums(list(zip(variables, dense, strict=True)), [])
         noisy = [mean for _, mean in self._optimizer.release(sums, noise.Draw(*draw))]
-        apply = lambda means: self._optimizer.optimizer.apply(replicas.shares(means), variables)  # noqa: E731
+        apply = lambda means: self._optimizer.optimizer.apply(replicas.divided(means), variables)  # noqa: E731
         self._strategy.run(apply, args=(noisy,))
 
     def _summed(self, value: Any) -> tf.Tensor:
