@@ -217,9 +217,9 @@ def test_stock_models_keep_their_callbacks(tmp_path: Path) -> None:
 def test_every_loop_refuses(tmp_path: Path, loop: str) -> None:
     with pytest.raises(PrivacyError, match="which no epsilon covers"):
         LOOPS[loop](compiled(), LEAKS["csv"](tmp_path))
-    with pytest.raises(PrivacyError, match="Mine is handed training metrics"):
+    with pytest.raises(PrivacyError, match="Mine gets training metrics"):
         LOOPS[loop](compiled(), Mine(), strict())
-    with pytest.warns(UserWarning, match="Mine is handed training metrics"):
+    with pytest.warns(UserWarning, match="Mine gets training metrics"):
         LOOPS[loop](compiled(), Mine())
 
 
