@@ -344,7 +344,7 @@ def test_a_class_of_the_users_is_told_about_once(model: keras.Model) -> None:
 
 def test_functions_are_the_users_own(model: keras.Model) -> None:
     (message,) = told(model, C.LambdaCallback(on_epoch_end=print))
-    assert "LambdaCallback(on_epoch_end=print) is handed" in message
+    assert "LambdaCallback(on_epoch_end=print) gets" in message
     assert told(model, C.LambdaCallback(on_epoch_end=print)) == []
     assert len(told(model, C.LambdaCallback(on_train_batch_end=lambda batch, logs: None))) == 1
     assert told(model, C.LambdaCallback(on_epoch_begin=lambda epoch, logs: None)) == []
