@@ -14,6 +14,7 @@ from scipy import stats
 import dp_sparse
 from dp_sparse import DPSGDOptimizer, PoissonSampling, PrivacyBudget, PrivacyPlan
 from dp_sparse.sampling import marker
+from dp_sparse.sampling.batch import sampled_batch
 
 TINY_SIGMA = (
     1e-3  # makes a threshold of 0.5 unreachable by noise, so that selection is deterministic
@@ -57,7 +58,7 @@ def marked(
     weights = np.ones(size, np.float32) if weights is None else weights
     nonce = marker.new_nonce(None) if nonce is None else nonce
     mark = marker.Marker(plan.sampling.fingerprint, nonce, index)
-    batch = marker.sampled_batch(x, y, weights, present, mark)
+    batch = sampled_batch(x, y, weights, present, mark)
     return tf.nest.map_structure(tf.convert_to_tensor, batch)
 
 

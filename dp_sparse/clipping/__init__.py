@@ -6,7 +6,7 @@ per-example gradients in memory. May use: `core`.
 """
 
 from dp_sparse.clipping import isolation
-from dp_sparse.clipping.clipped_sums import ClippedSums, Scaled, clip, scaled
+from dp_sparse.clipping.clipped_sums import Scaled, scaled
 from dp_sparse.clipping.coverage import (
     Survey,
     embedding_tables,
@@ -28,6 +28,7 @@ from dp_sparse.clipping.styles import (
     PerLayerClipping,
     QuantileClipping,
 )
+from dp_sparse.clipping.sums import Amounts, ClippedSums, zero_sums
 from dp_sparse.clipping.tap import BeforeLookup
 from dp_sparse.clipping.unnoised import metric_variables, register_unnoised
 from dp_sparse.clipping.uses import Rows, Tied, Use, exact
@@ -35,6 +36,7 @@ from dp_sparse.clipping.variable_guard import Seeds
 
 __all__ = [
     "STYLES",
+    "Amounts",
     "AutomaticClipping",
     "BeforeLookup",
     "ClippedSums",
@@ -53,7 +55,6 @@ __all__ = [
     "Tied",
     "Use",
     "Used",
-    "clip",
     "count_tensors",
     "embedding_tables",
     "exact",
@@ -71,4 +72,5 @@ __all__ = [
     "tables_read_whole",
     "tapped_layers",
     "update_from",
+    "zero_sums",
 ]

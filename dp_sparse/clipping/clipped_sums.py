@@ -8,6 +8,7 @@ and so does padding.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import keras
 import tensorflow as tf
@@ -35,49 +36,25 @@ class Scaled:
     clipped: tf.Tensor
     finite: tf.Tensor
 
-    def dense_sums(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Σ_i f_i g_i of each variable that is no table."""
+    def dense_sums(self) -> dict[int, tf.Tensor]:
+        """Σ_i f_i g_i of each variable that is no table, by its id."""
         dense = [each for each in self.uses if not isinstance(each[1], Rows)]
-        return [(variable, use.clipped_sum(f)) for variable, use, f in dense]  # type: ignore[attr-defined]
+        return {id(variable): use.clipped_sum(f) for variable, use, f in dense}  # type: ignore[attr-defined]
 
+    def row_sums(self, num_rows: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
+        """The same of each table on the rows of the step's choice, float64 `[rows, width]`.
 
-@dataclasses.dataclass(frozen=True)
-class ClippedSums:
-    """Sums of clipped per-example gradients, and what is known of the clipping (not private).
+        Args:
+            num_rows: By the id of each table, how many rows the step chose.
+        """
+        lookups = [each for each in self.uses if isinstance(each[1], Rows)]
+        return {id(v): use.clipped_sum(f, num_rows[id(v)]) for v, use, f in lookups}  # type: ignore[attr-defined]
 
-    Attributes:
-        dense: Each dense variable with its sum.
-        tables: Each table with its sum on the step's rows, float64 `[rows, width]`.
-        squared_norms: As in `Scaled`.
-        clipped: As in `Scaled`.
-        finite: As in `Scaled`.
-    """
-
-    dense: list[tuple[keras.Variable, tf.Tensor]]
-    tables: list[tuple[keras.Variable, tf.Tensor]]
-    squared_norms: tf.Tensor
-    clipped: tf.Tensor
-    finite: tf.Tensor
-
-
-def clip(
-    uses: list[tuple[keras.Variable, Use]],
-    num_slots: dict[int, tf.Tensor],
-    clip_norm: ClipNorm,
-    losses: tf.Tensor,
-    present: tf.Tensor,
-    style: ClippingStyle = FLAT,
-) -> ClippedSums:
-    """Clips each example's gradient to `clip_norm` and sums.
-
-    Args: as `scaled`, and
-        num_slots: For the id of each table variable, how many rows the step chose.
-    """
-    found = scaled(uses, clip_norm, losses, present, style)
-    lookups = [(v, use, f) for v, use, f in found.uses if isinstance(use, Rows)]
-    tables = [(v, use.clipped_sum(f, num_slots[id(v)])) for v, use, f in lookups]
-    known = found.squared_norms, found.clipped, found.finite
-    return ClippedSums(found.dense_sums(), tables, *known)
+    def counts(self, real: tf.Tensor, dtype: tf.DType = tf.int64) -> tf.Tensor:
+        """`Amounts.counts`, `[3]` of `dtype`, of the examples for which `real` is not 0."""
+        examples = real > 0
+        kinds = examples, examples & self.finite & self.clipped, examples & ~self.finite
+        return tf.reduce_sum(tf.cast(tf.stack(kinds), dtype), axis=1)
 
 
 def scaled(

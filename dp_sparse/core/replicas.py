@@ -96,7 +96,7 @@ def summed(values: Any) -> Any:
     return tf.nest.pack_sequence_as(values, shaped)
 
 
-def divided(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def parts(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Divides values that all replicas have, so that Keras' sum over replicas gives the values.
 
     Every replica does the same, since the workers' graphs must have the same collectives.

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 _DROPPED = ("Assert", "CheckNumerics", "CheckNumericsV2")  # operations
 
-Check = Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tf.Operation | None]
+Check = Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tf.Operation]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ def compiled(body: Callable[[], Any]) -> Any:
         made.check(condition, values)
         for made, (condition, values) in zip(postponed, outcomes, strict=True)
     ]
-    with tf.control_dependencies([check for check in checks if check is not None]):
+    with tf.control_dependencies(checks):
         return tf.nest.map_structure(tf.identity, result)
 
 

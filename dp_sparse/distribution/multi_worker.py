@@ -17,7 +17,7 @@ import tensorflow as tf
 from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.epochs import checked_optimizer
 from dp_sparse.optimizers import PrivateOptimizer
-from dp_sparse.sampling import BatchPart, new_nonce
+from dp_sparse.sampling import BatchPart, batch_of, new_nonce
 from dp_sparse.training import build_for
 
 
@@ -108,7 +108,8 @@ def _batches(
             class_weight=class_weight,
         )
 
-    build_for(model, model.optimizer, between(0, own * rows).element_spec)
+    spec = batch_of(between(0, own * rows).element_spec)
+    build_for(model, model.optimizer, spec.examples)
 
     def of_replicas(*batch: Any) -> tf.data.Dataset:
         def part(index: tf.Tensor) -> Any:

@@ -11,7 +11,6 @@ from dp_sparse.optimizers.fest import DPFESTOptimizer
 from dp_sparse.optimizers.lazy import LazyDPSGDOptimizer
 from dp_sparse.optimizers.replica_choice import choose_together
 from dp_sparse.optimizers.row_updates import adagrad_rows, sgd_rows
-from dp_sparse.optimizers.sums import PrivateSums
 
 __all__ = [
     "DPAdaFESTOptimizer",
@@ -20,7 +19,6 @@ __all__ = [
     "ExponentialSelectionOptimizer",
     "LazyDPSGDOptimizer",
     "PrivateOptimizer",
-    "PrivateSums",
     "adagrad_rows",
     "choose_together",
     "sgd_rows",

@@ -1,9 +1,8 @@
 """What all private optimizers share.
 
-They wrap a Keras optimizer and apply only what the private step hands them.
-
-A subclass chooses the rows of a step and says which noise each part of the sums gets. Division by
-the expected batch size happens here, once, after the noise.
+They wrap a Keras optimizer and apply only what the private step hands them: `begin_step` spends a
+step, `choose_rows` selects, `release` adds noise, `update` applies what was released. A subclass
+says which rows a step may touch, and which noise each part of the sums gets.
 """
 
 import abc
@@ -16,15 +15,15 @@ import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.accounting import GaussianMechanism, Mechanism, PrivacyPlan
-from dp_sparse.clipping import BeforeLookup, ClippingStyle, QuantileClipping
-from dp_sparse.core import PrivacyError, replicas, validate
-from dp_sparse.optimizers import replica_checks
+from dp_sparse.clipping import BeforeLookup, ClippedSums, ClippingStyle, QuantileClipping
+from dp_sparse.core import PrivacyError, fingerprint, replicas, validate
 from dp_sparse.optimizers.arguments import checked_optimizer, checked_plan, checked_style
 from dp_sparse.optimizers.diagnostics import StepDiagnostics
 from dp_sparse.optimizers.keras_wrapper import VariableSplit, WrappingOptimizer
-from dp_sparse.optimizers.ledger import SavedCount, StepLedger, refuse_unfit
 from dp_sparse.optimizers.moving_clip_norm import MovingClipNorm
-from dp_sparse.optimizers.sums import PrivateSums
+from dp_sparse.optimizers.release import NoisyMeans
+from dp_sparse.optimizers.replica_checks import nameless
+from dp_sparse.optimizers.step_account import StepAccount
 from dp_sparse.selection import RowChoice, TableLookups
 
 
@@ -80,14 +79,11 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         )
         seal = self.add_variable((), "zeros", "int64", "only_first_replica", name="steps_seal")
         order = self.add_variable((), "zeros", "int64", "only_first_replica", name="own_order")
-        self._saved_count = SavedCount(self.steps_spent, seal, order)
-        self._saved_count.write(plan, 0, 0)
+        self._account = StepAccount(plan, self.steps_spent, seal, order)
         self._moving_clip_norm = self._make_moving_clip_norm()
         self.diagnostics = StepDiagnostics()
         self.outside_tables: Sequence[Any] = ()  # of an embedding layer; each a `path` and `shape`
         self.compiles = False  # by XLA, as compile says
-        self._noise_key = noise.NoiseKey()
-        self._ledger = StepLedger(plan)
         self._model: weakref.ref[keras.Model] | None = None
         self._find_tables: Callable[[], list[keras.Variable]] | None = None
         self._split = VariableSplit([])
@@ -107,7 +103,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
                 "for each model."
             )
         self._model, self._find_tables = weakref.ref(model), find_tables
-        self._settings = replica_checks.settings_fingerprint({**self.get_config(), "plan": None})
+        self._settings = fingerprint(nameless({**self.get_config(), "plan": None}))
         self.diagnostics.isolation.restart()
 
     def use_noise_key(self, words: tf.Tensor) -> None:
@@ -115,7 +111,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
 
         It must be new: two runs with one key differ by nothing but their gradients.
         """
-        self._noise_key.replace(words)
+        self._account.noise_key.replace(words)
 
     def _make_moving_clip_norm(self) -> MovingClipNorm | None:
         if not isinstance(self.clipping, QuantileClipping):
@@ -170,11 +166,6 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         del draw
         return None
 
-    def end_step(self, statistic: tf.Tensor, draw: noise.Draw) -> None:
-        """Moves C by what the clipping style measured on the batch, after noise."""
-        if self._moving_clip_norm is not None:
-            self._moving_clip_norm.move(statistic, draw)
-
     @property
     def tables(self) -> list[keras.Variable]:
         """The embedding tables, in the order of the model's variables; known once built."""
@@ -187,58 +178,42 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
 
     def begin_step(self, marker: tf.Tensor) -> tuple[noise.Draw, tf.Tensor]:
         """Spends a step on the batch with this marker; the update must wait for the count."""
-        if replicas.count() == 1:
-            return self._noise_key.next_draw(), self._ledger.spend(marker, self._saved_count)
-        return replicas.merged(self._begin_alike, marker, self._what_decides())
-
-    def _begin_alike(self, marker: Any, what_decides: Any) -> tuple[noise.Draw, tf.Tensor]:
-        with tf.control_dependencies(replica_checks.checks(replicas.gathered(what_decides))):
-            whole = tf.identity(replicas.gathered(marker))
-        return self._noise_key.next_draw(), self._ledger.spend(whole, self._saved_count)
-
-    def _what_decides(self) -> tf.Tensor:
-        return replica_checks.what_decides(
-            key=self._noise_key.words(),
-            plan=tf.constant(self.plan.fingerprint, tf.int64),
-            spent=self._saved_count.words(),
-            clip_norm=tf.bitcast(tf.cast(self.current_clip_norm, tf.float64), tf.int64),
-            settings=tf.constant(self._settings, tf.int64),
-        )
+        return self._account.begin(marker, self.current_clip_norm, self._settings)
 
     @abc.abstractmethod
     def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
         """The rows of each table that this step may touch; `lookups` in the order of `tables`."""
 
-    def apply_private(self, sums: PrivateSums, draw: noise.Draw) -> None:
-        """Releases the sums over all replicas, and updates every variable."""
-        noisy = replicas.merged(lambda: self.release(sums, draw))
-        if noisy:
-            variables, gradients = zip(*noisy, strict=True)
-            self.optimizer.apply(replicas.divided(gradients), list(variables))
-        else:
-            replicas.merged(lambda: self.iterations.assign_add(1))
+    def release(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
+        """Adds noise to the sums over all replicas, once, and writes nothing."""
+        moving = self._moving_clip_norm
+        unclipped = None if moving is None else moving.released(sums.amounts.statistic, draw)
+        return self.noisy_means(sums, draw)._replace(unclipped=unclipped)
 
     @abc.abstractmethod
-    def release(
-        self, sums: PrivateSums, draw: noise.Draw
-    ) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Adds noise, once for all replicas, divides by the expected batch size, updates rows.
+    def noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
+        """What `release` gives of the gradients."""
+
+    def update(self, noisy: NoisyMeans) -> None:
+        """Updates every variable by what was released, on all replicas; it draws nothing of it."""
+        pairs = replicas.merged(lambda: self.update_tables(noisy))
+        if pairs:
+            variables, gradients = zip(*pairs, strict=True)
+            self.optimizer.apply(replicas.parts(gradients), list(variables))
+        else:
+            replicas.merged(lambda: self.iterations.assign_add(1))
+        moving = self._moving_clip_norm
+        if moving is not None:
+            replicas.merged(lambda: moving.move(noisy.unclipped))
+
+    def update_tables(self, noisy: NoisyMeans) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Updates the tables, once for all replicas.
 
         Returns:
-            Variables that the wrapped optimizer is to update, with their noisy mean gradients.
+            What is left for the wrapped optimizer: each dense variable, its noisy mean gradient
+            plus the gradient of its regulariser.
         """
-
-    def _noisy_dense(
-        self, sums: PrivateSums, deviation: noise.Number, draw: noise.Draw
-    ) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Each dense variable, its noisy mean gradient plus the gradient of its regulariser."""
-        batch = self.plan.sampling.expected_batch_size
-        totals = [total for _, total in sums.dense]
-        means = noise.noisy_means(totals, deviation, batch, draw, noise.Purpose.DENSE)
-        return [
-            (variable, _regularised(mean, variable))
-            for (variable, _), mean in zip(sums.dense, means, strict=True)
-        ]
+        return [(variable, _regularised(mean, variable)) for variable, mean in noisy.dense]
 
     def load_own_variables(self, store: Any) -> None:
         """Restores slots and spent steps, and draws a new noise key.
@@ -246,16 +221,10 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         Raises:
             PrivacyError: The store does not fit, so the spent steps would be lost.
         """
-        before = self._saved_count.values() if self._saved_count.fits(self.plan) else (0, 0)
-        try:
-            refuse_unfit(self.plan, self.name, self.variables, store)
-        except PrivacyError:
-            self._saved_count.void()  # Keras may have loaded weights, and go on without these
-            raise
+        before = self._account.before_loading()
+        self._account.refuse_unfit(self.name, self.variables, store)
         super().load_own_variables(store)
-        loaded = self._saved_count.values()
-        self._saved_count.write(self.plan, *(before if before[0] > loaded[0] else loaded))
-        self._noise_key.refresh()
+        self._account.loaded(before)
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""

@@ -12,8 +12,9 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import noise
+from dp_sparse.clipping import ClippedSums
 from dp_sparse.optimizers.base import PrivateOptimizer
-from dp_sparse.optimizers.sums import PrivateSums
+from dp_sparse.optimizers.release import NoisyMeans, noisy_dense
 from dp_sparse.selection import RowChoice, TableLookups, looked_up_rows
 
 
@@ -55,10 +56,13 @@ class DPSGDOptimizer(PrivateOptimizer):
         del draw
         return [looked_up_rows(table) for table in lookups]
 
-    def release(
-        self, sums: PrivateSums, draw: noise.Draw
-    ) -> list[tuple[keras.Variable, tf.Tensor]]:
+    def noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """Noise on every entry of every variable."""
-        tables = [(table, tf.convert_to_tensor(rows)) for table, rows in sums.tables]
-        sums = PrivateSums(dense=[*sums.dense, *tables], tables=[])
-        return self._noisy_dense(sums, self.current_clip_norm * self.noise_multiplier, draw)
+        dense = list(zip(sums.dense, sums.amounts.dense, strict=True))
+        for table, rows in zip(sums.tables, sums.slices, strict=True):
+            num_rows = tf.constant(table.shape[0], rows.indices.dtype)
+            whole = tf.math.unsorted_segment_sum(rows.values, rows.indices, num_rows)
+            dense.append((table, tf.ensure_shape(whole, table.shape)))
+        deviation = self.current_clip_norm * self.noise_multiplier
+        batch_size = self.plan.sampling.expected_batch_size
+        return NoisyMeans(noisy_dense(dense, deviation, batch_size, draw), [])

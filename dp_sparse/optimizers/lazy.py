@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.accounting import PrivacyPlan
-from dp_sparse.clipping import BeforeLookup, ClippingStyle, tables_read_whole
+from dp_sparse.clipping import BeforeLookup, ClippedSums, ClippingStyle, tables_read_whole
 from dp_sparse.optimizers.arguments import checked_optimizer
 from dp_sparse.optimizers.base import PrivateOptimizer
 from dp_sparse.optimizers.lazy_noise import DelayedNoise
+from dp_sparse.optimizers.release import NoisyMeans, noisy_dense
 from dp_sparse.optimizers.sparse_base import refuse_whole_table
-from dp_sparse.optimizers.sums import PrivateSums
 from dp_sparse.selection import RowChoice, TableLookups, looked_up_rows
 
 
@@ -114,44 +114,39 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
         del draw
         return [looked_up_rows(table) for table in lookups]
 
-    def release(
-        self, sums: PrivateSums, draw: noise.Draw
-    ) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Noise on every dense parameter and on the rows that were read; owed to all others."""
+    def noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
+        """Noise on every dense parameter and on the rows that were read.
+
+        Sums of rows stay float64, and undivided: DP-SGD rounds a weight once a step, too.
+        """
         deviation = tf.cast(self.current_clip_norm * self.noise_multiplier, tf.float64)
+        batch_size = self.plan.sampling.expected_batch_size
+        dense = list(zip(sums.dense, sums.amounts.dense, strict=True))
+        rows = _noisy_sums(sums.slices, deviation, draw)
+        return NoisyMeans(
+            noisy_dense(dense, deviation, batch_size, draw),
+            list(zip(sums.tables, rows, strict=True)),
+        )
+
+    def update_tables(self, noisy: NoisyMeans) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """`w − η·(noisy sum)/B` on the rows that were read; all others are due their noise."""
+        norm = tf.cast(self.current_clip_norm, tf.float64)
         rate = tf.cast(self.optimizer.learning_rate, tf.float64)
         scale = rate / self.plan.sampling.expected_batch_size
-        owed = scale * deviation
-        most = scale * tf.cast(self.current_clip_norm, tf.float64)
-        room = self._delayed.room(owed, most * self.plan.sampling.batch_capacity, self._noise_key)
+        deviation, most = scale * norm * self.noise_multiplier, scale * norm
+        key = self._account.noise_key
+        room = self._delayed.room(deviation, most * self.plan.sampling.batch_capacity, key)
         with tf.control_dependencies([room]):
-            updated = self._updated_rows(sums.tables, scale, deviation, draw)
-        noisy = self._noisy_dense(sums, deviation, draw)
-        with tf.control_dependencies([room, self._delayed.refuse_vanishing(owed)]):
-            for table, after, row_ids in updated:
-                rows = tf.IndexedSlices(tf.cast(after, tf.float32), row_ids)
-                table.value.scatter_update(rows)
-            self._delayed.owe(owed, [(table, row_ids) for table, _, row_ids in updated])
-            return [(variable, tf.identity(gradient)) for variable, gradient in noisy]
-
-    def _updated_rows(
-        self,
-        tables: list[tuple[keras.Variable, tf.IndexedSlices]],
-        scale: tf.Tensor,
-        deviation: tf.Tensor,
-        draw: noise.Draw,
-    ) -> list[tuple[keras.Variable, tf.Tensor, tf.Tensor]]:
-        """`w − η·(sum + N(0, (σC)²))/B`, float64, with its rows; one stream for all tables."""
-        if not tables:
-            return []
-        sizes = [tf.size(rows.values) for _, rows in tables]
-        normals = tf.split(noise.normal(draw, noise.Purpose.ROWS, tf.add_n(sizes)), sizes)
-        updated = []
-        for (table, rows), own in zip(tables, normals, strict=True):
-            noisy = rows.values + deviation * tf.reshape(own, tf.shape(rows.values))
-            before = tf.cast(table.value.sparse_read(rows.indices), tf.float64)
-            updated.append((table, before - scale * noisy, rows.indices))
-        return updated
+            before = [table.value.sparse_read(rows.indices) for table, rows in noisy.tables]
+        with tf.control_dependencies([room, self._delayed.refuse_vanishing(deviation)]):
+            for (table, rows), weights in zip(noisy.tables, before, strict=True):
+                after = tf.cast(weights, tf.float64) - scale * rows.values
+                table.value.scatter_update(
+                    tf.IndexedSlices(tf.cast(after, tf.float32), rows.indices)
+                )
+            self._delayed.owe(deviation, [(table, rows.indices) for table, rows in noisy.tables])
+            waiting = [(variable, tf.identity(mean)) for variable, mean in noisy.dense]
+        return super().update_tables(noisy._replace(dense=waiting))
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""
@@ -161,7 +156,23 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
 
     def flush(self) -> None:
         """Settles what all rows are owed; after it the tables are as DP-SGD's. O(table entries)."""
-        self._delayed.settle_all(self._noise_key)
+        self._delayed.settle_all(self._account.noise_key)
+
+
+def _noisy_sums(
+    slices: Sequence[tf.IndexedSlices], deviation: tf.Tensor, draw: noise.Draw
+) -> list[tf.IndexedSlices]:
+    """Each table's sum plus N(0, deviation²), float64; one stream for all tables."""
+    if not slices:
+        return []
+    sizes = [tf.size(rows.values) for rows in slices]
+    normals = tf.split(noise.normal(draw, noise.Purpose.ROWS, tf.add_n(sizes)), sizes)
+    return [
+        tf.IndexedSlices(
+            rows.values + deviation * tf.reshape(own, tf.shape(rows.values)), rows.indices
+        )
+        for rows, own in zip(slices, normals, strict=True)
+    ]
 
 
 def _refuse_tied(model: keras.Model | None) -> None:

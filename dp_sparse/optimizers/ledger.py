@@ -173,8 +173,7 @@ class StepLedger:
             "longer one a plan calibrated for more steps.",
             course.spent,
         )
-        checks = [secret, *self._in_turn(marker, course), left]
-        return [check for check in checks if check is not None]
+        return [secret, *self._in_turn(marker, course), left]
 
     def _in_turn(self, marker: Marker, course: turn.Course) -> list[tf.Operation]:
         sampling = self._plan.sampling

@@ -33,15 +33,18 @@ class MovingClipNorm:
         """C of this step, float64 scalar."""
         return tf.convert_to_tensor(self._variable.value)
 
-    def move(self, statistic: tf.Tensor, draw: noise.Draw) -> None:
-        """Sets the C of the next step.
+    def released(self, statistic: tf.Tensor, draw: noise.Draw) -> tf.Tensor:
+        """The noisy statistic over the expected batch size, float32 scalar.
 
         Args:
             statistic: `QuantileClipping.statistic` of the batch, float64 scalar.
             draw: The step's streams.
         """
-        share = noise.noisy_mean(
+        return noise.noisy_mean(
             statistic, self._deviation, self._expected_batch_size, draw, noise.Purpose.UNCLIPPED
         )
-        unclipped = 0.5 + tf.cast(share, tf.float64)
+
+    def move(self, released: tf.Tensor) -> None:
+        """Sets the C of the next step by what `released` gave."""
+        unclipped = 0.5 + tf.cast(released, tf.float64)
         self._variable.assign(self._style.following(self.value(), unclipped))

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dp_sparse.core import PrivacyError, fingerprint, require
+from dp_sparse.core import PrivacyError, require
 
 _MENDS = {
     "noise key": (
@@ -43,13 +43,8 @@ def checks(deciding: tf.Tensor) -> list[tf.Operation]:
     ]
 
 
-def settings_fingerprint(config: dict[str, Any]) -> int:
-    """A 63-bit digest of an optimizer's settings."""
-    return fingerprint(_nameless(config))
-
-
-def _nameless(config: Any) -> Any:
+def nameless(config: Any) -> Any:
     """A config without the names that Keras numbers as it makes things."""
     if isinstance(config, dict):
-        return {key: _nameless(value) for key, value in config.items() if key != "name"}
-    return [_nameless(value) for value in config] if isinstance(config, list | tuple) else config
+        return {key: nameless(value) for key, value in config.items() if key != "name"}
+    return [nameless(value) for value in config] if isinstance(config, list | tuple) else config

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.accounting import PrivacyPlan
-from dp_sparse.clipping import ClippingStyle
+from dp_sparse.clipping import ClippedSums, ClippingStyle
 from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers.arguments import checked_optimizer
 from dp_sparse.optimizers.base import PrivateOptimizer
+from dp_sparse.optimizers.release import NoisyMeans, noisy_dense, noisy_rows
 from dp_sparse.optimizers.row_updates import RowWise
-from dp_sparse.optimizers.sums import PrivateSums
 from dp_sparse.selection import SelectedRows
 
 
@@ -133,34 +133,25 @@ class ChosenRowsOptimizer(PrivateOptimizer):
         if self.rows is not None:
             self._selected = rows_of_tables(self.rows, self.tables)
 
-    def release(
-        self, sums: PrivateSums, draw: noise.Draw
-    ) -> list[tuple[keras.Variable, tf.Tensor]]:
+    def noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """Noise on the chosen rows and on every dense parameter, and on nothing else."""
         deviation = self.current_clip_norm * self.gradient_noise_multiplier
-        noisy = self._noisy_dense(sums, deviation, draw)
-        slices = self._noisy_rows([rows for _, rows in sums.tables], deviation, draw)
+        batch_size = self.plan.sampling.expected_batch_size
+        dense = list(zip(sums.dense, sums.amounts.dense, strict=True))
+        rows = noisy_rows(sums.slices, deviation, batch_size, draw)
+        return NoisyMeans(
+            noisy_dense(dense, deviation, batch_size, draw),
+            list(zip(sums.tables, rows, strict=True)),
+        )
+
+    def update_tables(self, noisy: NoisyMeans) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Updates the chosen rows of the tables, and of their slots, in place."""
         step = self.iterations + 1
-        for (table, _), gradient in zip(sums.tables, slices, strict=True):
+        for table, gradient in noisy.tables:
             self._row_wise.apply(table, gradient, step)
         if self.table_optimizer is not None:
             self.table_optimizer.iterations.assign_add(1)
-        return noisy
-
-    def _noisy_rows(
-        self, tables: list[tf.IndexedSlices], deviation: noise.Number, draw: noise.Draw
-    ) -> list[tf.IndexedSlices]:
-        """Each table's noisy mean on its chosen rows, from one stream for all tables."""
-        if not tables:
-            return []
-        flat = tf.concat([tf.reshape(rows.values, [-1]) for rows in tables], 0)
-        batch = self.plan.sampling.expected_batch_size
-        noisy = noise.noisy_mean(flat, deviation, batch, draw, noise.Purpose.ROWS)
-        parts = tf.split(noisy, tf.stack([tf.size(rows.values) for rows in tables]))
-        return [
-            tf.IndexedSlices(tf.reshape(part, tf.shape(rows.values)), rows.indices)
-            for part, rows in zip(parts, tables, strict=True)
-        ]
+        return super().update_tables(noisy)
 
     def _add_slot(self, table: keras.Variable, name: str, value: float) -> keras.Variable:
         initializer = keras.initializers.Constant(value)

@@ -4,8 +4,9 @@ May use: `core`. Nothing here imports Keras.
 """
 
 from dp_sparse.sampling.base import BatchPart, Sampling
+from dp_sparse.sampling.batch import Batch, Examples, batch_of, is_sampled, real_examples
 from dp_sparse.sampling.data_source import RecordFile
-from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, is_sampled, new_nonce
+from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
 from dp_sparse.sampling.one_pass import (
     batches,
     checked_number,
@@ -19,17 +20,21 @@ from dp_sparse.sampling.stream import StreamSampling
 __all__ = [
     "OWN_ORDER",
     "SEEDED",
+    "Batch",
     "BatchPart",
+    "Examples",
     "Marker",
     "PoissonSampling",
     "RecordFile",
     "Sampling",
     "StreamSampling",
+    "batch_of",
     "batches",
     "checked_number",
     "has_length",
     "is_sampled",
     "new_nonce",
     "parts_of",
+    "real_examples",
     "weighty_examples",
 ]

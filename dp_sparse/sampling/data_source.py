@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.sampling.marker import is_sampled
+from dp_sparse.sampling.batch import is_sampled
 
 Example = tuple[Any, ...]  # (x, y) or (x, y, sample_weight), each a nest of arrays [n, ...]
 

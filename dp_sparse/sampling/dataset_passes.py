@@ -12,8 +12,8 @@ import tensorflow as tf
 from dp_sparse.core import PrivacyError, require
 from dp_sparse.sampling import marker
 from dp_sparse.sampling.base import Sampling
+from dp_sparse.sampling.batch import is_sampled
 from dp_sparse.sampling.data_source import refuse_ragged, unpacked
-from dp_sparse.sampling.marker import is_sampled
 
 
 def batches(source: tf.data.Dataset, sampling: Sampling, first_step: int) -> tf.data.Dataset:

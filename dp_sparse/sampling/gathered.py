@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse.core import marked
-from dp_sparse.sampling import data_source, marker, padding
+from dp_sparse.sampling import batch, data_source, marker, padding
 
 Draws = Callable[[], Iterator[tuple[np.ndarray, marker.Marker]]]
 
@@ -59,4 +59,4 @@ def _batch(
     weights = padding.checked_weights(weights, len(own), class_weight, y)
     x, y, weights = padding.padded((x, y, weights), end - begin)
     present = padding.presence(len(own), end - begin)
-    return marker.sampled_batch(x, y, weights, present, mark, begin)
+    return batch.sampled_batch(x, y, weights, present, mark, begin)

@@ -1,24 +1,21 @@
-"""The shape of a private batch, and the marker that proves which sampler made it.
+"""The marker of a batch, which proves which sampler made it.
 
-A batch is `(x, y, {"sample_weight", "present", "marker"})`, all `[capacity, ...]`, so that
-`tf.distribute` can divide it among replicas. `present` is 1 for real examples and 0 for padding.
-`marker`, int64 `[capacity, 4]`, has for each example [fingerprint of the sampler, nonce of the pass
-over the sampler, position of the batch in the pass, place of the example in the batch]. The
-training step refuses a batch that has no marker, is of another sampler, was seen before, or is not
-whole: each would void the accounting. A nonce of 0 means that a seed made the batch, so its
+A marker, int64 `[capacity, 4]`, has for each example of a batch [fingerprint of the sampler, nonce
+of the pass over the sampler, position of the batch in the pass, place of the example in the batch].
+The training step refuses a batch that has no marker, is of another sampler, was seen before, or is
+not whole: each would void the accounting. A nonce of 0 means that a seed made the batch, so its
 sampling is not secret. A nonce of 1 means that its examples follow from its position, however often
 and by whom they are read.
 """
 
 import threading
 import time
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import numpy as np
 
 SEEDED = 0
 OWN_ORDER = 1
-_KEYS = {"sample_weight", "present", "marker"}
 
 
 class Marker(NamedTuple):
@@ -59,25 +56,3 @@ class _Nonces:
 
 
 _NONCES = _Nonces()
-
-
-def is_sampled(data: Any) -> TypeGuard[tuple[Any, Any, dict[str, Any]]]:
-    """Whether `data` has the shape that the samplers give a batch."""
-    return (
-        isinstance(data, tuple)
-        and len(data) == 3
-        and isinstance(data[2], dict)
-        and set(data[2]) == _KEYS
-    )
-
-
-def sampled_batch(
-    x: Any, y: Any, sample_weight: Any, present: np.ndarray, marker: Marker, begin: int = 0
-) -> tuple[Any, Any, dict[str, Any]]:
-    """The batch as the training step expects it, or its part from place `begin` on."""
-    weights = {
-        "sample_weight": sample_weight,
-        "present": present,
-        "marker": marker.of_examples(len(present), begin),
-    }
-    return x, y, weights

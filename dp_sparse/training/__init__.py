@@ -4,7 +4,6 @@ May use: all subpackages but `distribution`. Users reach the step through `compi
 """
 
 from dp_sparse.training import environment, metrics, report_page
-from dp_sparse.training.batch_gradient import count_examples
 from dp_sparse.training.building import build_for
 from dp_sparse.training.callback_guard import install_callback_guard
 from dp_sparse.training.callbacks import PrivacyReport
@@ -13,7 +12,6 @@ from dp_sparse.training.forward_backward import (
     Used,
     led_by_batch,
     losses_with_padding,
-    real_examples,
 )
 from dp_sparse.training.model_check import ModelCheck, check_model
 
@@ -23,13 +21,11 @@ __all__ = [
     "Used",
     "build_for",
     "check_model",
-    "count_examples",
     "environment",
     "install_callback_guard",
     "install_compile_hook",
     "led_by_batch",
     "losses_with_padding",
     "metrics",
-    "real_examples",
     "report_page",
 ]

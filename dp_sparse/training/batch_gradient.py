@@ -1,51 +1,34 @@
 """The clipped sums of one batch: a pass over it, the choice of rows, clipping."""
 
-import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from dp_sparse import clipping, noise
-from dp_sparse.clipping import Rows, exact
-from dp_sparse.core import replicas, xla
-from dp_sparse.optimizers import PrivateOptimizer, PrivateSums, choose_together
+from dp_sparse.clipping import Amounts, ClippedSums, Rows
+from dp_sparse.core import xla
+from dp_sparse.optimizers import PrivateOptimizer, choose_together
+from dp_sparse.sampling import Examples
 from dp_sparse.selection import RowChoice, TableLookups
 from dp_sparse.training import forward_backward, metrics
 from dp_sparse.training.forward_backward import Pass, Used
 
-Choices = dict[int, RowChoice]  # by the id of the table
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchSums:
-    """What a batch, or a part of one, adds up to.
-
-    Attributes:
-        sums: Clipped sums of every trainable variable.
-        counts: int64 `[3]`: real examples, how many of them were clipped, how many zeroed because
-            they were not finite. Not private.
-        statistic: What the clipping style releases beside the sums, before its noise; float64.
-        not_zero: Of the pass, as `clipping.not_zero`, as long as isolation checks ask for it.
-    """
-
-    sums: PrivateSums
-    counts: tf.Tensor
-    statistic: tf.Tensor
-    not_zero: tf.Tensor
+Choices = Mapping[int, RowChoice]  # by the id of the table
 
 
 def at_once(
-    model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
-) -> tuple[BatchSums, dict[str, Any]]:
-    """Sums over the batch `(x, y, weights)`, and Keras' logs over its real examples."""
-    run, sums = _run(model, optimizer, batch, draw)
-    return sums, metrics.update(model, batch, run.outputs, run.losses, run.output_losses)
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
+) -> tuple[ClippedSums, dict[str, Any]]:
+    """Sums over the examples, and Keras' logs over those that are real."""
+    run, sums = _run(model, optimizer, examples, draw)
+    return sums, metrics.update(model, examples, run.outputs, run.losses, run.output_losses)
 
 
 def in_one_kernel(
-    model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
-) -> tuple[BatchSums, dict[str, Any]]:
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
+) -> tuple[ClippedSums, dict[str, Any]]:
     """The same with all but the metrics in one kernel of XLA; the batch has its full capacity.
 
     What must be written before rows are read is written before the kernel, in a pass of which
@@ -54,48 +37,44 @@ def in_one_kernel(
     if optimizer.delays_noise:
         with tf.GradientTape(watch_accessed_variables=False) as unused:
             forward_backward.record(
-                model, optimizer, batch[0], unused, draw, optimizer.before_lookup(draw)
+                model, optimizer, examples.x, unused, draw, optimizer.before_lookup(draw)
             )
-    variables: tuple[list[keras.Variable], ...] = ([], [])
 
     def body() -> dict[str, Any]:
-        run, found = _run(model, optimizer, batch, draw)
-        dense, tables = found.sums.dense, found.sums.tables
-        variables[0][:], variables[1][:] = [v for v, _ in dense], [t for t, _ in tables]
+        run, sums = _run(model, optimizer, examples, draw)
         return {
-            "dense": [total for _, total in dense],
-            "rows": [(rows.values, rows.indices) for _, rows in tables],
-            "counts": (found.counts, found.statistic, found.not_zero),
+            "sums": (sums.amounts, list(sums.row_ids)),
             "losses": (run.losses, run.output_losses),
             "outputs": run.outputs,
         }
 
     got = xla.compiled(body)
-    tables = [
-        (table, _without_filler(table, *rows))
-        for table, rows in zip(variables[1], got["rows"], strict=True)
-    ]
-    sums = PrivateSums(list(zip(variables[0], got["dense"], strict=True)), tables)
-    logs = metrics.update(model, batch, got["outputs"], *got["losses"])
-    return BatchSums(sums, *got["counts"]), logs
+    sums = _without_filler(model, optimizer, *got["sums"])
+    return sums, metrics.update(model, examples, got["outputs"], *got["losses"])
 
 
 def _run(
-    model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
-) -> tuple[Pass, BatchSums]:
-    run = forward_backward.run(model, optimizer, batch, draw)
-    real = forward_backward.checked_examples(run, batch)
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
+) -> tuple[Pass, ClippedSums]:
+    run = forward_backward.run(model, optimizer, examples, draw)
+    real = forward_backward.checked_examples(run, examples)
     choices = choose_rows(optimizer, run.uses, real, draw)
     return run, clipped_sums(model, optimizer, run, choices, real)
 
 
 def _without_filler(
-    table: keras.Variable, values: tf.Tensor, row_ids: tf.Tensor
-) -> tf.IndexedSlices:
-    """The rows that there are, of a choice that XLA filled up to its capacity."""
-    there = row_ids < table.shape[0]
-    shape = tf.constant(list(table.shape), tf.int64)
-    return tf.IndexedSlices(tf.boolean_mask(values, there), tf.boolean_mask(row_ids, there), shape)
+    model: keras.Model, optimizer: PrivateOptimizer, amounts: Amounts, row_ids: list[tf.Tensor]
+) -> ClippedSums:
+    """The rows that there are, of choices that XLA filled up to their capacity."""
+    tables = optimizer.tables
+    there = [own < table.shape[0] for own, table in zip(row_ids, tables, strict=True)]
+    rows, row_ids = (
+        [tf.boolean_mask(values, kept) for values, kept in zip(each, there, strict=True)]
+        for each in (amounts.rows, row_ids)
+    )
+    return ClippedSums(
+        dense_variables(model, optimizer), tables, row_ids, amounts._replace(rows=rows)
+    )
 
 
 def choose_rows(
@@ -118,59 +97,19 @@ def choose_rows(
     return {id(t): choice for t, choice in zip(optimizer.tables, chosen, strict=True)}
 
 
-def tensors(found: BatchSums) -> list[tf.Tensor]:
-    """All sums."""
-    values = [rows.values for _, rows in found.sums.tables]
-    return [found.counts, *(total for _, total in found.sums.dense), *values]
-
-
-def after(checks: list[tf.Operation], found: BatchSums) -> BatchSums:
-    """The same sums, of which none can be used before all checks have passed."""
-    tables = found.sums.tables
-    with tf.control_dependencies(checks):
-        dense = [(variable, tf.identity(total)) for variable, total in found.sums.dense]
-        values = [tf.identity(rows.values) for _, rows in tables]
-        counts, statistic = tf.identity(found.counts), tf.identity(found.statistic)
-    slices = [
-        (table, tf.IndexedSlices(own, rows.indices, rows.dense_shape))
-        for own, (table, rows) in zip(values, tables, strict=True)
-    ]
-    return BatchSums(PrivateSums(dense, slices), counts, statistic, found.not_zero)
-
-
-def over_replicas(found: BatchSums) -> BatchSums:
-    """The sums of all replicas' shares of a batch, the same on each of them; in float64."""
-    if replicas.count() == 1:
-        return found
-    dense, tables = found.sums.dense, found.sums.tables
-    own = {
-        "dense": [values for _, values in dense],
-        "rows": [rows.values for _, rows in tables],
-        "rest": [found.counts, found.statistic],
-    }
-    total = replicas.merged(replicas.summed, tf.nest.map_structure(exact, own))
-    slices = [
-        tf.IndexedSlices(values, rows.indices, rows.dense_shape)
-        for values, (_, rows) in zip(total["rows"], tables, strict=True)
-    ]
-    sums = PrivateSums(
-        [(v, values) for (v, _), values in zip(dense, total["dense"], strict=True)],
-        [(table, rows) for (table, _), rows in zip(tables, slices, strict=True)],
-    )
-    counts, statistic = total["rest"]
-    return BatchSums(sums, tf.cast(counts, tf.int64), statistic, found.not_zero)
-
-
 def clipped_sums(
     model: keras.Model,
     optimizer: PrivateOptimizer,
     run: Pass,
     choices: Choices,
     real: tf.Tensor,
-) -> BatchSums:
-    """Clips each example's gradient, restricted to the chosen rows, and sums."""
+) -> ClippedSums:
+    """Clips each example's gradient, restricted to the chosen rows, and sums.
+
+    Variables that the records of this batch did not reach get zeros, and noise all the same.
+    """
     clip_norm, style = optimizer.current_clip_norm, optimizer.clipping
-    num_slots = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
+    num_rows = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
     with tf.control_dependencies([run.losses]):  # which follow the check of shapes
         restricted: Used = [
             (
@@ -179,41 +118,20 @@ def clipped_sums(
             )
             for variable, use in run.uses
         ]
-        found = clipping.clip(restricted, num_slots, clip_norm, run.losses, real, style)
-    statistic = style.statistic(found.squared_norms, clip_norm, real)
-    wanted = optimizer.diagnostics.isolation.some_unseen()
-    not_zero = clipping.not_zero(run.uses, run.losses, wanted)
-    sums, counts = _private_sums(model, found, choices), count_examples(found, real)
-    return BatchSums(sums, counts, statistic, not_zero)
+        found = clipping.scaled(restricted, clip_norm, run.losses, real, style)
+        reached, of_tables = found.dense_sums(), found.row_sums(num_rows)
+    dense, tables = dense_variables(model, optimizer), optimizer.tables
+    amounts = Amounts(
+        [reached[id(v)] if id(v) in reached else tf.zeros(v.shape) for v in dense],
+        [of_tables[id(table)] for table in tables],
+        found.counts(real),
+        style.statistic(found.squared_norms, clip_norm, real),
+        clipping.not_zero(run.uses, run.losses, optimizer.diagnostics.isolation.some_unseen()),
+    )
+    return ClippedSums(dense, tables, [choices[id(t)].row_ids for t in tables], amounts)
 
 
-def count_examples(
-    found: clipping.ClippedSums | clipping.Scaled, real: tf.Tensor, dtype: tf.DType = tf.int64
-) -> tf.Tensor:
-    """`BatchSums.counts`, `[3]` of `dtype`, of the examples for which `real` is not 0."""
-    examples = real > 0
-    kinds = examples, examples & found.finite & found.clipped, examples & ~found.finite
-    return tf.reduce_sum(tf.cast(tf.stack(kinds), dtype), axis=1)
-
-
-def _private_sums(model: keras.Model, sums: clipping.ClippedSums, choices: Choices) -> PrivateSums:
-    """The clipped sums, with zeros for variables that this batch's records did not reach.
-
-    They are noised all the same.
-    """
-    reached = {id(variable): total for variable, total in sums.dense}
-    tables = [
-        (
-            table,
-            tf.IndexedSlices(
-                rows, choices[id(table)].row_ids, tf.constant(list(table.shape), tf.int64)
-            ),
-        )
-        for table, rows in sums.tables
-    ]
-    dense = [
-        (variable, reached.get(id(variable), tf.zeros(variable.shape)))
-        for variable in model.trainable_variables
-        if id(variable) not in choices
-    ]
-    return PrivateSums(dense, tables)
+def dense_variables(model: keras.Model, optimizer: PrivateOptimizer) -> list[keras.Variable]:
+    """The trained variables that are no tables."""
+    tables = {id(table) for table in optimizer.tables}
+    return [variable for variable in model.trainable_variables if id(variable) not in tables]

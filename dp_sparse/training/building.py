@@ -7,15 +7,16 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.sampling import Examples
 from dp_sparse.training import flush_hooks
 
 
-def build_for(model: keras.Model, optimizer: PrivateOptimizer, batch: Any) -> None:
-    """Creates all variables for batches `(x, y, weights)` like this one, or of this signature.
+def build_for(model: keras.Model, optimizer: PrivateOptimizer, examples: Examples) -> None:
+    """Creates all variables for examples like these, or of this signature.
 
     On every replica, and before anything is recorded.
     """
-    x, y, _ = batch
+    x, y = examples.x, examples.y
     with tf.init_scope(), model.distribute_strategy.scope():
         if not all_built(model):
             model._symbolic_build(data_batch=(x, y, None))  # weights may lack the losses' axes

@@ -16,7 +16,7 @@ import tensorflow as tf
 from dp_sparse import clipping
 from dp_sparse.core import PrivacyError, translated
 from dp_sparse.optimizers import PrivateOptimizer
-from dp_sparse.sampling import is_sampled
+from dp_sparse.sampling import batch_of, is_sampled
 from dp_sparse.training import (
     environment,
     flush_hooks,
@@ -150,7 +150,7 @@ def _building_for_batches(model: keras.Model, optimizer: PrivateOptimizer) -> Ca
             strategies.check_shared_out(model, dataset)
         partly_built = model.built and not all_built(model)
         if is_sampled(spec) and (model._distribute_strategy is not None or partly_built):
-            build_for(model, optimizer, spec)
+            build_for(model, optimizer, batch_of(spec).examples)
             return
         stock(iterator=iterator, data_batch=data_batch)
         if is_sampled(spec) and model.built:

@@ -11,6 +11,7 @@ from dp_sparse import clipping, noise
 from dp_sparse.clipping import Rows, Use
 from dp_sparse.core import replicas, xla
 from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.sampling import Examples, real_examples
 from dp_sparse.training.losses import per_example_losses
 
 Used = list[tuple[keras.Variable, Use]]
@@ -38,7 +39,7 @@ class Pass:
 def run(
     model: keras.Model,
     optimizer: PrivateOptimizer,
-    batch: Any,
+    examples: Examples,
     draw: noise.Draw,
     part: tf.Tensor | int = 0,
     settles: bool = True,
@@ -48,7 +49,7 @@ def run(
     Args:
         model: As `private_train_step`.
         optimizer: Its optimizer.
-        batch: `(x, y, weights)`.
+        examples: The batch, or a part of it.
         draw: The step's streams.
         part: Which part it is.
         settles: Whether rows that are read get the noise that is due to them; a pass that only
@@ -57,15 +58,15 @@ def run(
     Raises:
         PrivacyError: Something recorded does not lead with the batch.
     """
-    found = unchecked(model, optimizer, batch, draw, part, settles)
-    losses = led_by_batch(found.uses, found.losses, batch[2])
+    found = unchecked(model, optimizer, examples, draw, part, settles)
+    losses = led_by_batch(found.uses, found.losses, examples.present)
     return dataclasses.replace(found, losses=losses)
 
 
 def unchecked(
     model: keras.Model,
     optimizer: PrivateOptimizer,
-    batch: Any,
+    examples: Examples,
     draw: noise.Draw,
     part: tf.Tensor | int = 0,
     settles: bool = True,
@@ -74,11 +75,10 @@ def unchecked(
 
     A check needs the shape of all that is recorded, so all of it would be computed.
     """
-    x, y, weights = batch
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         settle = optimizer.before_lookup(draw) if settles and not xla.static_shapes() else None
-        recording = record(model, optimizer, x, tape, draw, settle, part)
-        losses, of_outputs = losses_with_padding(model, y, recording.outputs, weights)
+        recording = record(model, optimizer, examples.x, tape, draw, settle, part)
+        losses, of_outputs = losses_with_padding(model, examples, recording.outputs)
         total = tf.reduce_sum(losses)
     with clipping.guarded():
         used = recording.uses(tape.gradient(total, recording.targets))
@@ -86,24 +86,24 @@ def unchecked(
     return Pass(recording.outputs, losses, of_outputs, used, recording.seeds_drawn > 0)
 
 
-def led_by_batch(uses: Used, losses: tf.Tensor, weights: dict[str, Any]) -> tf.Tensor:
+def led_by_batch(uses: Used, losses: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
     """The losses, once they and all that was recorded were found to have one lead, the batch's."""
     named = clipping.recorded_tensors(uses, losses)
-    checks = clipping.require_batch_leads(named, weights["present"])
+    checks = clipping.require_batch_leads(named, present)
     with tf.control_dependencies(checks):
         return tf.identity(losses)
 
 
 def observed(
-    model: keras.Model, optimizer: PrivateOptimizer, batch: Any, draw: noise.Draw
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
 ) -> clipping.Observer:
-    """Passes over other companies of the examples of `batch`, as the isolation checks want them."""
+    """Passes over other companies of these examples, as the isolation checks want them."""
 
-    def observe(company: Any) -> tuple[Used, tf.Tensor, bool]:
+    def observe(company: Examples) -> tuple[Used, tf.Tensor, bool]:
         found = run(model, optimizer, company, draw, settles=False)
         return found.uses, found.losses, found.random
 
-    return clipping.Observer(model, observe, batch, own_size=optimizer.compiles)
+    return clipping.Observer(model, observe, examples, own_size=optimizer.compiles)
 
 
 def record(
@@ -131,40 +131,23 @@ def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:
     )
 
 
-def checked_examples(run: Pass, batch: Any) -> tf.Tensor:
+def checked_examples(run: Pass, examples: Examples) -> tf.Tensor:
     """`real_examples`, once what the pass records was found to lead with the batch."""
     with tf.control_dependencies([run.losses]):
-        return tf.identity(real_examples(batch))
-
-
-def real_examples(batch: Any) -> tf.Tensor:
-    """1 for examples that count, 0 for padding and weight 0; float32 `[batch]`."""
-    weights = batch[2]
-    return weights["present"] * _any_weight(weights["sample_weight"])
+        return tf.identity(real_examples(examples))
 
 
 def losses_with_padding(
-    model: keras.Model, y: Any, y_pred: Any, weights: dict[str, Any]
+    model: keras.Model, examples: Examples, y_pred: Any
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Per-example losses, 0 for padding, and those of each output."""
-    present = weights["present"]
-    sample_weight = tf.nest.map_structure(
-        lambda w: w * _column(present, w), weights["sample_weight"]
-    )
-    return per_example_losses(model, y, y_pred, sample_weight)
+    present = examples.present
+    sample_weight = tf.nest.map_structure(lambda w: w * _column(present, w), examples.sample_weight)
+    return per_example_losses(model, examples.y, y_pred, sample_weight)
 
 
 def _column(present: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     return tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
-
-
-def _any_weight(sample_weight: Any) -> tf.Tensor:
-    """1 for examples with some weight above 0, float32 `[batch]`: weight 0 means padding."""
-    used = [
-        tf.reduce_any(tf.reshape(weight > 0, [tf.shape(weight)[0], -1]), axis=1)
-        for weight in tf.nest.flatten(sample_weight)
-    ]
-    return tf.cast(functools.reduce(tf.logical_or, used), tf.float32)
 
 
 def _unused_tables(optimizer: PrivateOptimizer, uses: Used, batch: tf.Tensor) -> Used:

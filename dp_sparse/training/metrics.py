@@ -7,18 +7,23 @@ import tensorflow as tf
 
 from dp_sparse import clipping
 from dp_sparse.core import PrivacyError, replicas
+from dp_sparse.sampling import Examples
 
 
 def update(
-    model: keras.Model, batch: Any, outputs: Any, losses: tf.Tensor, output_losses: list[tf.Tensor]
+    model: keras.Model,
+    examples: Examples,
+    outputs: Any,
+    losses: tf.Tensor,
+    output_losses: list[tf.Tensor],
 ) -> dict[str, Any]:
-    """Updates Keras' loss and metrics with the real examples of the batch.
+    """Updates Keras' loss and metrics with the real ones of the examples.
 
     Raises:
         PrivacyError: A metric writes anything but its own variables, or runs Python code.
     """
     with clipping.guarded(PrivacyError, lambda: _written(model), trains=False):
-        return _updated(model, batch, outputs, losses, output_losses)
+        return _updated(model, examples, outputs, losses, output_losses)
 
 
 def _written(model: keras.Model) -> list[keras.Variable]:
@@ -33,16 +38,20 @@ def _written(model: keras.Model) -> list[keras.Variable]:
 
 
 def _updated(
-    model: keras.Model, batch: Any, outputs: Any, losses: tf.Tensor, output_losses: list[tf.Tensor]
+    model: keras.Model,
+    examples: Examples,
+    outputs: Any,
+    losses: tf.Tensor,
+    output_losses: list[tf.Tensor],
 ) -> dict[str, Any]:
-    x, y, weights = batch
-    with tf.control_dependencies([losses]):  # the losses check the labels, Keras does not
-        y = tf.nest.map_structure(tf.identity, y)
-        count = tf.math.count_nonzero(weights["present"] > 0)
+    present = examples.present
+    with tf.control_dependencies([losses]):  # its labels are checked; Keras' own are not
+        y = tf.nest.map_structure(tf.identity, examples.y)
+        count = tf.math.count_nonzero(present > 0)
     _track_losses(model, losses, output_losses, count)
-    y, y_pred = (_real(part, weights["present"]) for part in (y, outputs))
-    sample_weight = _by_output(_real(weights["sample_weight"], weights["present"]), y_pred)
-    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+    y, y_pred = (_real(part, present) for part in (y, outputs))
+    sample_weight = _by_output(_real(examples.sample_weight, present), y_pred)
+    return model.compute_metrics(examples.x, y, y_pred, sample_weight=sample_weight)
 
 
 def _track_losses(

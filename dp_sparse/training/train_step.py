@@ -1,27 +1,20 @@
-"""The private train step, and the `compile` hook that installs it.
+"""The private train step, from its batch to its update.
 
-Importing `dp_sparse` wraps the `compile` found on `keras.Model`'s MRO. Compiling with a private
-optimizer gives that model the private step; compiling with any other gives the stock step back. One
-step: one recorded forward pass, one backward pass to the pre-activations, then selection, clipping
-and noise from the records (DP-AdaFEST, Algorithm 1).
+One recorded forward pass and one backward pass to the pre-activations, then selection, clipping and
+noise from the records (DP-AdaFEST, Algorithm 1). `compile_hook` gives it to a model.
 """
 
-import functools
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from dp_sparse import clipping, noise
-from dp_sparse.clipping import isolation
+from dp_sparse.clipping import ClippedSums, isolation
 from dp_sparse.core import PrivacyError, replicas
 from dp_sparse.optimizers import PrivateOptimizer
-from dp_sparse.sampling import is_sampled
-from dp_sparse.training import (
-    batch_gradient,
-    forward_backward,
-    microbatches,
-)
+from dp_sparse.sampling import Examples, batch_of, is_sampled
+from dp_sparse.training import batch_gradient, forward_backward, microbatches
 from dp_sparse.training.building import build_for
 
 
@@ -45,33 +38,24 @@ def private_train_step(
         UnsupportedLayerError: A layer whose per-example gradients cannot be had.
     """
     _refuse(optimizer, data)
-    x, y, weights = data if optimizer.compiles else _trimmed(data)
+    examples, marker = batch_of(data)
+    if not optimizer.compiles:
+        examples = _trimmed(examples)
     if not optimizer.built:
-        build_for(model, optimizer, (x, y, weights))
-    draw, spent = optimizer.begin_step(weights["marker"])
+        build_for(model, optimizer, examples)
+    draw, spent = optimizer.begin_step(marker)
     with tf.control_dependencies([spent]):
-        x = tf.nest.map_structure(tf.identity, x)
+        examples = examples._replace(x=tf.nest.map_structure(tf.identity, examples.x))
     # Traced first: a layer that initialises itself from its first batch is then seen to mix.
-    checked = _checked_examples(optimizer, (x, y, weights))
+    checked = _checked_examples(optimizer, examples)
     observer = forward_backward.observed(model, optimizer, checked, draw)
-    size = optimizer.microbatch_size
-    if optimizer.compiles:
-        found, logs = batch_gradient.in_one_kernel(model, optimizer, (x, y, weights), draw)
-    elif size is None:
-        found, logs = batch_gradient.at_once(model, optimizer, (x, y, weights), draw)
-    else:
-        found, logs = microbatches.by_parts(model, optimizer, (x, y, weights), draw, size)
-    with tf.control_dependencies(
-        batch_gradient.tensors(found)
-    ):  # whose pass then leaves the memory
-        progress, present = optimizer.diagnostics.isolation, checked[2]["present"]
-        progress.traced()
-        checks = isolation.checks(observer, checked, present, progress, found.not_zero)
-    found = batch_gradient.over_replicas(batch_gradient.after(checks, found))
-    with tf.control_dependencies([found.counts]):  # counts of steps, too, wait for every check
-        with clipping.update_from([*found.sums.tensors(), *draw.tensors()]):
-            optimizer.apply_private(found.sums, draw)
-        replicas.merged(functools.partial(_finish, optimizer, found, draw))
+    sums, logs = _clipped_sums(model, optimizer, examples, draw)
+    sums = sums.after(_isolation_checks(optimizer, observer, checked, sums)).over_replicas()
+    with tf.control_dependencies([sums.amounts.counts]):  # counts of steps wait for every check
+        noisy = replicas.merged(lambda: optimizer.release(sums, draw))
+        with clipping.update_from(noisy.tensors()):
+            optimizer.update(noisy)
+        replicas.merged(lambda: _count(optimizer, sums))
     return logs
 
 
@@ -97,43 +81,53 @@ def _refuse(optimizer: PrivateOptimizer, data: Any) -> None:
         )
 
 
-def _finish(optimizer: PrivateOptimizer, found: batch_gradient.BatchSums, draw: noise.Draw) -> None:
-    optimizer.end_step(found.statistic, draw)
-    _count(optimizer, found)
+def _clipped_sums(
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
+) -> tuple[ClippedSums, dict[str, Any]]:
+    """Sums over the examples, and Keras' logs, by what `compile` and the optimizer ask for."""
+    if optimizer.compiles:
+        return batch_gradient.in_one_kernel(model, optimizer, examples, draw)
+    size = optimizer.microbatch_size
+    if size is None:
+        return batch_gradient.at_once(model, optimizer, examples, draw)
+    return microbatches.by_parts(model, optimizer, examples, draw, size)
 
 
-def _checked_examples(optimizer: PrivateOptimizer, batch: Any) -> Any:
+def _checked_examples(optimizer: PrivateOptimizer, examples: Examples) -> Examples:
     """What isolation is checked on; of a large batch a micro-batch, so that memory stays fixed."""
-    x, y, weights = batch
-    batch = x, y, {**weights, "marker": weights["present"]}  # that of the batch fits no part
-    if optimizer.microbatch_size is not None:
-        batch = tf.nest.map_structure(lambda leaf: leaf[: optimizer.microbatch_size], batch)
-    return batch
+    size = optimizer.microbatch_size
+    return examples if size is None else examples.part(0, size)
 
 
-def _count(optimizer: PrivateOptimizer, found: batch_gradient.BatchSums) -> None:
+def _isolation_checks(
+    optimizer: PrivateOptimizer,
+    observer: clipping.Observer,
+    examples: Examples,
+    sums: ClippedSums,
+) -> list[tf.Operation]:
+    """They run when the pass that is released is over, and has left the memory."""
+    progress = optimizer.diagnostics.isolation
+    with tf.control_dependencies([*sums.amounts.dense, *sums.amounts.rows, sums.amounts.counts]):
+        progress.traced()
+        not_zero = sums.amounts.not_zero
+        return isolation.checks(observer, examples, examples.present, progress, not_zero)
+
+
+def _count(optimizer: PrivateOptimizer, sums: ClippedSums) -> None:
     """Adds to the running totals that reports read."""
     totals = optimizer.diagnostics
-    totals.add(found.counts)
+    totals.add(sums.amounts.counts)
     if optimizer.tables and optimizer.selects_rows:  # else which rows were looked up would be told
-        of_table = {id(table): rows for table, rows in found.sums.tables}
-        rows = [tf.size(of_table[id(table)].indices, tf.int64) for table in optimizer.tables]
-        totals.rows.assign_add(tf.stack(rows))
+        totals.rows.assign_add(tf.stack([tf.size(own, tf.int64) for own in sums.row_ids]))
 
 
-def _trimmed(data: Any) -> Any:
-    """The batch without the padding after its last real example, but of two examples at least.
+def _trimmed(examples: Examples) -> Examples:
+    """The examples without the padding after the last real one, but two of them at least.
 
     Padding is there for a fixed shape between the sampler and the step; nothing in the graph needs
     it.
     """
-    x, y, weights = data
-    present = weights["present"]
+    present = examples.present
     capacity = tf.shape(present)[0]
     last = tf.reduce_max(tf.where(present > 0, tf.range(1, capacity + 1), 0))
-    size = tf.minimum(tf.maximum(last, 2), capacity)
-    marker = weights["marker"]
-    x, y, weights = tf.nest.map_structure(
-        lambda leaf: leaf[:size], (x, y, dict(weights, marker=present))
-    )
-    return x, y, dict(weights, marker=marker)
+    return examples.part(0, tf.minimum(tf.maximum(last, 2), capacity))

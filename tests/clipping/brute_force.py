@@ -65,16 +65,17 @@ def clipped(
         total = tf.reduce_sum(losses)
     assert all(target.shape[0] == len(y) for target in recording.targets), "the batch must lead"
     uses = recording.uses(tape.gradient(total, recording.targets))
-    num_slots, whole = {}, []
+    num_rows, whole = {}, []
     for variable, use in uses:
         if isinstance(use, Rows):
-            num_slots[id(variable)] = tf.constant(variable.shape[0])
+            num_rows[id(variable)] = tf.constant(variable.shape[0])
             use = use.restricted(tf.cast(use.row_ids, tf.int32))
         whole.append((variable, use))
-    sums = clipping.clip(whole, num_slots, clip_norm, losses, present)
-    found = {id(v): s.numpy() for v, s in [*sums.dense, *sums.tables]}
+    scaled = clipping.scaled(whole, clip_norm, losses, present)
+    sums = scaled.dense_sums() | scaled.row_sums(num_rows)
+    found = {key: total.numpy() for key, total in sums.items()}
     order = [found.get(id(v), np.zeros(v.shape, np.float32)) for v in model.trainable_variables]
-    return Clipped(order, np.sqrt(sums.squared_norms.numpy()), sums.finite.numpy())
+    return Clipped(order, np.sqrt(scaled.squared_norms.numpy()), scaled.finite.numpy())
 
 
 def refusal(model: keras.Model, *shape: int) -> str:

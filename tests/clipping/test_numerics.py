@@ -19,14 +19,9 @@ def moved(use: Product | Rows, others_only: Product | Rows) -> float:
     sums = []
     for records in (use, others_only):
         batch = records.cotangents.shape[0]
-        result = clipping.clip(
-            [(variable, records)],
-            {id(variable): tf.constant(1)},
-            CLIP,
-            tf.zeros(batch),
-            tf.ones(batch),
-        )
-        [(_, total)] = result.tables or result.dense
+        found = clipping.scaled([(variable, records)], CLIP, tf.zeros(batch), tf.ones(batch))
+        rows = found.row_sums({id(variable): tf.constant(1)})
+        [total] = (rows or found.dense_sums()).values()
         sums.append(total.numpy().astype(np.float64))
     return float(np.linalg.norm(sums[0] - sums[1])) / CLIP
 
@@ -82,7 +77,7 @@ def test_a_last_bit_near_overflow_switches_no_example_on_or_off(near: float) -> 
     sums = []
     for value in (np.float32(near), np.nextafter(np.float32(near), np.float32(np.inf))):
         use = Product(tf.ones([OTHERS, 1]), tf.fill([OTHERS, 1], value))
-        found = clipping.clip([(variable, use)], {}, CLIP, tf.zeros(OTHERS), tf.ones(OTHERS))
-        sums.append(float(found.dense[0][1][0, 0]))
+        found = clipping.scaled([(variable, use)], CLIP, tf.zeros(OTHERS), tf.ones(OTHERS))
+        sums.append(float(found.dense_sums()[id(variable)][0, 0]))
     assert abs(sums[0] - sums[1]) < 1e-5
     assert sums[0] == pytest.approx(OTHERS * np.clip(2 - near / 1e17, 0, 1), rel=1e-4)

@@ -40,9 +40,8 @@ def sums_of(model: keras.Model, x: Any, y: Any, clip_norm: float, style: Any) ->
         losses = square_loss(y, recording.outputs)
         total = tf.reduce_sum(losses)
     uses = recording.uses(tape.gradient(total, recording.targets))
-    found = clipping.clip(uses, {}, clip_norm, losses, tf.ones(len(y)), style)
-    order = {id(variable): value.numpy() for variable, value in found.dense}
-    return [order[id(variable)] for variable in model.trainable_variables]
+    found = clipping.scaled(uses, clip_norm, losses, tf.ones(len(y)), style).dense_sums()
+    return [found[id(variable)].numpy() for variable in model.trainable_variables]
 
 
 def reference(gradients: list[list[np.ndarray]], groups: list[int], bounds: Any) -> list[Any]:

@@ -77,7 +77,7 @@ BY_HAND = """
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     import dp_sparse
     from dp_sparse.core.errors import translated
-    from dp_sparse.sampling import BatchPart
+    from dp_sparse.sampling import BatchPart, batch_of
     from dp_sparse.training import build_for
     from tests.distribution.test_multi_worker import SIZE, VOCABULARIES, compiled
     from tests.training_cases import clicks
@@ -96,7 +96,7 @@ BY_HAND = """
     batches = model.optimizer.plan.sampling.batches_of(
         clicks(SIZE, VOCABULARIES), part, first_step=0
     )
-    build_for(model, model.optimizer, batches.element_spec)
+    build_for(model, model.optimizer, batch_of(batches.element_spec).examples)
     iterator = iter(strategy.distribute_datasets_from_function(lambda _: batches))
     step = tf.function(lambda i: strategy.run(model.train_step, args=(next(i),)), autograph=False)
     try:

@@ -102,12 +102,12 @@ def test_configuration_round_trip(make: Any) -> None:
         assert isinstance(twin.optimizer, keras.optimizers.Adagrad)
         assert float(twin.learning_rate) == pytest.approx(0.3)
         assert twin.get_config() == optimizer.get_config()
-        assert twin._noise_key._key.numpy() != optimizer._noise_key._key.numpy()
+        assert twin._account.noise_key._key.numpy() != optimizer._account.noise_key._key.numpy()
 
 
 def test_the_key_is_in_no_copy() -> None:
     optimizer = dp_sparse.DPSGDOptimizer("sgd", plan_for(8), 1.0)
-    key = optimizer._noise_key
+    key = optimizer._account.noise_key
     for twin in (copy.deepcopy(key), pickle.loads(pickle.dumps(key))):
         assert twin._key.numpy() != key._key.numpy()
 

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import noise
-from dp_sparse.training import forward_backward, microbatches
+from dp_sparse.clipping import Amounts
+from dp_sparse.training import forward_backward
 from tests.optimizers.observed_steps import (
     CLIP,
     METHODS,
@@ -153,14 +154,14 @@ def map_for_free(patched: pytest.MonkeyPatch) -> None:
 
 
 def noise_once_a_part(patched: pytest.MonkeyPatch) -> None:
-    added = microbatches._added
+    plus = Amounts.plus
 
-    def noisy(state: Any, found: Any, names: Any) -> Any:
-        state = added(state, found, names)
-        more = [t + CLIP * SIGMA * tf.random.normal(t.shape, dtype=t.dtype) for t in state["dense"]]
-        return {**state, "dense": more}
+    def noisy(own: Amounts, other: Amounts) -> Amounts:
+        both = plus(own, other)
+        more = [t + CLIP * SIGMA * tf.random.normal(t.shape, dtype=t.dtype) for t in both.dense]
+        return both._replace(dense=more)
 
-    patched.setattr(microbatches, "_added", noisy)
+    patched.setattr(Amounts, "plus", noisy)
 
 
 def penalty_in_each_loss(patched: pytest.MonkeyPatch) -> None:
@@ -273,7 +274,8 @@ def test_noise_of_the_quantile_count(factor: float, right: bool) -> None:
 
     def change_of_c(_: Any) -> tf.Tensor:
         moving._variable.assign(CLIP)
-        optimizer.end_step(tf.constant(0.0, tf.float64), optimizer._noise_key.next_draw())
+        draw = optimizer._account.noise_key.next_draw()
+        moving.move(moving.released(tf.constant(0.0, tf.float64), draw))
         return tf.math.log(moving.value() / CLIP)
 
     steps = tf.function(

@@ -13,7 +13,7 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse.distribution.embedding_layers import host_step, off_tpu_updates
 from dp_sparse.optimizers import exponential, row_updates
-from dp_sparse.training import forward_backward
+from dp_sparse.training import forward_backward, microbatches
 from tests.optimizers.observed_steps import RATE, ROWS, SIZE, WIDTH, Run, cases, data, run
 from tests.replicas import strategy_of
 from tests.training_cases import marked_dataset, plan_for
@@ -170,8 +170,8 @@ VOTES = [
 def test_votes_of_weight_0_are_noticed(
     method: str, road: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (forward_backward, host_step):
-        monkeypatch.setattr(module, "real_examples", lambda batch: batch[2]["present"])
+    for module in (forward_backward, microbatches, host_step):
+        monkeypatch.setattr(module, "real_examples", lambda examples: examples.present)
     assert len(rows_of_weight_0(method, road)[1]) > 500
 
 

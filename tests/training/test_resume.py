@@ -30,7 +30,7 @@ def test_save_load_fit_stays_private_and_within_budget(
     tmp_path: pathlib.Path, new_process: Any
 ) -> None:
     model, plan, data = trained(2, of=5)
-    key = model.optimizer._noise_key._key.numpy()
+    key = model.optimizer._account.noise_key._key.numpy()
     model.save(tmp_path / "model.keras")
     new_process()
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -39,7 +39,7 @@ def test_save_load_fit_stays_private_and_within_budget(
     assert int(loaded.optimizer.steps_spent) == int(loaded.optimizer.iterations) == 2
     for ours, theirs in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
         np.testing.assert_array_equal(np.array(ours), np.array(theirs))
-    assert loaded.optimizer._noise_key._key.numpy() != key
+    assert loaded.optimizer._account.noise_key._key.numpy() != key
     with pytest.raises(PrivacyError, match="without its marker"):
         loaded.fit(*data, verbose=0)
     loaded.fit(plan.sampling.batches(data), steps_per_epoch=3, verbose=0)
@@ -78,16 +78,16 @@ def test_a_loaded_file_never_gives_steps_back(tmp_path: pathlib.Path) -> None:
     loaded = keras.models.load_model(tmp_path / "model.keras")
     with pytest.raises(PrivacyError, match="no steps left: 5 of 5"):
         loaded.fit(plan.sampling.batches(data), verbose=0)
-    key = model.optimizer._noise_key._key.numpy()
+    key = model.optimizer._account.noise_key._key.numpy()
     model.load_weights(tmp_path / "early.weights.h5")
     assert int(model.optimizer.steps_spent) == 4
-    assert model.optimizer._noise_key._key.numpy() != key
+    assert model.optimizer._account.noise_key._key.numpy() != key
 
 
 def test_no_file_holds_a_key(tmp_path: pathlib.Path) -> None:
     """Neither archive, nor weights file, nor TensorFlow checkpoint, nor configuration."""
     model, _, _ = trained()
-    key = model.optimizer._noise_key._key.numpy()
+    key = model.optimizer._account.noise_key._key.numpy()
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "m.weights.h5")
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(tmp_path / "checkpoint"))
@@ -143,7 +143,7 @@ RUN = """
     class Tell(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             if batch == 0:
-                key = int(self.model.optimizer._noise_key._key.numpy()[0])
+                key = int(self.model.optimizer._account.noise_key._key.numpy()[0])
                 print(json.dumps({"spent": int(self.model.optimizer.steps_spent), "key": key}))
         def on_train_batch_end(self, batch, logs=None):
             print(json.dumps({"done": int(self.model.optimizer.steps_spent)}))

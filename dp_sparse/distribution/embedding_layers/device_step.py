@@ -12,13 +12,8 @@ from dp_sparse.clipping import Rows, exact
 from dp_sparse.core import UnsupportedLayerError, replicas, xla
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, Table
-from dp_sparse.training import (
-    Used,
-    count_examples,
-    led_by_batch,
-    losses_with_padding,
-    real_examples,
-)
+from dp_sparse.sampling import Examples, real_examples
+from dp_sparse.training import Used, led_by_batch, losses_with_padding
 
 Batch = dict[str, Any]
 
@@ -34,7 +29,7 @@ def sums_of(
     Whatever check fails is found afterwards, by the caller; the tables got gradients of 0 then.
 
     Returns:
-        Over all replicas `counts`, int32 `[3]` as `BatchSums.counts`, and `rows`, int32, chosen in
+        Over all replicas `counts`, int32 `[3]` as `Amounts.counts`, and `rows`, int32, chosen in
         each table; this replica's `dense` sums, float32 or float64, `losses`, `output_losses` and
         `outputs`; and the checks.
     """
@@ -42,15 +37,13 @@ def sums_of(
         lookup = layer.look_up(batch["features"], batch["id_weights"])
         activations = {f.name: lookup.activations[f.name] for f in tables.features}
         run = _backward(model, tables, batch, activations, draw)
-        optimizer, real = tables.private_optimizer, real_examples((None, None, batch["weights"]))
+        optimizer, real = tables.private_optimizer, real_examples(batch["examples"])
         clip_norm, style = tables.grid.clip_norm_before_rounding, optimizer.clipping
         found = clipping.scaled(run.uses, clip_norm, run.losses, real, style)
-        sums = {id(variable): total for variable, total in found.dense_sums()}
+        sums = found.dense_sums()
     good = tf.reduce_all([check.condition for check in checks]) if checks else tf.constant(True)
     lookup.push(_output_gradients(tables, batch, run.cotangents, found, good, draw))
-    everyone: dict[str, Any] = {
-        "counts": count_examples(found, real, tf.int32),
-    }
+    everyone: dict[str, Any] = {"counts": found.counts(real, tf.int32)}
     everyone["rows"] = tf.stack([tf.reduce_sum(batch["filled"][t.path]) for t in tables.tables])
     everyone = replicas.merged(replicas.summed, everyone)
     dense = [sums.get(id(v), tf.zeros(v.shape)) for v in model.trainable_variables]
@@ -78,8 +71,7 @@ def recorded_pass(
         feature.name: tf.random.stateless_normal([rows, t.width], seeds(_MADE_UP + i, "int32"))
         for i, (t, feature) in numbered
     }
-    own = {name: batch[name] for name in ("x", "y", "weights", "keep", "first")}
-    own["weights"] = {**own["weights"], "marker": own["weights"]["present"]}
+    own = {name: batch[name] for name in ("examples", "keep", "first")}
 
     def observe(company: Any) -> tuple[Used, tf.Tensor, bool]:
         examples, rows = company
@@ -128,7 +120,7 @@ def _backward(
         for name, own in zip(activations, gradients[len(targets) :], strict=True)
     }
     uses += [(table, _rows(table, batch, cotangents)) for table in tables.tables]
-    losses = led_by_batch(uses, losses, batch["weights"])
+    losses = led_by_batch(uses, losses, batch["examples"].present)
     return _Backward(recording, losses, of_outputs, cotangents, uses)
 
 
@@ -140,14 +132,15 @@ def _forward(
     tape: tf.GradientTape,
     draw: noise.Draw,
 ) -> tuple[clipping.Recording, tf.Tensor, list[tf.Tensor]]:
-    x = {**batch["x"], **activations}
+    examples: Examples = batch["examples"]
+    x = {**examples.x, **activations}
     recording = clipping.record(model, x, tape, tables.examples, _seeds(draw))
     if recording.seeds_drawn > _ROUNDING:
         raise UnsupportedLayerError(
             f"Expected at most {_ROUNDING} random layers, got {recording.seeds_drawn}: the secret "
             "seeds of others would be used twice. Leave some out."
         )
-    losses, of_outputs = losses_with_padding(model, batch["y"], recording.outputs, batch["weights"])
+    losses, of_outputs = losses_with_padding(model, examples, recording.outputs)
     return recording, losses, of_outputs
 
 

@@ -18,8 +18,8 @@ import tensorflow as tf
 from dp_sparse import noise
 from dp_sparse.core import BadExampleError, PrivacyError, grouped, require
 from dp_sparse.distribution.embedding_layers.private_tables import Feature, PrivateTables, Table
+from dp_sparse.sampling import Batch, batch_of, real_examples
 from dp_sparse.selection import RowChoice, TableLookups
-from dp_sparse.training import real_examples
 
 _SENT = ("features", "id_weights", "keep", "first", "noise", "filled")
 
@@ -60,10 +60,10 @@ class HostStep:
             BadExampleError: When it runs, an id or a weight out of its range.
             PrivacyError: When it runs, more rows than there is room for, once in 10^13 steps.
         """
-        batch = self._padded((x, y, weights))
-        x, y, weights = batch
+        examples, marker = self._padded(batch_of((x, y, weights)))
+        x, real = examples.x, real_examples(examples)
         ids = {feature.name: read_ids(feature, x, table) for table, feature in self._pairs()}
-        lookups = [self._lookups(table, ids, real_examples(batch)) for table in self._tables.tables]
+        lookups = [self._lookups(table, ids, real) for table in self._tables.tables]
         draw = self._key.next_draw()
         chosen = self._optimizer.choose_rows(lookups, draw)
         parts = [
@@ -71,9 +71,8 @@ class HostStep:
             for each in zip(self._tables.tables, lookups, chosen, strict=True)
         ]
         sent = _joined([*parts, *self._of_noise(chosen, draw)])
-        marker = weights.pop("marker")
-        whole = {"x": other_inputs(x, self._tables), "y": y, "weights": weights, "marker": marker}
-        return {**sent, **whole}
+        others = examples._replace(x=other_inputs(x, self._tables))
+        return {**sent, "examples": others, "marker": marker}
 
     def to_look_up(self, x: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """The layer's features and weights for ids `[rows, ...]`, with no row chosen."""
@@ -91,7 +90,7 @@ class HostStep:
     def _pairs(self) -> list[tuple[Table, Feature]]:
         return [(table, feature) for table in self._tables.tables for feature in table.features]
 
-    def _padded(self, batch: Any) -> Any:
+    def _padded(self, batch: Batch) -> Batch:
         missing = self._tables.examples - self._optimizer.plan.sampling.batch_capacity
         return tf.nest.map_structure(
             lambda leaf: tf.pad(leaf, [[0, missing]] + [[0, 0]] * (leaf.shape.rank - 1)), batch

@@ -15,7 +15,7 @@ from dp_sparse.distribution.embedding_layers import device_step
 from dp_sparse.distribution.embedding_layers.host_step import HostStep, other_inputs
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer, layer_of
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, check_optimizer
-from dp_sparse.optimizers import PrivateSums
+from dp_sparse.sampling import batch_of
 from dp_sparse.training import build_for, metrics
 
 _DRAW = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
@@ -140,15 +140,15 @@ def _check(model: keras.Model, tables: PrivateTables) -> None:
 
 def _build(model: keras.Model, tables: PrivateTables, layer: TableLayer, spec: Any) -> None:
     """Creates all variables, those of the layer too, before anything is traced."""
-    x, y, weights = spec
-    nothing = tf.nest.map_structure(
-        lambda of: tf.zeros([tables.examples, *of.shape[1:]], of.dtype), x
-    )
+    examples, _ = batch_of(spec)
+    x, size = examples.x, tables.examples
+    nothing = tf.nest.map_structure(lambda of: tf.zeros([size, *of.shape[1:]], of.dtype), x)
     layer.build(*HostStep(tables).to_look_up(nothing))
     widths = {feature.name: table.width for table in tables.tables for feature in table.features}
     rows = tables.private_optimizer.plan.sampling.batch_capacity
     inputs = {name: tf.TensorSpec([rows, width]) for name, width in widths.items()}
-    build_for(model, tables.private_optimizer, ({**other_inputs(x, tables), **inputs}, y, weights))
+    inputs = {**other_inputs(x, tables), **inputs}
+    build_for(model, tables.private_optimizer, examples._replace(x=inputs))
     if tables.private_optimizer.tables:
         own = [table.path for table in tables.private_optimizer.tables]
         raise PrivacyError(
@@ -188,7 +188,7 @@ class _Steps:
     def _check_isolation(self, batch: device_step.Batch, draw: _DRAW) -> None:
         """Before the step, which updates the layer's tables on its way."""
         progress = self._optimizer.diagnostics.isolation
-        present = self._strategy.experimental_local_results(batch["weights"]["present"])
+        present = self._strategy.experimental_local_results(batch["examples"].present)
         if not any(np.any(part) for part in present):
             return
         scheduled = bool(progress.scheduled())
@@ -225,7 +225,7 @@ class _Steps:
             known = all(leaf.shape[0] is not None for leaf in tf.nest.flatten(company))
             observer = clipping.Observer(self._model, recorded, company, own_size=known)
             self._names = observer.names
-            present = batch["weights"]["present"]
+            present = batch["examples"].present
             return isolation.coupled(observer, company, present, seed, whole)
 
         return tf.reduce_max(tf.stack(self._of_replicas(of_replica, batch, draw)))
@@ -262,11 +262,9 @@ class _Steps:
         dense = [self._summed(total) for total in found["dense"]]
         with tf.control_dependencies(self._checks(made, outcomes)):  # counts of steps wait, too
             if not self._tables.on_tpu:  # before the update: regularisers count at the same weights
-                data = batch["x"], batch["y"], batch["weights"]
                 kept = found["outputs"], found["losses"], found["output_losses"]
-                metrics.update(self._model, data, *kept)
-            with clipping.update_from([*dense, *draw]):
-                self._apply(dense, draw)
+                metrics.update(self._model, batch["examples"], *kept)
+            self._release_and_update(dense, draw)
             totals = self._optimizer.diagnostics
             totals.add(self._own(found["counts"]))
             totals.rows.assign_add(tf.cast(self._own(found["rows"]), tf.int64))
@@ -274,13 +272,16 @@ class _Steps:
         total = tf.add_n([tf.reduce_sum(of_replica) for of_replica in losses])
         return tf.stack([total, tf.cast(self._own(found["counts"])[0], tf.float32)])
 
-    def _apply(self, dense: list[tf.Tensor], draw: _DRAW) -> None:
+    def _release_and_update(self, dense: list[tf.Tensor], draw: _DRAW) -> None:
         """Adds noise to the sums of the dense variables, and updates these on every replica."""
+        nothing = clipping.zero_sums([], [], [], 0).amounts
         variables = self._model.trainable_variables
-        sums = PrivateSums(list(zip(variables, dense, strict=True)), [])
-        noisy = [mean for _, mean in self._optimizer.release(sums, noise.Draw(*draw))]
-        apply = lambda means: self._optimizer.optimizer.apply(replicas.divided(means), variables)  # noqa: E731
-        self._strategy.run(apply, args=(noisy,))
+        sums = clipping.ClippedSums(variables, [], [], nothing._replace(dense=dense))
+        noisy = self._optimizer.release(sums, noise.Draw(*draw))
+        with clipping.update_from(noisy.tensors()):
+            variables, means = zip(*self._optimizer.update_tables(noisy), strict=True)
+            apply = lambda means: self._optimizer.optimizer.apply(replicas.parts(means), variables)  # noqa: E731
+            self._strategy.run(apply, args=(means,))
 
     def _summed(self, value: Any) -> tf.Tensor:
         """Over all replicas, on the host, in float64."""
@@ -296,4 +297,4 @@ class _Steps:
         for check, (condition, values) in zip(made, outcomes, strict=True):
             by_replica: Callable[[Any], Any] = lambda index: tuple(of(v)[index] for v in values)  # noqa: B023, E731
             required += [check.check(c, by_replica(i)) for i, c in enumerate(of(condition))]
-        return [operation for operation in required if operation is not None]
+        return required

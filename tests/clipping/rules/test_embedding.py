@@ -88,11 +88,12 @@ def test_rows_outside_the_choice_are_zeroed_before_clipping() -> None:
         losses = tf.reduce_sum(tf.square(recording.outputs), axis=[1, 2])
     [(table, use)] = recording.uses(tape.gradient(losses, recording.targets))
     chosen = use.restricted(tf.constant([[-1, 0], [-1, -1]]))
-    result = clipping.clip([(table, chosen)], {id(table): tf.constant(1)}, 0.1, losses, tf.ones(2))
+    result = clipping.scaled([(table, chosen)], 0.1, losses, tf.ones(2))
     row_2 = 2 * table.numpy()[2]
     np.testing.assert_allclose(result.squared_norms, [np.sum(row_2**2), 0], rtol=1e-5, atol=1e-30)
     expected = row_2 * min(1, 0.1 / np.linalg.norm(row_2))
-    np.testing.assert_allclose(result.tables[0][1][0], expected, rtol=1e-5)
+    sums = result.row_sums({id(table): tf.constant(1)})[id(table)]
+    np.testing.assert_allclose(sums[0], expected, rtol=1e-5)
     del y
 
 

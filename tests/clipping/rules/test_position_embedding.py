@@ -103,8 +103,8 @@ def test_a_start_and_a_length_known_at_run_time_only() -> None:
             recording = clipping.record(model, inputs, tape, batch_capacity=4)
             losses = tf.reduce_sum(recording.outputs, axis=[1, 2])
         uses = recording.uses(tape.gradient(losses, recording.targets))
-        found = clipping.clip(uses, {}, 0.1, losses, tf.ones_like(losses))
-        return dict((v.path, s) for v, s in found.dense)[model.positions.position_embeddings.path]
+        found = clipping.scaled(uses, 0.1, losses, tf.ones_like(losses)).dense_sums()
+        return found[id(model.positions.position_embeddings)]
 
     assert np.any(sums(x)[2:6] != 0, axis=1).all()
     np.testing.assert_array_equal(sums(x)[:2], 0)

@@ -172,7 +172,7 @@ def test_padding_chooses_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     batch = next(
         iter(optimizer.plan.sampling.batches((x, y, weights)).map(host_step.HostStep(tables)))
     )
-    (first,) = np.flatnonzero(batch["weights"]["sample_weight"].numpy())
+    (first,) = np.flatnonzero(batch["examples"].sample_weight.numpy())
     for name, keep in batch["keep"].items():
         assert not np.delete(keep.numpy(), first, 0).any()
         assert keep.numpy()[first].any() or name == "words"

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dp_sparse.core.config import fingerprint
-from dp_sparse.sampling.marker import SEEDED, Marker, is_sampled, new_nonce, sampled_batch
+from dp_sparse.sampling.batch import is_sampled, sampled_batch
+from dp_sparse.sampling.marker import SEEDED, Marker, new_nonce
 from dp_sparse.sampling.poisson import PoissonSampling
 
 

@@ -1,0 +1,63 @@
+"""What a step releases of its clipped sums: noise, once, then division by the expected batch size.
+
+Source: Ghazi et al., NeurIPS 2023, equation 1, where the realised batch size is printed.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import noise
+
+
+class NoisyMeans(NamedTuple):
+    """All that a step releases of gradients; an update reads this and nothing else of the batch.
+
+    Attributes:
+        dense: Each dense variable with its noisy mean gradient.
+        tables: Each table with the same on its chosen rows; of LazyDP the noisy sum, float64.
+        unclipped: The noisy statistic of the clipping style over the expected batch size; None
+            where the style has none.
+    """
+
+    dense: list[tuple[keras.Variable, tf.Tensor]]
+    tables: list[tuple[keras.Variable, tf.IndexedSlices]]
+    unclipped: tf.Tensor | None = None
+
+    def tensors(self) -> list[tf.Tensor]:
+        """All that they hold."""
+        slices = [part for _, rows in self.tables for part in (rows.values, rows.indices)]
+        rest = [] if self.unclipped is None else [self.unclipped]
+        return [*(mean for _, mean in self.dense), *slices, *rest]
+
+
+def noisy_dense(
+    dense: Sequence[tuple[keras.Variable, tf.Tensor]],
+    deviation: noise.Number,
+    batch_size: float,
+    draw: noise.Draw,
+) -> list[tuple[keras.Variable, tf.Tensor]]:
+    """Each variable with its noisy mean, float32."""
+    totals = [total for _, total in dense]
+    means = noise.noisy_means(totals, deviation, batch_size, draw, noise.Purpose.DENSE)
+    return [(variable, mean) for (variable, _), mean in zip(dense, means, strict=True)]
+
+
+def noisy_rows(
+    slices: Sequence[tf.IndexedSlices],
+    deviation: noise.Number,
+    batch_size: float,
+    draw: noise.Draw,
+) -> list[tf.IndexedSlices]:
+    """Each table's noisy mean on its chosen rows, float32, from one stream for all tables."""
+    if not slices:
+        return []
+    flat = tf.concat([tf.reshape(rows.values, [-1]) for rows in slices], 0)
+    noisy = noise.noisy_mean(flat, deviation, batch_size, draw, noise.Purpose.ROWS)
+    parts = tf.split(noisy, tf.stack([tf.size(rows.values) for rows in slices]))
+    return [
+        tf.IndexedSlices(tf.reshape(part, tf.shape(rows.values)), rows.indices)
+        for part, rows in zip(parts, slices, strict=True)
+    ]
