@@ -1,1 +1,1 @@
-"""What the README claims, each re-run by one command: `python -m benchmarks.NAME [--quick]`."""
+"""The measurements of the README, each one command: `python -m benchmarks.NAME [--quick]`."""

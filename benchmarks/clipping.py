@@ -3,15 +3,15 @@
 Lee and Kifer (arXiv 2009.03106, section 6) compare, on one batch of MNIST's shape: a step without
 privacy (stock Keras as it compiles on a CPU, without XLA), "nxBP" (a loop over the examples, one
 gradient each), "multiLoss" (the Jacobian of the vector of losses), and exact clipping at the cost
-of about one batch gradient: tensorflow-privacy's, where that package is installed and knows all
-layers, and ours. All use Adam; the private ones clip to 1 and add noise. "stock+noise" is a step
-without privacy and, after it, our noise for as many values. The Transformer reads 64
-tokens of 5,000 words, so that a step of it takes less than a second. `-` marks what cannot run, or
-needs more than 512 MiB for per-example gradients.
+of about one batch gradient: ours and, if it is installed and has all layers, tensorflow-privacy's.
+All use Adam; the private ones clip to 1 and add noise. "stock+noise" is a step without privacy,
+followed by our noise for as many values. The Transformer reads 64 tokens of 5,000 words, so that
+its step takes less than a second. `-` marks what cannot run, or needs more than 512 MiB for
+per-example gradients.
 
-Memory is what one warm step adds at its peak to the tensors that were alive before it, as counted
-by TensorFlow's BFC allocator, which all candidates use here: resident memory tells nothing, since
-the default allocator keeps what it once had. Scratch inside kernels of XLA and oneDNN is not
+Memory is the peak that one warm step adds to the tensors that existed before it, as counted by
+TensorFlow's BFC allocator, which all candidates use here. Resident memory would not show it, since
+the default allocator does not return memory. Scratch memory of XLA and oneDNN kernels is not
 counted.
 
 `--sweep` gives the paper's other figures: `depth` (7), `batch_size` (6), `image_size` (9: a
@@ -87,7 +87,7 @@ def peak_memory(way: str, build: Build, batch: int) -> int:
 
 
 def largest_batch(way: str, build: Build) -> int:
-    """The largest batch whose process stays within the limit, to an eighth of itself."""
+    """The largest batch whose process stays within the limit, to within an eighth."""
 
     def fits(batch: int) -> bool:
         spawn = multiprocessing.get_context("spawn")

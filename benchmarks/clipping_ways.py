@@ -1,7 +1,7 @@
 """Ways to make a training step: without privacy, and with per-example clipping of four kinds.
 
-Each takes a function that makes a model, the batch size and how many steps may be taken, and gives
-a function whose call is one step. It raises NotImplementedError where it cannot run.
+Each takes a function that makes a model, the batch size and the number of steps, and returns a
+function that makes one step. It raises NotImplementedError if it cannot run.
 """
 
 import functools
@@ -53,7 +53,7 @@ def train_steps(model: keras.Model, batches: Iterator[object]) -> Step:
 
 
 def stock_and_noise_step(build: Build, batch: int, steps: int) -> Step:
-    """Stock Keras, then our noise for as many values as are trained: what no way can undercut."""
+    """Stock Keras, then our noise for every trained value: no private step can be faster."""
     step, key = stock_step(build, batch, steps), noise.NoiseKey()
     shapes = [variable.shape for variable in build().trainable_variables]
 

@@ -1,4 +1,4 @@
-"""XLA and replicas: what compiling a step costs or saves, and what several replicas add to it.
+"""XLA and replicas: what compiling a step costs or saves, and what several replicas cost.
 
 The pCTR step of `benchmarks.pctr_step` in graph mode and compiled by XLA; the step of one table of
 1e5 to 1e7 rows compiled; and two replicas on two logical CPU devices, batches of half the size

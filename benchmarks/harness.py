@@ -1,10 +1,10 @@
-"""Timing in turns, and the form in which every benchmark reports.
+"""Timing in turns, and the report of every benchmark.
 
-Candidates run one after the other, round after round, in one process; medians of each are compared,
-so that a slow minute of a shared machine touches all of them alike. The last line printed is one
-JSON object: the benchmark's name and metrics, whether the run was quick, and the machine, date,
-commit and versions that it was measured with. `--out` appends that line to a file;
-`benchmarks.table` makes README's table of such lines.
+Candidates run one after the other, round after round, in one process, and their medians are
+compared, so that a slow minute of a shared machine slows all of them alike. The last line printed
+is one JSON object: the benchmark's name and metrics, whether the run was quick, and the machine,
+date, commit and versions. `--out` appends that line to a file, and `benchmarks.table` makes the
+table of README from such lines.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """What every benchmark takes: `--quick` ends within a minute and keeps the keys."""
+    """The options of every benchmark; `--quick` ends within a minute and has the same keys."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--quick", action="store_true", help="fewer rounds, the same keys")
     made.add_argument("--out", type=Path, help="a JSON-lines file to which the result is appended")
@@ -34,7 +34,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def arguments(description: str) -> argparse.Namespace:
-    """The command line of a benchmark that takes no more."""
+    """The command line of a benchmark without other options."""
     return parser(description).parse_args()
 
 
@@ -60,7 +60,7 @@ def finish(result: object) -> None:
 
 
 def forget() -> None:
-    """Frees what the last candidates held."""
+    """Frees the memory of the last candidates."""
     tf.keras.backend.clear_session()
     gc.collect()
 
@@ -72,7 +72,7 @@ def report(
     metrics: Mapping[str, float],
     options: argparse.Namespace,
 ) -> None:
-    """Prints the table, then the JSON line, which goes to the file of `--out`, too."""
+    """Prints the table and the JSON line, and appends the line to the file of `--out`."""
     lines = [list(map(str, headers)), *([_shown(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
     for line in lines:
@@ -90,7 +90,7 @@ def _shown(cell: object) -> str:
 
 
 def _origin() -> dict[str, object]:
-    """Where and with what the figures were measured."""
+    """The machine, date, commit and versions of a measurement."""
     return {
         "machine": {"cpu": _cpu_model(), "cores": os.cpu_count()},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

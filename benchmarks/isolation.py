@@ -1,4 +1,4 @@
-"""What the isolation checks cost a run of 200 steps of the pCTR model, and how often they trace it.
+"""What the isolation checks cost a run of 200 pCTR steps, and how often they trace the model.
 
 Steps with the first check, with a later one and without are timed in turns on the model of
 `benchmarks.pctr_step` (26 tables, 1e5 rows, batch 2,048); three of the first 200 batches are
@@ -62,7 +62,7 @@ def steps_by_check(model: keras.Model, batches: Iterator[object], rounds: int) -
 
 
 def main() -> None:
-    """Prints ms a step and the share of a run."""
+    """Prints ms a step and the part of a run's time."""
     options = harness.arguments(__doc__ or "")
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
     count = 3 * (rounds + WARM_UP)

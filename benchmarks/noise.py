@@ -1,8 +1,9 @@
 """What one Gaussian noise value costs, for 598 x 598 dense parameters, on this machine.
 
 Compared are the noise of the training step (float64 inverse CDF fused by XLA, added to a sum), the
-same for rows of a changing number (unfused), half the sum of four of TensorFlow's normals, and one
-of TensorFlow's normals, whose tails end at 5.68 σ and which no private step may use.
+same noise for a changing number of rows (not fused), half the sum of four of TensorFlow's normals,
+and one of TensorFlow's normals. The last has tails that end at 5.68 σ, so no private step may use
+it.
 """
 
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""A model that is one embedding table, and private steps on it; next to nothing else is timed."""
+"""A model that is one embedding table, and private steps on it: almost nothing else is timed."""
 
 from collections.abc import Callable, Iterator
 

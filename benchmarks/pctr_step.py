@@ -1,7 +1,7 @@
 """A private step of the pCTR model against stock Keras: 26 tables, batch 2,048, Adagrad, 1e5 to 1e7
 rows in all.
 
-Both train on the same batches, without padding (a stream); the input pipeline is outside the clock.
+Both train on the same batches, without padding (a stream). The input pipeline is not timed.
 """
 
 import itertools
@@ -36,7 +36,7 @@ def private_step(
     jit_compile: bool = False,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Callable[[], object]:
-    """One call is one DP-AdaFEST step; under `strategy` it is to be called in its scope."""
+    """One call is one DP-AdaFEST step; call it in the scope of `strategy`, if there is one."""
     sampling = dp_sparse.StreamSampling(num_examples=BATCH * batches, batch_size=BATCH)
     budget = dp_sparse.PrivacyBudget(epsilon=8.0, delta=1e-6)
     plan = dp_sparse.PrivacyPlan(budget, sampling).calibrate()

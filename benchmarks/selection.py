@@ -1,11 +1,11 @@
-"""What choosing rows costs, and how it grows with the tables.
+"""What selecting rows costs, and how it grows with the tables.
 
-Three tables. First DP-AdaFEST's selection alone, from c = 1e5 to 1e9 rows, at the same expected
-number of false rows: one selection takes a batch's lookups (2,048 examples, 26 tables) to its
-survivors. Then a training step of each method on one table of 1e5, 1e6 and 1e7 rows (d = 64, batch
+It prints three tables. First DP-AdaFEST's selection alone, from c = 1e5 to 1e9 rows, at the same
+expected number of false rows: one selection of survivors for a batch's lookups (2,048 examples, 26
+tables). Then a training step of each method on one table of 1e5, 1e6 and 1e7 rows (d = 64, batch
 1,024, plain SGD): DP-FEST and DP-AdaFEST+ with 1,000 rows selected beforehand, exponential
-selection of 100 rows, LazyDP, and DP-SGD, the only one whose step grows. Last `select_top_k`
-counting Criteo's 26 features, 45 million synthetic rows.
+selection of 100 rows, LazyDP, and DP-SGD, the only one whose step grows. Last `select_top_k`, which
+counts Criteo's 26 features in 45 million made-up examples.
 """
 
 from collections.abc import Callable, Iterator
@@ -49,13 +49,13 @@ def selection(num_rows: int) -> Callable[[], object]:
 
 
 def _rows(vocabulary: int) -> dp_sparse.SelectedRows:
-    """Public ones, spread over the table."""
-    chosen = np.linspace(0, vocabulary - 1, SELECTED).astype(np.int64)
-    return dp_sparse.SelectedRows.public({one_table.NAME: chosen}, {one_table.NAME: vocabulary})
+    """Public rows, spread over the table."""
+    selected = np.linspace(0, vocabulary - 1, SELECTED).astype(np.int64)
+    return dp_sparse.SelectedRows.public({one_table.NAME: selected}, {one_table.NAME: vocabulary})
 
 
 def makers(vocabulary: int) -> dict[str, one_table.Make]:
-    """Each method's optimizer from a plan; "dpsgd" is the one that is not flat."""
+    """Each method's optimizer from a plan; only the cost of "dpsgd" grows with the table."""
     sgd = keras.optimizers.SGD
     return {
         "adafest": lambda plan: dp_sparse.DPAdaFESTOptimizer(sgd(one_table.RATE), plan, 1.0),
@@ -89,7 +89,7 @@ def step_seconds(method: str, sizes: dict[str, int], rounds: int) -> dict[str, f
 
 
 def counting_rate(examples: int) -> float:
-    """Rows a second of `select_top_k` over examples with Criteo's 26 features."""
+    """Examples a second that `select_top_k` counts, with Criteo's 26 features."""
     rng = np.random.default_rng(0)
     tables = {f"feature_{i}": size for i, size in enumerate(TABLE3_VOCABULARIES)}
     chunk = {

@@ -1,9 +1,8 @@
 """README's table of figures, written from the results of the benchmarks.
 
 `python -m benchmarks.NAME --out benchmarks/results.jsonl` adds a line to the results;
-`python -m benchmarks.table` takes the newest line of each benchmark and rewrites what stands
-between two markers in README. With `--check` it writes nothing, and fails if README says anything
-else.
+`python -m benchmarks.table` takes the newest line of each benchmark and rewrites the text between
+two markers in README. With `--check` it writes nothing, and fails if README has another text.
 """
 
 import argparse
@@ -98,12 +97,12 @@ ROWS = (
         "{exponential_flatness_1e7_over_1e5}; {lazy_flatness_1e7_over_1e5}",
     ),
     Row(
-        "Rows a second that `select_top_k` counts, 26 features",
+        "Examples a second that `select_top_k` counts, 26 features",
         "selection",
         "{top_k_rows_per_second}",
     ),
     Row(
-        "Isolation checks, share of a pCTR run of 200 steps",
+        "Isolation checks, part of the time of a pCTR run of 200 steps",
         "isolation",
         "{share_of_200_steps:.1%}",
     ),
@@ -145,7 +144,7 @@ def newest(lines: Sequence[str]) -> Results:
 
 
 def table(results: Results) -> str:
-    """What stands between README's markers."""
+    """The text between README's markers."""
     lines = ["| | measured | printed by |", "|---|---|---|"]
     for row in ROWS:
         figures = {key: Figure(value) for key, value in results[row.benchmark]["metrics"].items()}

@@ -7,14 +7,14 @@ position alone predicts the next item, as in the paper, or all positions do. All
 private ones clip to 1 and add noise:
 
 - `stock` is Keras without privacy, as it compiles on a CPU, without XLA;
-- `ghost` is ours without the trick for the vocabulary: the table's norms are the ordinary
+- `ghost` is ours without the method for tied tables: the table's norms are the ordinary
   ⟨x xᵀ, dz dzᵀ⟩, in which a lookup is a product with a one-hot row of the vocabulary's length;
-- `vmap` makes the gradients of all examples, by `tf.vectorized_map`;
+- `vmap` computes the gradients of all examples, by `tf.vectorized_map`;
 - `ours`.
 
-`-` marks what needs more than 1 GiB for one-hot rows or per-example gradients. Where all positions
-predict, a batch is 8 examples: at 50,000 items one copy of their logits is 305 MiB. Memory is what
-one warm step adds at its peak, as in `benchmarks.clipping`.
+`-` marks what needs more than 1 GiB for one-hot rows or per-example gradients. If all positions
+predict, a batch has 8 examples: at 50,000 items one copy of their logits is 305 MiB. Memory is the
+peak that one warm step adds, as in `benchmarks.clipping`.
 """
 
 import argparse

@@ -4,8 +4,8 @@ d = 64, batch 1,024, one id an example, SGD.
 
 Three steps on equal batches: DP-AdaFEST through Keras, the leanest non-private step (gather,
 gradient, scatter, in one graph), and DP-SGD with dense noise of the same quality, as fast as we
-could write it: one XLA kernel draws the noise and updates the table. The loss is linear in the
-looked-up row, so that next to nothing but the embedding is timed.
+could make it: one XLA kernel draws the noise and updates the table. The loss is linear in the
+looked-up row, so almost nothing but the embedding is timed.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """The five small classifiers of Lee and Kifer, section 6.1.1 (arXiv 2009.03106), giving logits.
 
 An MLP, a CNN, an RNN and an LSTM on images, and a Transformer encoder on token ids. The depth
-arguments are those that the paper's figures 5 to 7 vary. Where the paper leaves a choice open, the
-function that makes it says so.
+arguments are those that the paper's figures 5 to 7 vary. Where the paper does not say something,
+the docstring of the function says what was chosen.
 """
 
 from collections.abc import Sequence
@@ -188,6 +188,6 @@ def _recurrent(
     images = keras.Input(tuple(input_shape), name="images")
     values = keras.layers.Reshape((input_shape[0], -1), name="rows")(images)
     for index, count in enumerate(units, start=1):
-        inner = index < len(units)  # hands every step to the next layer, not the last alone
+        inner = index < len(units)  # the next layer reads every step, not the last one alone
         values = layer(count, return_sequences=inner, name=f"{name}_{index}")(values)
     return classifier(images, values, num_classes, name)

@@ -30,7 +30,7 @@ def dlrm(
     Args:
         vocabularies: Buckets of each categorical feature.
         num_integers: Integer features, already log-transformed.
-        width: Of every table, and of the bottom MLP's output.
+        width: The width of every table, and of the bottom MLP's output.
         bottom: Widths of the ReLU layers before that output.
         top: Widths of the ReLU layers after the interaction.
         embeddings_initializer: Of the tables, as in Keras.
@@ -62,7 +62,7 @@ def dcn(
         vocabularies: Buckets of each categorical feature.
         num_integers: Integer features, already log-transformed.
         crosses: Cross layers; the l-th multiplies up to l + 1 features.
-        rank: Of each cross's matrix; None for whole ones.
+        rank: The rank of each cross layer's matrix; None for full rank.
         hidden: Widths of the ReLU layers.
         embeddings_initializer: Of the tables, as in Keras.
 

@@ -1,10 +1,10 @@
-"""What the image models have in common: how they begin and how they end."""
+"""The first and the last layers that the image models have in common."""
 
 import keras
 
 
 def with_channels(images: keras.KerasTensor) -> keras.KerasTensor:
-    """`[batch, height, width]` as one channel; images that have channels as they are."""
+    """Adds one channel to images `[batch, height, width]`; leaves images with channels."""
     if len(images.shape) == 4:
         return images
     return keras.layers.Reshape((*images.shape[1:], 1), name="one_channel")(images)

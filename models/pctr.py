@@ -52,10 +52,10 @@ def pctr_over_rows(
     num_integers: int = 13,
     hidden: Sequence[int] = (598, 598, 598, 598),
 ) -> keras.Model:
-    """The click model without its tables, whose rows somebody else looks up.
+    """The click model without its tables; its inputs are looked-up rows.
 
     Args:
-        widths: Of each categorical feature's rows.
+        widths: The width of each categorical feature's rows.
         num_integers: As `pctr`.
         hidden: As `pctr`.
 

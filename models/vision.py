@@ -1,9 +1,9 @@
 """ResNet-18, ResNet-101 (He et al., 2016) and VGG-16 (Simonyan and Zisserman, 2015), giving logits.
 
-Each example must be normalised by itself, so GroupNormalization (Wu and He, 2018) stands where the
-published networks, or their later variants, have BatchNormalization; its scale and offset are
-trained, and parameter counts stay the published ones. Lee and Kifer, sections 6.5 to 6.7, vary the
-image size and the batch. Without dropout, which private noise replaces.
+Each example must be normalised by itself, so GroupNormalization (Wu and He, 2018) replaces the
+BatchNormalization of the published networks, or of their later variants. Its scale and offset are
+trained, and parameter counts are the published ones. Lee and Kifer, sections 6.5 to 6.7, vary the
+image size and the batch. There is no dropout, which private noise replaces.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,8 +61,8 @@ def vgg16(
 ) -> keras.Model:
     """VGG-16 with normalised convolutions: 138 million parameters at 224×224.
 
-    The first fully connected layer sees every place of the last stage, so its size, unlike those
-    of the ResNets, depends on the image's.
+    The first fully connected layer has all pixels of the last stage as inputs, so its size depends
+    on the image's, unlike that of the ResNets.
 
     Args:
         input_shape: Of one image of at least 32×32, with or without channels.

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, beside their place and renamed into it."""
+"""Files that are written whole or not at all: under another name first, and then renamed."""
 
 import contextlib
 import os
@@ -11,8 +11,8 @@ from typing import IO
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """Opens a file to write bytes, which replaces `path` when the block ends.
 
-    The folder is made if need be. A block that raises leaves what stood at `path`, and no other
-    file.
+    Makes the folder if it is missing. If the block raises, `path` stays as it was, and no other
+    file remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")

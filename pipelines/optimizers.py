@@ -28,5 +28,5 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_sentence(error: Exception) -> str:
-    """Without the lines in which Keras prints whole configs."""
+    """The first line of Keras' message; later lines print whole configs."""
     return str(error).splitlines()[0]

@@ -1,7 +1,7 @@
-"""dp-accounting's accountant of privacy loss distributions, taught some more events.
+"""dp-accounting's accountant of privacy loss distributions, with some more events.
 
-It carries the error of its own arithmetic, too: losses are rounded up by what float64 may have
-taken from them (`privacy_loss.rounded_up`), and `composition`, which adds them up, does the same.
+It also bounds the error of its own arithmetic: losses are rounded up by the most that float64 may
+have lost (`privacy_loss.rounded_up`), and `composition`, which adds losses up, does the same.
 """
 
 import functools
@@ -32,27 +32,27 @@ def epsilon_of(event: dp_accounting.DpEvent, delta: float, interval: float) -> f
 
 @functools.lru_cache(maxsize=8)  # a composed loss takes some megabytes
 def accountant_of(event: dp_accounting.DpEvent, interval: float) -> "Accountant":
-    """What has composed `event`, and nothing else, from losses on a grid of `interval`."""
+    """An accountant that has composed `event` alone, from losses on a grid of `interval`."""
     accountant = Accountant(value_discretization_interval=interval)
     accountant.compose(event)
     return accountant
 
 
 class Accountant(PLDAccountant):
-    """Knows Gumbel top-k, pure privacy, and Poisson samples of compositions, too.
+    """An accountant that also knows Gumbel top-k, pure privacy, and Poisson-sampled compositions.
 
     ### Formal Guarantees
-    Neighbouring datasets differ by one example added or removed; both directions are accounted and
-    the larger δ counts. Losses are rounded up to the grid, and probabilities by what float64 may
-    have taken from them, so ε is never understated. What has no noise, or a loss too large for the
-    grid, makes ε infinite.
+    Neighbouring datasets differ by one example added or removed. Both directions are accounted, and
+    the larger δ counts. Losses are rounded up to the grid, and probabilities by the most that
+    float64 may have lost, so ε is never understated. An event without noise, or with a loss too
+    large for the grid, makes ε infinite.
     """
 
     _pld: PrivacyLossDistribution
 
     @property
     def distribution(self) -> PrivacyLossDistribution:
-        """What has been composed so far."""
+        """The privacy loss of everything composed so far."""
         return self._pld
 
     def add(self, loss: PrivacyLossDistribution, count: int = 1) -> "Accountant":
@@ -89,9 +89,9 @@ class Accountant(PLDAccountant):
         if isinstance(event, GumbelTopKDpEvent | PureDpEvent) and (
             not do_compose or _is_unbounded(event)
         ):
-            event = dp_accounting.NonPrivateDpEvent()  # which is known, and has no finite ε
+            event = dp_accounting.NonPrivateDpEvent()  # a known event without a finite ε
         if isinstance(event, dp_accounting.GaussianDpEvent):
-            sigma = event.noise_multiplier / math.sqrt(count)  # of all together
+            sigma = event.noise_multiplier / math.sqrt(count)  # of all `count` together
             event, count = dp_accounting.GaussianDpEvent(sigma), 1
         loss = None
         if do_compose and not _is_degenerate(event):
@@ -104,7 +104,7 @@ class Accountant(PLDAccountant):
     def _maybe_compose_sampled(
         self, event: dp_accounting.PoissonSampledDpEvent, count: int, do_compose: bool
     ) -> Any:
-        """Several releases from one sample: their composition, then what sampling saves."""
+        """Several releases from one sample: composes them, then accounts for the sampling."""
         interval = self._value_discretization_interval
         inner = Accountant(value_discretization_interval=interval)
         error = inner._maybe_compose(event.event, 1, do_compose)
@@ -123,7 +123,7 @@ def _is_unbounded(event: GumbelTopKDpEvent | PureDpEvent) -> bool:
 
 
 def _is_degenerate(event: dp_accounting.DpEvent) -> bool:
-    """Whether one of its numbers is 0: it has no noise, or never runs."""
+    """Whether a number of the event is 0: it has no noise, or never runs."""
     values = attr.astuple(event, recurse=False)
     inner = [value for value in values if isinstance(value, dp_accounting.DpEvent)]
     return any(isinstance(value, int | float) and value == 0 for value in values) or any(
@@ -132,7 +132,7 @@ def _is_degenerate(event: dp_accounting.DpEvent) -> bool:
 
 
 def _loss_of(event: dp_accounting.DpEvent, interval: float) -> PrivacyLossDistribution | None:
-    """The privacy loss of one mechanism on a grid; none for what is made of other events."""
+    """The privacy loss of one mechanism on a grid; None for an event made of other events."""
     on = {"value_discretization_interval": interval}
     match event:
         case GumbelTopKDpEvent():

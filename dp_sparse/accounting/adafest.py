@@ -6,12 +6,15 @@ import scipy.stats
 
 
 def split_noise(noise_multiplier: float, ratio: float) -> tuple[float, float]:
-    """σ1 = σ√(1 + r²) of the map and σ2 = σ√(1 + 1/r²) of the gradient, together σ; r = σ1/σ2."""
+    """σ1 = σ√(1 + r²) of the map and σ2 = σ√(1 + 1/r²) of the gradient, with `ratio` r = σ1/σ2.
+
+    Both together cost what σ costs.
+    """
     return noise_multiplier * math.sqrt(1 + ratio**2), noise_multiplier * math.sqrt(1 + ratio**-2)
 
 
 def survival_probability(threshold: float, deviation: float) -> float:
-    """p0 = Ψ(τ / s), the chance that a row nobody looked up survives.
+    """p0 = Ψ(τ / s), the probability that a row that no example looked up survives.
 
     The noise has standard deviation s = σ1·C1.
     """
@@ -21,6 +24,6 @@ def survival_probability(threshold: float, deviation: float) -> float:
 def default_threshold(expected_false_rows: float, num_rows: int, deviation: float) -> float:
     """τ for which `expected_false_rows` of c rows are expected to survive on noise alone.
 
-    At most half of the rows.
+    They are at most half of the rows.
     """
     return float(deviation * scipy.stats.norm.isf(min(expected_false_rows / num_rows, 0.5)))

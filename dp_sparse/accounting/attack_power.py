@@ -1,15 +1,17 @@
-"""What a curve δ(ε) leaves to an attacker: the true-positive rate of a membership test, at most.
+"""The highest true-positive rate of a membership test, from a curve δ(ε).
 
-A membership test sees all that was released and says whether an example was in the data. Its
-false-positive rate is the chance that it says so of an example that was not, its true-positive rate
-the chance that it says so of one that was. O(points of the curve).
+A membership test sees everything released and decides whether an example was in the data. Its
+false-positive rate is the probability that it says yes for an example that was not. Its
+true-positive rate is the probability that it says yes for one that was. O(points of the curve).
 """
 
 import numpy as np
 
 from dp_sparse.accounting.privacy_loss import LARGEST, UNIT
 
-EPSILONS = np.concatenate([[0.0], np.geomspace(1e-4, LARGEST, 1023)])  # where curves are taken
+EPSILONS = np.concatenate(
+    [[0.0], np.geomspace(1e-4, LARGEST, 1023)]
+)  # at which curves are evaluated
 
 
 def true_positive_rate(
@@ -26,16 +28,16 @@ def true_positive_rate(
         false_positive_rate: FPR in (0, 1).
 
     ### Formal Guarantees
-    Let (ε, δ)-differential privacy hold at each point, whichever of two neighbouring datasets
-    comes first. A test rejects on a set of releases. Of that set privacy says TPR ≤ e^ε·FPR + δ,
-    and of its complement 1 − FPR ≤ e^ε·(1 − TPR) + δ (Wasserman and Zhou 2010, Theorem 2.4;
-    Kairouz, Oh and Viswanath 2015, Theorem 2.1). Each point gives a bound, so their minimum is one,
-    whatever the points. With all ε ≥ 0 it is the symmetric trade-off function that has this δ(ε),
-    and no test of a pair that has this curve in both directions is better (Dong, Roth and Su 2022,
-    section 2). It holds for every test, also one that knows all other examples and one that is
-    randomised, and for either of the two datasets as the one that is wrongly suspected.
+    Let (ε, δ)-differential privacy hold at each point, in both directions between two neighbouring
+    datasets. A test says yes for a set of releases. Privacy of that set gives TPR ≤ e^ε·FPR + δ,
+    and privacy of its complement gives 1 − FPR ≤ e^ε·(1 − TPR) + δ (Wasserman and Zhou 2010,
+    Theorem 2.4; Kairouz, Oh and Viswanath 2015, Theorem 2.1). Each point gives a bound, so their
+    minimum is a bound, for any points. With all ε ≥ 0 it is the symmetric trade-off function of
+    this δ(ε): for a pair with this curve in both directions no bound is smaller (Dong, Roth and Su
+    2022, section 2). The bound holds for every test, also for a randomised one and for one that
+    knows all other examples, and whichever of the two datasets is the true one.
     """
     ahead = np.exp(epsilons) * false_positive_rate + deltas
     reverse = -np.expm1(-epsilons) + np.exp(-epsilons) * (false_positive_rate + deltas)
-    rounding = 1 + 16 * UNIT  # terms are positive, so their errors stay relative
+    rounding = 1 + 16 * UNIT  # terms are positive, so errors are relative
     return min(float(np.min(np.minimum(ahead, reverse))) * rounding, 1.0)

@@ -1,4 +1,4 @@
-"""The search for the smallest noise that meets a condition: of a plan, or of a selection."""
+"""The search for the smallest noise that meets a condition, for a plan or for a selection."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ FINE, COARSE = 1e-4, 1e-3  # intervals of the privacy loss; the accountant round
 LIMITS = (1e-2, 1e4)  # of the noise multiplier
 _TOLERANCE = 1e-4
 
-Meets = Callable[[float], bool]  # whether a noise does, and with it every larger one
+Meets = Callable[[float], bool]  # whether a noise meets it; if one does, every larger one does
 
 
 def smallest_meeting(
@@ -18,17 +18,17 @@ def smallest_meeting(
     limits: tuple[float, float],
     relative: bool = False,
 ) -> float:
-    """The smallest noise that meets a condition, on the side that meets it.
+    """The smallest noise that meets a condition, rounded to a noise that meets it.
 
     Args:
         meets: The condition, which holds from some noise on.
-        start: Two noises to begin with, moved by factors until the answer is between them.
-        factor: By which they are moved.
-        limits: The least noise that is tried, and the most.
-        relative: Whether the answer is found to 1e-4 of itself, and not to 1e-4.
+        start: Two noises to begin with, multiplied or divided until the answer is between them.
+        factor: What they are multiplied or divided by.
+        limits: The least noise and the most noise to try.
+        relative: Whether the error is at most 1e-4 of the answer, instead of 1e-4.
 
     Returns:
-        The noise; infinite when none up to the limit meets the condition.
+        The noise; infinite if none up to the limit meets the condition.
     """
     low, high = start
     while not meets(high):
@@ -41,12 +41,12 @@ def smallest_meeting(
 
 
 def smallest_noise_multiplier(meets: Callable[[float, float], bool]) -> float:
-    """The smallest one to 1e-4, on the side that meets the condition; `LIMITS[1]` must meet it.
+    """The smallest one that meets the condition, to 1e-4 above it; `LIMITS[1]` must meet it.
 
     A coarse search (pessimistic, ten times faster), then a fine one around its answer.
 
     Args:
-        meets: Whether a noise multiplier does, at an interval of the privacy loss.
+        meets: Whether a noise multiplier meets the condition, at an interval of the privacy loss.
     """
     least = (LIMITS[0], math.inf)
     coarse = smallest_meeting(lambda s: meets(s, COARSE), (0.5, 1.0), factor=2, limits=least)
@@ -58,7 +58,7 @@ def smallest_noise_multiplier(meets: Callable[[float, float], bool]) -> float:
 
 
 def _around(meets: Meets, start: float) -> tuple[float, float]:
-    """One that does not meet the condition and one that does, from `start` on in growing steps."""
+    """A noise that does not meet the condition and one that does, searched for from `start` on."""
     step = _TOLERANCE
     if not meets(start):
         low, high = start, start + step

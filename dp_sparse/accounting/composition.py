@@ -1,23 +1,23 @@
-"""Privacy losses added up many times, every probability rounded up by the error it may have.
+"""The sum of many privacy losses, with every probability rounded up by its possible error.
 
-A distribution of T losses is the T-th power of a Fourier transform, which multiplies the rounding
-error of the transform by T, and spreads it evenly over all losses where δ is made of rare ones. At
-T = 10⁵ and δ = 2·10⁻⁸ that was 10⁻⁴ of ε, and the processor decided on the sign. Two things keep
-the error small. Losses are tilted, p_j·e^(θj) / M(θ), so that rare ones are likely and the error is
-relative to Chernoff's bound of their tail; each θ gives an upper bound of every probability, and
-the least counts. And what is raised to a power is 1 + z of which z is computed: the largest
-probability stands at place 0, the next ones are transformed by sines, the few others by FFT.
-A few FFTs of as many points as the composed losses take.
+The distribution of a sum of T losses is the T-th power of a Fourier transform. The power multiplies
+the transform's rounding error by T and spreads it evenly over all losses, while δ comes from rare
+ones. At T = 10⁵ and δ = 2·10⁻⁸ the error was 10⁻⁴ of ε, of a sign that depended on the processor.
+Two things keep it small. First, losses are tilted, p_j·e^(θj) / M(θ), so that rare ones become
+likely and the error is relative to Chernoff's bound of their tail. Each θ gives an upper bound of
+every probability, and the least is taken. Second, the number raised to a power is 1 + z, and z is
+what is computed: the largest probability stands at place 0, the next ones are transformed by sines,
+and the small others by FFT. The cost is a few FFTs of as many points as the composed losses have.
 
 ### Formal Guarantees
-No probability is below that of exact arithmetic, where numbers are IEEE 754's, and elementary
-functions and roots of unity within a unit in the last place. With u = 2⁻⁵³, an FFT of n numbers
-that add up to m takes log2(n) levels, each of a product by a root of unity and a sum, together
-below 5u (radix 3 and 5 cost less than the levels they stand for): each entry is within
-5u·log2(n)·m. Sines, log1p and what follows are within 16u of the sizes of their terms. An error e
-of 1 + z moves its T-th power by less than T·e·(|1 + z| + 2e)^(T−1), and a probability by the mean
-of that over all entries. What wraps around only adds to a probability; losses outside of the
-window, less than e⁻⁴⁶ on each side by Chernoff's bound, count as infinite.
+No probability is below that of exact arithmetic, provided that numbers are IEEE 754's and that
+elementary functions and roots of unity are within a unit in the last place. With u = 2⁻⁵³, an FFT
+of n numbers that add up to m takes log2(n) levels, each of a product by a root of unity and a sum,
+together below 5u (levels of radix 3 and 5 cost less than the ones that they replace): each entry is
+within 5u·log2(n)·m. Sines, log1p and what follows are within 16u of the sizes of their terms. An
+error e of 1 + z moves its T-th power by less than T·e·(|1 + z| + 2e)^(T−1), and a probability by
+the mean of that over all entries. Losses that wrap around only add to a probability. Losses outside
+of the window, less than e⁻⁴⁶ on each side by Chernoff's bound, count as infinite.
 """
 
 import dataclasses
@@ -31,17 +31,17 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dp_sparse.accounting.privacy_loss import UNIT
 
-_OUTSIDE = 46.0  # −log of what may lie on each side of the window
+_OUTSIDE = 46.0  # −log of the probability on each side of the window
 _STEP = 16.0  # nats of Chernoff's bound between two tilts
-_STEEPEST = 64.0  # θ at which nothing but the largest loss is left
-_BY_SINES = 16, 1e-3  # at most so many probabilities, of at least that
-_NOTHING = -80.0  # log of a power that is left out
+_STEEPEST = 64.0  # θ at which only the largest loss has weight
+_BY_SINES = 16, 1e-3  # at most 16 probabilities, each at least 1e-3
+_NOTHING = -80.0  # log below which a power is left out
 
-Part = tuple[DensePLDPmf, int]  # a loss, and how many of it are added up
+Part = tuple[DensePLDPmf, int]  # a loss, and how often it is added
 
 
 def composed(losses: Sequence[tuple[PrivacyLossDistribution, int]]) -> PrivacyLossDistribution:
-    """The loss of mechanisms run one after the other, each so many times, all on one grid."""
+    """The loss of mechanisms run one after the other, each `int` times, all on one grid."""
     removed = _composed([(loss._pmf_remove, count) for loss, count in losses])
     if all(loss._symmetric for loss, _ in losses):
         return PrivacyLossDistribution(removed)
@@ -111,9 +111,9 @@ class _Tilt:
 
 
 def _tilts(parts: Sequence[Part], sign: int, most: float) -> list[_Tilt]:
-    """From none on in one direction, until Chernoff's bound is e⁻⁴⁶ or nothing is left to tilt.
+    """Tilts from θ = 0 in one direction, until Chernoff's bound is e⁻⁴⁶ or θ is `_STEEPEST`.
 
-    Between two of them, its logarithm changes by `most` or less.
+    From one tilt to the next the logarithm of the bound changes by at most `most`.
     """
     found, step = [_tilt(parts, 0.0)], min(4 / _deviation(parts), 1.0)
     while found[-1].nats < _OUTSIDE and abs(found[-1].theta) < _STEEPEST:
@@ -142,7 +142,7 @@ def _tilt(parts: Sequence[Part], theta: float) -> _Tilt:
 
 
 def _tilted(loss: DensePLDPmf, theta: float) -> tuple[np.ndarray, float, float]:
-    """Probabilities times e^(θ·place) over the sum of them all, its logarithm, their mean place."""
+    """Normalised probabilities times e^(θ·place), the logarithm of their sum, their mean place."""
     places = np.arange(loss.size, dtype=np.float64)
     largest = max(theta * (loss.size - 1), 0.0)
     weights = loss._probs * np.exp(theta * places - largest)
@@ -153,7 +153,7 @@ def _tilted(loss: DensePLDPmf, theta: float) -> tuple[np.ndarray, float, float]:
 def _window(
     parts: Sequence[Part], upwards: Sequence[_Tilt], downwards: Sequence[_Tilt]
 ) -> np.ndarray:
-    """The places of the parts' sum, from 0 for all their least losses, but for e⁻⁴⁶ either side."""
+    """The places of the parts' sum without e⁻⁴⁶ on each side; 0 is the sum of least losses."""
     largest = sum(count * (loss.size - 1) for loss, count in parts)
     last = min(largest, *(math.ceil(tilt.window_end) for tilt in upwards if tilt.theta))
     first = max(0, *(math.floor(tilt.window_end) for tilt in downwards if tilt.theta))
@@ -172,7 +172,7 @@ def _probabilities(parts: Sequence[Part], tilt: _Tilt, places: np.ndarray, size:
     centre = sum(count * transform.centre for transform, count in transforms)
     steepest = max(abs(tilt.theta) * loss.size for loss, _ in parts)
     rounding = 8 * UNIT * (1 + steepest) * sum(count for _, count in parts)  # of all exponents
-    with np.errstate(over="ignore"):  # infinite is an upper bound, too
+    with np.errstate(over="ignore"):  # infinity is an upper bound, too
         untilted = np.exp(tilt.log_sum - tilt.theta * places) * (1 + rounding)
         return tilted[(places - centre) % size] * untilted
 
@@ -182,11 +182,11 @@ class _Transform:
     """Some entries of the Fourier transform 1 + z of probabilities around the largest of them.
 
     Attributes:
-        centre: Where that one stands.
-        largest: That one itself.
+        centre: The place of the largest probability.
+        largest: The largest probability.
         log_size: log |1 + z|.
-        angle: Of 1 + z.
-        error: Of 1 + z.
+        angle: The angle of 1 + z.
+        error: The error of 1 + z.
     """
 
     centre: int

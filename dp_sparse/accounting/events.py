@@ -1,6 +1,6 @@
 """Events that dp-accounting does not have, and all events as JSON-ready dictionaries.
 
-A saved plan keeps the releases it paid for.
+A saved plan contains the releases that it pays for.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import dp_accounting
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class PureDpEvent(dp_accounting.DpEvent):
-    """A mechanism of which nothing is known but that it is (ε, 0)-differentially private.
+    """Any mechanism that is (ε, 0)-differentially private.
 
     ### Formal Guarantees
     Neighbouring datasets differ by one example added or removed. Any such mechanism is a

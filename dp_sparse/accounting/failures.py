@@ -17,14 +17,14 @@ def epsilon_beside_failures(
     failure_delta: Callable[[float], float],
     interval: float,
 ) -> float:
-    """ε of `event` at the budget's δ less the share of failures; infinity if there is none.
+    """ε of `event` at the budget's δ less what failures take of it; infinity if there is none.
 
     Args:
         event: What is released.
-        budget: δ; and the ε from which the search begins, below which it need not be exact.
-        failure_delta: What failures take of δ at an ε. It grows with ε, so rounds go upwards until
-            the two agree.
-        interval: Of the privacy loss distributions.
+        budget: Its δ; and its ε, at which the search begins. An answer below it need not be exact.
+        failure_delta: What failures take of δ at an ε. It grows with ε, so ε is raised until the
+            two agree.
+        interval: The grid of the privacy loss distributions.
     """
     taken, epsilon = 0.0, budget.epsilon
     for attempt in range(_ROUNDS):

@@ -2,7 +2,8 @@
 
 A row that an example looks up with probability f is looked up K ~ Poisson(B·f) times in a batch,
 and survives if s·K + N(0, (σ1·C1)²) reaches τ, with s = min(1, C1/√p) for p lookups an example.
-Expected numbers of rows are sums of these probabilities, on a grid of B·f; time O(rows).
+Expected numbers of rows are sums of these probabilities, which are computed on a grid of B·f. Time
+O(rows).
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from dp_sparse.accounting.adafest import default_threshold, split_noise, surviva
 from dp_sparse.core import validate
 
 _GRID = np.concatenate([[0.0], np.geomspace(1e-9, 1e9, 1801)])  # of B·f
-_SUMMED = 200.0  # up to which mean numbers of lookups are summed over, not taken for normal
+_SUMMED = 200.0  # means of K up to this are summed exactly; beyond, K is taken as normal
 _COUNTS = np.arange(1, 400)
 
 
@@ -27,11 +28,11 @@ class TableForecast:
     """What a step is expected to do to one table.
 
     Attributes:
-        rows: Of the table.
-        looked_up: Rows that a batch looks up; None where frequencies are not known.
-        survivors: Of those, the rows that survive; None likewise.
-        false_rows: Rows that survive though the batch did not look them up; all rows are counted
-            where frequencies are not known.
+        rows: All rows of the table.
+        looked_up: Rows that a batch looks up; None if frequencies are not known.
+        survivors: The looked-up rows that survive; None if frequencies are not known.
+        false_rows: Rows that survive though the batch did not look them up. If frequencies are not
+            known, every row counts as not looked up.
     """
 
     rows: int
@@ -51,11 +52,11 @@ class Forecast:
 
     Attributes:
         noise_multiplier: σ of a step.
-        contribution_noise_multiplier: σ1, of the contribution map.
-        gradient_noise_multiplier: σ2, of the clipped sum.
+        contribution_noise_multiplier: σ1 of the contribution map.
+        gradient_noise_multiplier: σ2 of the clipped sum.
         contribution_clip_norm: C1.
         threshold: τ.
-        lookups: p of an example.
+        lookups: p, the most lookups of one example.
         tables: What a step does to each table.
     """
 
@@ -78,14 +79,14 @@ class Forecast:
         return sum(table.rows for table in self.tables.values()) / max(self.rows_per_step, 1e-12)
 
     def __str__(self) -> str:
-        share = min(1.0, self.contribution_clip_norm / math.sqrt(self.lookups))
+        added = min(1.0, self.contribution_clip_norm / math.sqrt(self.lookups))
         deviation = self.contribution_noise_multiplier * self.contribution_clip_norm
         return "\n".join(
             [
                 f"sigma = {self.noise_multiplier:.4g}: sigma1 = "
                 f"{self.contribution_noise_multiplier:.4g} for the contribution map, sigma2 = "
                 f"{self.gradient_noise_multiplier:.4g} for the gradient",
-                f"threshold = {self.threshold:.4g}; an example adds {share:.4g} to each of its "
+                f"threshold = {self.threshold:.4g}; an example adds {added:.4g} to each of its "
                 f"{self.lookups} rows, noise has deviation {deviation:.4g}",
                 f"rows noised a step: {self.rows_per_step:,.4g}, {self.row_reduction:,.4g} times "
                 "fewer than all",
@@ -134,10 +135,10 @@ def forecast(
     of_map, of_gradient = split_noise(
         noise_multiplier, validate.positive("noise_ratio", noise_ratio)
     )
-    deviation, share = of_map * clip_norm, min(1.0, clip_norm / math.sqrt(lookups))
+    deviation, added = of_map * clip_norm, min(1.0, clip_norm / math.sqrt(lookups))
 
     def at(threshold: float) -> Forecast:
-        survival = _survival_of_means(threshold, share, deviation)
+        survival = _survival_of_means(threshold, added, deviation)
         found = {
             name: _of_table(f, expected_batch_size, survival, threshold, deviation)
             for name, f in frequencies.items()
@@ -194,14 +195,17 @@ def _checked(name: str, table: Any) -> Any:
 
 
 def _survival_of_means(
-    threshold: float, share: float, deviation: float
+    threshold: float, added: float, deviation: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """P[looked up and survives] and P[looked up], at each mean number of lookups of the grid."""
+    """P[looked up and survives] and P[looked up] for each mean number of lookups of the grid.
+
+    An example adds `added` to a row that it looks up.
+    """
     few = _GRID <= _SUMMED
     chances = scipy.stats.poisson.pmf(_COUNTS, _GRID[few, np.newaxis])
-    survives = scipy.stats.norm.sf((threshold - share * _COUNTS) / deviation)
-    spread = np.sqrt(share**2 * _GRID[~few] + deviation**2)
-    many = scipy.stats.norm.sf((threshold - share * _GRID[~few]) / spread)
+    survives = scipy.stats.norm.sf((threshold - added * _COUNTS) / deviation)
+    spread = np.sqrt(added**2 * _GRID[~few] + deviation**2)
+    many = scipy.stats.norm.sf((threshold - added * _GRID[~few]) / spread)
     return np.concatenate([chances @ survives, many]), -np.expm1(-_GRID)
 
 

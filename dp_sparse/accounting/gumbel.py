@@ -1,15 +1,15 @@
-"""What the one-shot Gumbel top-k costs: the privacy loss of its event.
+"""The privacy loss of one-shot Gumbel top-k.
 
-The paper (Ghazi et al., NeurIPS 2023, B.1) takes its one-shot Gumbel top-k for (ε, 0)-DP, which it
-is not: its pure price is k·ε. Two bounds hold instead, with ε0 = 1 / scale:
+The paper (Ghazi et al., NeurIPS 2023, B.1) says that its one-shot Gumbel top-k is (ε, 0)-DP. It is
+not: its cost in pure DP is k·ε. Two bounds hold instead, with ε0 = 1 / scale:
 
 - the noisy histogram itself: an example that adds 1 to m counts divides m exponential variables by
-  e^ε0, so that the privacy loss is that of a Gamma(m) variable (`histogram_delta`);
-- peeling: Gumbel top-k equals k exponential mechanisms in a row, each of range ε0 and thus
+  e^ε0, so the privacy loss is that of a Gamma(m) variable (`histogram_delta`);
+- peeling: Gumbel top-k equals k exponential mechanisms one after the other, each of range ε0 and so
   (ε0² / 8)-zCDP (Dong et al. 2020; Cesar and Rogers 2021), converted as in Canonne et al. 2020.
 
-The mechanism's true curve δ(ε) is convex in e^ε and below both, so below the convex hull of their
-minimum, which `privacy_loss` turns into a distribution.
+The mechanism's true curve δ(ε) is convex in e^ε and below both bounds. So it is below the convex
+hull of their minimum, which `privacy_loss` turns into a distribution.
 """
 
 import math
@@ -45,7 +45,7 @@ def histogram_delta(
 
 
 def peeling_delta(epsilon: np.ndarray, scale: float, selected: int) -> np.ndarray:
-    """δ(ε) of `selected` exponential mechanisms in a row, by zCDP with ρ = k·ε0² / 8.
+    """δ(ε) of `selected` exponential mechanisms one after the other, by zCDP with ρ = k·ε0² / 8.
 
     `min over α of e^((α−1)(αρ−ε)) / (α−1) · (1−1/α)^α`; the minimum is where
     `(2α−1)ρ + log(1−1/α) = ε`, solved by interpolation (any α gives a bound).
@@ -83,5 +83,5 @@ def _curves(event: GumbelTopKDpEvent, losses: np.ndarray) -> tuple[np.ndarray, n
 
 
 def is_unbounded(event: GumbelTopKDpEvent) -> bool:
-    """Whether losses beyond `privacy_loss.LARGEST` are so likely that no ε is worth stating."""
+    """Whether losses beyond `privacy_loss.LARGEST` are so likely that ε counts as infinite."""
     return bool(np.maximum(*_curves(event, np.array([privacy_loss.LARGEST])))[0] > 0.5)

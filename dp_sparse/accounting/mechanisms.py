@@ -8,13 +8,13 @@ import dp_accounting
 import scipy.special
 
 from dp_sparse.accounting.events import PureDpEvent
-from dp_sparse.core import Family, validate
+from dp_sparse.core import Registered, validate
 from dp_sparse.noise import REACH
 
 
 @dataclasses.dataclass(frozen=True)
-class Mechanism(Family, abc.ABC):
-    """A step's releases, with one number left for `calibrate` to find: the noise multiplier."""
+class Mechanism(Registered, abc.ABC):
+    """A step's releases; `calibrate` finds their one free number, the noise multiplier."""
 
     @abc.abstractmethod
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
@@ -41,7 +41,7 @@ class GaussianMechanism(Mechanism):
     ### Formal Guarantees
     Several Gaussian releases from one batch, of sensitivity Δ_m and standard deviation s_m, are one
     Gaussian mechanism of noise multiplier σ with σ⁻² = Σ_m (Δ_m / s_m)². Only σ enters the
-    accounting; an optimizer splits it.
+    accounting; how an optimizer divides it among its releases does not matter.
     """
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
@@ -58,12 +58,13 @@ class ExponentialSelection(Mechanism):
     """One step selects rows by exponential mechanisms, then releases Gaussian noise on them.
 
     With σ of the Gaussian, each of the k selections is (ε0, 0)-private with
-    ε0 = 1 / (√k · noise_ratio · σ): to first order all k then cost what a Gaussian mechanism of
-    noise multiplier noise_ratio · σ costs. For `ExponentialSelectionOptimizer`.
+    ε0 = 1 / (√k · noise_ratio · σ). To first order all k together then cost what a Gaussian
+    mechanism of noise multiplier noise_ratio · σ costs. For `ExponentialSelectionOptimizer`.
 
     Attributes:
         rows_per_step: k > 0, over all tables together.
-        noise_ratio: The selection's noise multiplier over the gradients' σ, > 0.
+        noise_ratio: The noise multiplier of a Gaussian mechanism that costs what all k selections
+            cost, divided by the σ of the gradients; > 0.
 
     Examples:
         >>> import dp_sparse
@@ -74,10 +75,10 @@ class ExponentialSelection(Mechanism):
         >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling, mechanism)
 
     ### Formal Guarantees
-    Selecting k rows by Gumbel noise is k exponential mechanisms in a row (Durfee and Rogers 2019),
-    each (ε0, 0)-private and as such dominated by randomised response. They and the Gaussian
-    mechanism see one batch: their privacy losses are composed first, and what sampling saves is
-    applied to the whole.
+    Selecting k rows by Gumbel noise is k exponential mechanisms one after the other (Durfee and
+    Rogers 2019). Each is (ε0, 0)-private, and so dominated by randomised response. They and the
+    Gaussian mechanism see one batch: their privacy losses are composed first, and the amplification
+    by sampling is applied to the composition.
     """
 
     rows_per_step: int
@@ -110,16 +111,16 @@ class ExponentialSelection(Mechanism):
 
 
 def beyond_reach(noise_multiplier: float) -> float:
-    """The chance that a step's releases lie where those without an example of it may not reach.
+    """The probability that a step's releases would be impossible without one of its examples.
 
-    `Ψ(R − 1/σ)` with R = `noise.REACH`, up to which noise takes every value.
+    It is `Ψ(R − 1/σ)` with R = `noise.REACH`, up to which noise takes every value.
 
     ### Formal Guarantees
-    An example of the batch moves the releases of a step by a_j deviations in coordinate j, over all
-    releases Σ a_j² ≤ 1/σ². Beyond R
-    its privacy loss may be infinite, with probability Σ_j (Ψ(R − a_j) − Ψ(R)). A term over a_j²
-    grows with a_j from 1.6/R on, so of large terms one coordinate that takes all of 1/σ is the
-    worst; small ones are at most e·φ(R)·a_j, less than 3·10⁻¹⁵·√d/σ over d of them, which is left
-    out: from d = 10⁵ on, at σ = 1, it is the larger of the two.
+    An example of the batch moves the releases of a step by a_j deviations in coordinate j, and
+    Σ a_j² ≤ 1/σ² over all releases. Beyond R its privacy loss may be infinite, with probability
+    Σ_j (Ψ(R − a_j) − Ψ(R)). A term divided by a_j² grows with a_j from 1.6/R on, so the worst case
+    of large terms is one coordinate that takes all of 1/σ. Small terms are at most e·φ(R)·a_j, less
+    than 3·10⁻¹⁵·√d/σ over d of them. They are left out; from d = 10⁵ on, at σ = 1, they are the
+    larger of the two.
     """
     return float(scipy.special.ndtr(1 / noise_multiplier - REACH))

@@ -1,8 +1,8 @@
 """The privacy plan: budget, sampling, mechanism and other releases in one frozen object.
 
 `calibrate` finds the smallest noise multiplier that meets the budget; `spent` and `statement` say
-what a run of a given length costs. Privacy loss distributions (interval 1e-4), rounded up, account
-for all of it; one evaluation takes 0.3 to 1 s whatever the number of steps.
+what a run of a given length costs. All costs come from privacy loss distributions (interval 1e-4),
+rounded up. One evaluation takes 0.3 to 1 s for any number of steps.
 """
 
 import dataclasses
@@ -31,15 +31,15 @@ _GAUSSIAN = GaussianMechanism()
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan:
-    """What one training run guarantees, and the noise that makes it so.
+    """What one training run guarantees, and the noise that it needs for that.
 
     Attributes:
         budget: The (ε, δ) of the whole run.
-        sampling: How batches are drawn; carries the amplification and the neighbouring relation.
+        sampling: How batches are drawn; it has the amplification and the neighbouring relation.
         mechanism: What one step releases.
         releases: Everything else released from the same data; set before `calibrate`.
         noise_multiplier: The combined σ of the Gaussian releases of a step, set by `calibrate`.
-        plan_id: Names this calibration; one plan pays for one training run.
+        plan_id: The name of this calibration; one plan pays for one training run.
 
     Examples:
         >>> import dp_sparse
@@ -57,8 +57,8 @@ class PrivacyPlan:
     ### Formal Guarantees
     The outputs of at most `sampling.steps` steps on batches of `sampling.batches(...)`, together
     with `releases`, are (ε, δ)-differentially private under `sampling.neighbouring`. The number of
-    examples and every field here are public. The probabilities that a batch overflows its capacity
-    and that noise ends too early (`mechanisms.beyond_reach`) are inside δ.
+    examples and every field here are public. δ includes the probabilities that a batch exceeds its
+    capacity and that noise ends too early (`mechanisms.beyond_reach`).
     """
 
     budget: PrivacyBudget
@@ -80,11 +80,11 @@ class PrivacyPlan:
     def calibrate(self) -> "PrivacyPlan":
         """Returns a new plan with the smallest noise multiplier that meets the budget.
 
-        It is found to 1e-4, on the feasible side.
+        It is at most 1e-4 above the smallest.
 
         Raises:
-            ValueError: When no noise multiplier meets the budget, because the overflow of the batch
-                capacity or the releases alone exceed it.
+            ValueError: No noise multiplier meets the budget, because batches beyond the capacity or
+                the releases alone exceed it.
         """
         steps, budget = self.sampling.steps, self.budget
         if self.sampling.overflow_delta(budget.epsilon, steps) >= budget.delta:
@@ -109,8 +109,8 @@ class PrivacyPlan:
     def spent(self, steps: int) -> PrivacyBudget:
         """The (ε, δ) after `steps` steps, at the budget's δ.
 
-        Every release counts from the start. ε is rounded up by what the accountant's arithmetic
-        may have lost.
+        Every release counts from the start. ε is rounded up by the most that the accountant's
+        arithmetic may have lost.
         """
         sigma = self._noise_for(steps)
         epsilon = self._epsilon_at(sigma, steps) if steps or self.releases else 0.0
@@ -124,14 +124,14 @@ class PrivacyPlan:
     def attack_power(self, false_positive_rate: float, steps: int | None = None) -> float:
         """The highest true-positive rate that any membership test can have, in (0, 1].
 
-        Of `steps` steps (default: all) and every release together, from the privacy loss
-        distribution that ε comes from: how many of the plan's examples the best attacker finds who
-        wrongly suspects the share `false_positive_rate` of others. Rounded up; 1 if nothing can be
-        said.
+        It holds for `steps` steps (default: all) and every release together, and comes from the
+        same privacy loss distribution as ε. It is the part of the plan's examples that the best
+        attacker recognises, if the attacker wrongly suspects the part `false_positive_rate` of
+        other examples. Rounded up; 1 if there is no bound.
 
         Args:
-            false_positive_rate: In (0, 1): the chance that an example which was not in the data is
-                taken for one that was.
+            false_positive_rate: In (0, 1): the probability that an example which was not in the
+                data is taken for one that was.
             steps: Between 0 and `sampling.steps`.
 
         Raises:
@@ -151,8 +151,8 @@ class PrivacyPlan:
     def statement(self, steps: int | None = None) -> str:
         """What `steps` steps (default: all) guarantee, to whom, and under which assumptions.
 
-        At most 15 short lines: the promise, what is left to an attacker (`attack_power`), what is
-        not covered, and what the promise rests on. Numbers are rounded up.
+        At most 15 short lines: the promise, what an attacker can still do (`attack_power`), what is
+        not covered, and what the promise assumes. Numbers are rounded up.
         """
         steps = self.sampling.steps if steps is None else steps
         spent, (few, more) = self.spent(steps), RATES
@@ -180,21 +180,22 @@ class PrivacyPlan:
     ) -> Forecast:
         """What `DPAdaFESTOptimizer` would do under this plan; print it before training.
 
-        It has the plan's whole σ, as with `FlatClipping`; `QuantileClipping` takes a share of it.
+        It uses the plan's whole σ, as with `FlatClipping`; `QuantileClipping` leaves a little less.
 
         Args:
             tables: For each table its number of rows, or float `[rows]`: the probability that an
                 example looks the row up, from public data or with noise of its own. Without
                 probabilities only rows that survive on noise alone are forecast. For DP-AdaFEST+
-                the same of the selected rows alone.
-            lookups: Of an example over all tables; by default one in each. At least the sum of all
-                probabilities.
-            contribution_clip_norm: C1, as the optimizer has it.
-            noise_ratio: σ1/σ2, as the optimizer has it.
-            threshold: τ; from one of this and the next three the threshold follows.
+                the same, for the selected rows alone.
+            lookups: The most lookups of one example over all tables; by default one in each. At
+                least the sum of all probabilities.
+            contribution_clip_norm: C1 of the optimizer.
+            noise_ratio: σ1/σ2 of the optimizer: the noise multiplier of the contribution map over
+                that of the gradient.
+            threshold: τ. Give this or one of the next three, from which the threshold follows.
             expected_false_rows: Rows a step that survive on noise alone, by default 32 and at most
                 half of all.
-            false_positive_rate: The same for one row that nobody looked up, below ½.
+            false_positive_rate: The probability of that for one row, below ½.
             rows_per_step: The wanted size of the gradient.
 
         Raises:
@@ -239,13 +240,13 @@ class PrivacyPlan:
         return ReleasePrice(release.name, joint, epsilon_of(release.event, self.budget.delta, FINE))
 
     def failure_delta(self, noise_multiplier: float, epsilon: float, steps: int) -> float:
-        """What δ pays for batches beyond capacity and for noise that ends too early."""
+        """The part of δ for batches beyond the capacity and for noise that ends too early."""
         tail = self.sampling.participations(steps) * beyond_reach(noise_multiplier)
         return self.sampling.overflow_delta(epsilon, steps) + tail
 
     @property
-    def digest(self) -> int:
-        """Names what the plan guarantees (sampling, noise, releases), the same in every process."""
+    def fingerprint(self) -> int:
+        """The name of what the plan guarantees: sampling, noise and releases, not the budget."""
         config = {k: v for k, v in self.get_config().items() if k not in ("plan_id", "budget")}
         return fingerprint(config)
 
@@ -273,7 +274,7 @@ class PrivacyPlan:
         )
 
     def _noise_for(self, steps: int) -> float:
-        """σ, if the plan has one and so many steps."""
+        """σ, if the plan has one and has at least `steps` steps."""
         if self.noise_multiplier is None:
             raise ValueError("Expected a calibrated plan, got no noise: use plan.calibrate().")
         if not 0 <= steps <= self.sampling.steps:

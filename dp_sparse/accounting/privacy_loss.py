@@ -1,11 +1,11 @@
-"""Privacy loss distributions from curves δ(ε), and what Poisson sampling makes of one.
+"""Privacy loss distributions from curves δ(ε), and those of Poisson-sampled mechanisms.
 
 ### Formal Guarantees
 A pair of distributions whose curves are at or above a mechanism's, for an example removed and for
-one added, dominates the mechanism, in composition and under sampling, too (Zhu et al. 2022,
-Theorems 10 and 11). True curves are convex in e^ε, so the lower convex hull of any bound is one,
-and "connect the dots" turns it into a distribution on a grid, rounded pessimistically. What float64
-may have lost on the way is added (`rounded_up`). O(grid points).
+one added, dominates the mechanism, also in composition and under sampling (Zhu et al. 2022,
+Theorems 10 and 11). True curves are convex in e^ε, so the lower convex hull of a bound is a bound,
+and "connect the dots" turns it into a distribution on a grid, rounded pessimistically. The most
+that float64 may have lost is added (`rounded_up`). O(grid points).
 """
 
 import functools
@@ -37,12 +37,12 @@ def of_curves(removed: np.ndarray, added: np.ndarray, interval: float) -> Privac
 
 
 def rounded_up(loss: PrivacyLossDistribution) -> PrivacyLossDistribution:
-    """The same loss with what rounding may have taken from it.
+    """The same loss, with the most that rounding may have lost added to it.
 
     - δ(ε) = P[loss ≥ ε] − e^ε·Q[loss ≥ ε] is a difference: off by 512 u·P[loss ≥ ε], u = 2⁻⁵³
       (SciPy's distribution functions are within 306 u, their logarithms within 2 u of themselves,
-      of which none is below −60). Since P[loss ≥ ε] ≤ δ(ε − h) / (1 − e^−h) on a grid of h, a share
-      of 512 u / (1 − e^−h) of all losses, larger by h, adds no less to δ.
+      of which none is below −60). Since P[loss ≥ ε] ≤ δ(ε − h) / (1 − e^−h) on a grid of h, moving
+      the part 512 u / (1 − e^−h) of every probability up by h adds no less to δ.
     - Each probability of "connect the dots" is a difference of slopes, off by 8 u·P[loss ≥ ε].
     """
     removed = _rounded_up(loss._pmf_remove.to_dense_pmf())
@@ -61,7 +61,7 @@ def _rounded_up(pmf: pld_pmf.DensePLDPmf) -> pld_pmf.DensePLDPmf:
 
 
 def of_pure(epsilon: float, interval: float) -> PrivacyLossDistribution:
-    """That of randomised response, which dominates every (ε, 0)-private mechanism."""
+    """The loss of randomised response, which dominates every (ε, 0)-private mechanism."""
     losses = interval * np.arange(2 + math.ceil(epsilon / interval))
     below = np.maximum(-np.expm1(losses - epsilon), 0)  # (e^ε − e^loss) / e^ε
     curve = below / (1 + math.exp(-epsilon))
@@ -79,9 +79,9 @@ def sampled(
     reaches 1.
 
     Args:
-        loss: Of the mechanism on all of its input, add or remove.
-        probability: q in (0, 1], of each example to be in the sample.
-        interval: Of the grid of `loss` and of the result.
+        loss: The loss of the mechanism on all of its input, for add or remove.
+        probability: q in (0, 1], the probability of each example to be in the sample.
+        interval: The grid of `loss` and of the result.
     """
     of_removed, of_added = loss._pmf_remove, loss._pmf_add
     largest = max(

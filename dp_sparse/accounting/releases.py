@@ -1,4 +1,4 @@
-"""What is computed from the training data beside training, and its price."""
+"""What else is computed from the training data, and what it costs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class Release:
     """Something else computed from the same data, composed jointly with training.
 
     Attributes:
-        name: What is released, as the statement prints it.
+        name: What is released, in the words of the statement.
         event: Its cost as a dp-accounting event, under the sampler's neighbouring relation.
 
     Examples:
@@ -41,7 +41,7 @@ class Release:
 
 
 def checked_releases(releases: Any) -> tuple[Release, ...]:
-    """Raises ValueError for what is no `Release`, or no tuple or list of them."""
+    """The releases as a tuple; raises ValueError unless all are `Release`s in a tuple or list."""
     if not isinstance(releases, list | tuple):
         raise ValueError(
             f"Expected releases=(Release(...), ...), a tuple, got releases={releases!r}."
@@ -61,7 +61,7 @@ class ReleasePrice:
 
     Attributes:
         name: The release.
-        joint: By how much it raises the plan's ε.
+        joint: How much it adds to the plan's ε.
         alone: The ε of the release without anything else, at the plan's δ.
     """
 

@@ -1,4 +1,4 @@
-"""What a run guarantees, for a reader in a hurry: the promise, what is left to an attacker, limits.
+"""What a run guarantees, for a reader in a hurry: the promise, what an attacker can do, limits.
 
 At most 15 lines of one or two sentences. The names of releases may make their line longer.
 """
@@ -13,21 +13,21 @@ from dp_sparse.sampling import Sampling
 RATES = (1e-3, 1e-2)  # of false positives
 
 _NOT_COVERED = (
-    "Not covered are choices made by looking at this data, hyper-parameters first, and that no bad "
-    "value ended the run.",
+    "Not covered are choices made from this data, such as hyper-parameters, and that no bad value "
+    "stopped the run.",
     "Nor are training loss, metrics, clip fraction, realised batch sizes, quarantine counts, false "
     "survivors, step time.",
 )
 _COVERED = (
     "Covered are weights, optimizer state and updated rows of one run, at every step, and {}.",
-    "LazyDP (float32 rows) covers no updated rows, and weights and state only as fit and model "
-    "methods give them.",
+    "LazyDP (float32 rows) covers weights and state only as fit and model methods return them, and "
+    "no updated rows.",
 )
 _ASSUMED = (
-    "Adapted statistics and vocabularies and held-out data are assumed public, and batches to "
-    "reach fit as sampled.",
-    "Philox, keyed by the operating system and not cryptographic, draws noise, rounded to about "
-    "2^-10 deviations.",
+    "Assumed: adapted statistics, vocabularies and held-out data are public, and batches reach fit "
+    "as sampled.",
+    "Noise is drawn by Philox (keyed by the operating system, not cryptographic) and rounded to "
+    "about 2^-10 deviations.",
 )
 
 
@@ -46,11 +46,11 @@ def statement(
     Args:
         spent: The (ε, δ) of these steps.
         budget: Of the plan.
-        steps: Of `sampling.steps`.
+        steps: How many of `sampling.steps`.
         sampling: How batches were drawn.
         mechanism: A sentence on one step, with its noise multiplier.
         releases: Each other release with its price.
-        true_positive_rates: The highest of any membership test at each of `RATES`.
+        true_positive_rates: The highest of any membership test at each rate of `RATES`.
     """
     lines = [
         f"({_rounded_up(spent.epsilon, 4)}, {_rounded_up(spent.delta, 3)})-differential privacy "
@@ -88,6 +88,6 @@ def _covered(releases: Sequence[str]) -> list[str]:
 
 
 def _rounded_up(value: float, digits: int) -> str:
-    """A bound in few digits, which is still a bound."""
+    """The bound in few digits, rounded so that it is still a bound."""
     up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
     return f"{float(up.create_decimal(repr(value))):.{digits}g}"

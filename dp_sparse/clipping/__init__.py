@@ -1,8 +1,8 @@
 """Exact per-example clipping at the cost of one forward and one backward pass.
 
-Records a pass, proves that what it recorded of an example is that example's own, takes norms and
-sums from the records. Only of small variables are there per-example gradients: of biases, scales,
-small kernels. May use: `core`.
+It records a pass, proves that what it recorded of an example depends on that example alone, and
+computes norms and sums from the records. Only small variables (biases, scales, small kernels) have
+per-example gradients in memory. May use: `core`.
 """
 
 from dp_sparse.clipping import isolation
@@ -14,7 +14,7 @@ from dp_sparse.clipping.coverage import (
     tables_read_whole,
     tapped_layers,
 )
-from dp_sparse.clipping.graph_guard import audited, update_from
+from dp_sparse.clipping.graph_guard import guarded, update_from
 from dp_sparse.clipping.isolation_progress import IsolationProgress
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
 from dp_sparse.clipping.machine_check import self_check
@@ -55,10 +55,10 @@ __all__ = [
     "Tied",
     "Use",
     "Used",
-    "audited",
     "count_tensors",
     "embedding_tables",
     "exact",
+    "guarded",
     "isolation",
     "metric_variables",
     "not_zero",

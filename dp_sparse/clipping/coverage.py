@@ -1,4 +1,4 @@
-"""Which layers would be recorded, by which rules, and which cannot be trained privately."""
+"""Which layers of a model are recorded, by which rules, and which cannot be trained privately."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from dp_sparse.clipping.rules import (
 )
 from dp_sparse.core import UnsupportedLayerError
 
-# Preprocessing layers, and the argument that makes their state public.
+# Preprocessing layers, and the argument that gives them a public state.
 _ADAPTED = {
     keras.layers.Normalization: "input_mean",
     keras.layers.StringLookup: "input_vocabulary",
@@ -25,11 +25,11 @@ _LORA = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding)
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What a model's layers are covered by, found without running it.
+    """The rules of a model's layers, found without running it.
 
     Attributes:
         taps: The outermost layers that own trainable variables, each with its rule.
-        problems: What cannot be trained privately: paths, reasons and mends.
+        problems: Layers that cannot be trained privately: path, reason and fix of each.
     """
 
     taps: list[tuple[keras.layers.Layer, Rule]]
@@ -37,7 +37,7 @@ class Survey:
 
 
 def survey(model: keras.Model) -> Survey:
-    """The layers whose calls would be recorded, and all layers that cannot be."""
+    """The layers whose calls would be recorded, and all layers that cannot be trained."""
     found: dict[int, tuple[keras.layers.Layer, Rule]] = {}
     problems: list[str] = []
     _collect(model, found, problems)
@@ -48,7 +48,7 @@ def tapped_layers(model: keras.Model) -> list[tuple[keras.layers.Layer, Rule]]:
     """The layers whose calls are recorded, each with its rule.
 
     Raises:
-        UnsupportedLayerError: Naming all layers that cannot be trained privately.
+        UnsupportedLayerError: With all layers that cannot be trained privately.
     """
     found = survey(model)
     if found.problems:
@@ -99,7 +99,7 @@ def _owns_variables(layer: keras.layers.Layer) -> bool:
 
 
 def own_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """Those that belong to no layer inside."""
+    """The variables of a layer that belong to no layer inside it."""
     inside = layer._flatten_layers(include_self=False, recursive=False)
     inner = {id(variable) for layer_inside in inside for variable in layer_inside.variables}
     return [variable for variable in layer.variables if id(variable) not in inner]

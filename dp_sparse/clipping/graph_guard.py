@@ -1,14 +1,15 @@
-"""What a traced graph does beside computing: state that is written, files, Python, random numbers.
+"""The graph guard: it refuses state, files, Python code and known random numbers in a traced graph.
 
-Keras' variables are not all: there are `tf.Variable`s, hash tables, queues, files, and Python code
-that runs in a step. The graph has them all as operations that TensorFlow marks as stateful. Each
-must be known to be harmless, also in functions that the graph calls. Costs trace time alone.
+The variable guard sees Keras' variables alone. There are also `tf.Variable`s, hash tables, queues,
+files, and Python code that runs in a step. The graph has all of them as operations that TensorFlow
+marks as stateful. Each must be known to be harmless, also in functions that the graph calls. This
+costs time when a step is traced, and none when it runs.
 
 ### Formal Guarantees
-Of what is traced inside `audited`, nothing outlives the step but assignments to `writable`, no
-random number can be foretold from constants, and what trains reads no statistic without noise. What
-is traced inside `update_from` depends on the batch by what is allowed alone. Whoever runs such code
-eagerly is not covered, so private steps are always traced.
+Of what is traced inside `guarded`, only assignments to `writable` outlive the step, no random
+number can be predicted from constants, and nothing that trains reads a statistic without noise.
+What is traced inside `update_from` depends on the batch only through `allowed`. Code that runs
+eagerly is not guarded, so private steps are always traced.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from dp_sparse.clipping.graph_reading import (
     passed_on,
     roots,
 )
-from dp_sparse.clipping.graph_seeds import Seeds
+from dp_sparse.clipping.graph_seeds import KnownSeeds
 from dp_sparse.clipping.unnoised import unnoised_variables
 from dp_sparse.core import PrivacyError, UnsupportedLayerError
 
@@ -38,14 +39,14 @@ _HARMLESS = re.compile(
     "ReadVariableOp|ResourceGather(Nd)?|VarHandleOp|VariableShape|VarIsInitializedOp|"  # reading
     "LookupTable(Find|Size|Export)V2|"
     "Assert|CheckNumerics(V2)?|"
-    "If|While|Case|StatefulPartitionedCall|"  # what they call is read, too
-    "TensorArray.*|Stack.*V2|"  # as long as a step
+    "If|While|Case|StatefulPartitionedCall|"  # the functions that they call are read, too
+    "TensorArray.*|Stack.*V2|"  # they do not outlive a step
     "StatelessRandomGetAlg|IsTensorFloat32Enabled|DeviceIndex|_Arg|"
-    "CollectiveBcastRecv(V2)?"  # what was sent is read where it is sent
+    "CollectiveBcastRecv(V2)?"  # what is sent is checked where it is sent
 )
 _CONSOLE = "Print", "PrintV2"
 _SENDS = "CollectiveBcastSend", "CollectiveBcastSendV2"  # a new variable's value, to other workers
-_WITHOUT_STATE = re.compile("PyFuncStateless|Debug.*")  # which TensorFlow does not mark as stateful
+_WITHOUT_STATE = re.compile("PyFuncStateless|Debug.*")  # not marked as stateful, but harmful
 _READS = re.compile("ReadVariableOp|ResourceGather(Nd)?")
 _PYTHON = re.compile(".*PyFunc.*")
 _ASSIGNMENTS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|StridedSlice).*")
@@ -58,7 +59,7 @@ _REASONS = {
     ),
     "(Random|Multinomial|Truncated|Parameterized|Stateful|Rng|NonDet|SampleDist|Skipgram).*|"
     ".*CandidateSampler|Stateless.*": (
-        "draws random numbers that can be foretold. Draw them by keras.random with a "
+        "draws random numbers that can be predicted. Draw them by keras.random with a "
         "keras.random.SeedGenerator that the layer owns"
     ),
     ".*(Print|Summary|Write|Save|Debug|Dump|Record).*": (
@@ -69,12 +70,12 @@ _REASONS = {
 
 
 @dataclasses.dataclass
-class _Audit:
-    """The graph that is audited, and ranges of its operations.
+class _Guard:
+    """The graph that is guarded, and ranges of its operations.
 
     Attributes:
-        own: The package's own.
-        recorded: Those of calls that are recorded.
+        own: Operations of the package itself.
+        recorded: Operations of calls that are recorded.
     """
 
     graph: tf.Graph
@@ -82,44 +83,44 @@ class _Audit:
     recorded: list[range] = dataclasses.field(default_factory=list)
 
 
-_CURRENT: contextvars.ContextVar[_Audit | None] = contextvars.ContextVar("audit", default=None)
+_CURRENT: contextvars.ContextVar[_Guard | None] = contextvars.ContextVar("guard", default=None)
 
 
 @contextlib.contextmanager
-def audited(
+def guarded(
     kind: type[Exception] = UnsupportedLayerError,
     writable: Callable[[], Sequence[keras.Variable]] = list,
     trains: bool = True,
     recorded: Callable[[], Sequence[keras.Variable]] = list,
 ) -> Iterator[None]:
-    """Reads every operation that is traced inside; eagerly there is no graph to be read.
+    """Checks every operation that is traced inside. Eager code has no graph, and is not checked.
 
     Args:
-        kind: What to raise.
-        writable: Gives, afterwards, the variables that may be assigned.
-        trains: Whether it has a part in training, so that it may read no statistics without noise.
-        recorded: Gives, afterwards, the variables that only calls which are recorded may use.
+        kind: The exception to raise.
+        writable: Called afterwards, for the variables that may be assigned.
+        trains: Whether it takes part in training, so that it may not read unnoised statistics.
+        recorded: Called afterwards, for the variables that only recorded calls may use.
 
     Raises:
-        `kind`, with each operation that is not known to be harmless, under the names of its layers.
+        `kind`, with the name of each operation that is not known to be harmless.
     """
     if tf.executing_eagerly():
         yield
         return
-    audit = _Audit(tf.compat.v1.get_default_graph())
-    start, token = len(audit.graph.get_operations()), _CURRENT.set(audit)
+    guard = _Guard(tf.compat.v1.get_default_graph())
+    start, token = len(guard.graph.get_operations()), _CURRENT.set(guard)
     try:
         yield
     finally:
         _CURRENT.reset(token)
-    made = list(enumerate(audit.graph.get_operations()[start:], start))
-    operations = _outside_of(made, audit.own)
+    made = list(enumerate(guard.graph.get_operations()[start:], start))
+    operations = _outside_of(made, guard.own)
     lines = [
         f"- {name}: uses {path} where its gradient cannot be recorded: outside of its layer, by "
         ".value, or in a function that was traced before (tf.function). Call the layer instead, "
         "or freeze it with trainable=False."
         for name, path in _using(
-            _outside_of(made, audit.own + audit.recorded), handles_of(recorded())
+            _outside_of(made, guard.own + guard.recorded), handles_of(recorded())
         )
     ]
     lines += _problems(operations, handles_of(writable()))
@@ -130,18 +131,18 @@ def audited(
 
 @contextlib.contextmanager
 def update_from(allowed: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Reads what is traced inside, an update, which may use `allowed` of a batch and nothing else.
+    """Checks the update that is traced inside: of the batch it may use `allowed` and nothing else.
 
-    Neither tensors of the step that Python kept, nor statistics of training without noise. Allowed
-    are the clipped sums and the draw of the noise; the optimizer hands code of users the noisy
-    means alone. Code that follows the graph back from them is not stopped.
+    It may use neither tensors of the step that Python code kept, nor statistics of training without
+    noise. `allowed` are the clipped sums and the draw of the noise, and the optimizer gives users'
+    code the noisy means alone. Code that follows the graph back from them is not stopped.
 
     Raises:
-        PrivacyError: With all that a schedule, regularizer, constraint or optimizer uses besides.
+        PrivacyError: With all else that a schedule, regularizer, constraint or optimizer uses.
     """
     graph = tf.compat.v1.get_default_graph()
     start = 0 if tf.executing_eagerly() else len(graph.get_operations())
-    # Kept by the graph, since replicas are traced in turns, and each may use what others may.
+    # Kept by the graph: replicas are traced in turns, and may use what is allowed to the others.
     every: set[Any] = getattr(graph, "_dp_sparse_allowed", set())
     graph._dp_sparse_allowed = every
     every.update(tensor.ref() for tensor in allowed if tf.is_symbolic_tensor(tensor))
@@ -160,26 +161,26 @@ def update_from(allowed: Sequence[tf.Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_operations() -> Iterator[None]:
-    """What is traced inside is the package's own, and not looked at."""
-    audit = _CURRENT.get()
-    with _in_range(audit, audit.own if audit else []):
+    """Marks what is traced inside as the package's own, which is not checked."""
+    guard = _CURRENT.get()
+    with _in_range(guard, guard.own if guard else []):
         yield
 
 
 @contextlib.contextmanager
 def recorded_operations() -> Iterator[None]:
-    """What is traced inside is recorded, with the weights that it uses."""
-    audit = _CURRENT.get()
-    with _in_range(audit, audit.recorded if audit else []):
+    """Marks what is traced inside as recorded, together with the weights that it uses."""
+    guard = _CURRENT.get()
+    with _in_range(guard, guard.recorded if guard else []):
         yield
 
 
 @contextlib.contextmanager
-def _in_range(audit: _Audit | None, ranges: list[range]) -> Iterator[None]:
-    start = len(audit.graph.get_operations()) if audit else 0
+def _in_range(guard: _Guard | None, ranges: list[range]) -> Iterator[None]:
+    start = len(guard.graph.get_operations()) if guard else 0
     yield
-    if audit:
-        ranges.append(range(start, len(audit.graph.get_operations())))
+    if guard:
+        ranges.append(range(start, len(guard.graph.get_operations())))
 
 
 def _outside_of(made: Sequence[tuple[int, Any]], ranges: list[range]) -> list[tf.Operation]:
@@ -198,11 +199,11 @@ def _problems(
     operations: Sequence[tf.Operation],
     writable: dict[Any, str],
     caller: str = "",
-    seeds: "Seeds | None" = None,
+    seeds: KnownSeeds | None = None,
 ) -> list[str]:
-    """Of these operations, and of the functions that they call, under the name of the caller."""
+    """A line for each harmful operation, also in functions that these operations call."""
     lines: list[str] = []
-    seeds = (seeds or Seeds()).within(operations)
+    seeds = (seeds or KnownSeeds()).within(operations)
     for op in operations:
         name = caller or op.name
         harmful = _is_harmful(op) or seeds.is_known_of(op)
@@ -221,7 +222,7 @@ def _problems(
 def _using(
     operations: Sequence[tf.Operation], handles: dict[Any, str], caller: str = ""
 ) -> list[tuple[str, str]]:
-    """Names of these operations, also in functions they call, each with the handle it takes."""
+    """Names of operations that take a handle, also in functions that they call, and its path."""
     found: list[tuple[str, str]] = []
     for op in operations:
         name = caller or op.name
@@ -236,7 +237,7 @@ def _using(
 
 
 def _python(operations: Sequence[tf.Operation], caller: str = "") -> list[str]:
-    """A line for each of these operations, also in functions they call, that runs Python code."""
+    """A line for each operation that runs Python code, also in functions that they call."""
     lines: list[str] = []
     for op in operations:
         name = caller or op.name
@@ -248,7 +249,7 @@ def _python(operations: Sequence[tf.Operation], caller: str = "") -> list[str]:
 
 
 def _foreign(operations: Sequence[tf.Operation], allowed: set[Any]) -> list[str]:
-    """What these operations use, where they have effects, of data of before that is not allowed.
+    """A line for each tensor of the step that operations with effects use and may not use.
 
     Constants and weights may be used.
     """
@@ -266,7 +267,7 @@ def _foreign(operations: Sequence[tf.Operation], allowed: set[Any]) -> list[str]
         [argument] = op.outputs
         captured = captured_as(argument)
         inner = [root for t in captured if tf.is_symbolic_tensor(t) for root in roots(t, ends)]
-        if captured or op in made:  # what is made inside is a number that Python gives anew
+        if captured or op in made:  # one made inside is a number that Python gives each time
             return any(map(is_data, inner))
         return argument.dtype != tf.resource
 
@@ -274,8 +275,8 @@ def _foreign(operations: Sequence[tf.Operation], allowed: set[Any]) -> list[str]
         f"- {op.name}: uses {root.name}, which the step computed of its batch."
         for op in operations
         if op.op_def.is_stateful and op.type != "Assert"
-        for source in op.inputs
-        for root in roots(source, ends)
+        for tensor in op.inputs
+        for root in roots(tensor, ends)
         if is_data(root)
     ]
 

@@ -1,4 +1,4 @@
-"""Walks through a traced graph: what a tensor comes from, which functions an operation calls."""
+"""Reads a traced graph: what a tensor is computed from, which functions an operation calls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,21 +8,21 @@ import tensorflow as tf
 
 
 def handles_of(variables: Sequence[keras.Variable | tf.Variable]) -> dict[Any, str]:
-    """Of every copy of the variables that a strategy keeps, each with the variable's path."""
+    """The handle of every copy of the variables that a strategy keeps, with the variable's path."""
     copies_of = tf.distribute.get_strategy().experimental_local_results
     values = [(v, v.name) if isinstance(v, tf.Variable) else (v.value, v.path) for v in variables]
     return {copy.handle.ref(): path for value, path in values for copy in copies_of(value)}
 
 
 def is_constant(tensor: tf.Tensor) -> bool:
-    """Whether nothing but constants goes into a tensor; one made outside of graphs is constant."""
+    """Whether a tensor is computed from constants alone, or was made outside of graphs."""
     if not tf.is_symbolic_tensor(tensor):
         return True
     return all(op.type == "Const" for op in roots(tensor, lambda op: op.op_def.is_stateful))
 
 
 def roots(tensor: tf.Tensor, ends: Callable[[tf.Operation], bool]) -> list[tf.Operation]:
-    """What a tensor is computed from, back to operations without inputs or where it `ends`."""
+    """The operations that a tensor is computed from: those without inputs, or where it `ends`."""
     found, seen, waiting = [], set(), [tensor.op]
     while waiting:
         op = waiting.pop()
@@ -31,12 +31,12 @@ def roots(tensor: tf.Tensor, ends: Callable[[tf.Operation], bool]) -> list[tf.Op
             if ends(op) or not op.inputs:
                 found.append(op)
             else:
-                waiting += [source.op for source in op.inputs]
+                waiting += [given.op for given in op.inputs]
     return found
 
 
 def origin_of(tensor: tf.Tensor, handles: dict[Any, str]) -> str | None:
-    """Which of these a tensor is, by way of the functions that captured it."""
+    """The path of the handle that a tensor is, also if a function captured it; else None."""
     while tensor.ref() not in handles:
         outside = captured_as(tensor)
         if not outside:
@@ -46,13 +46,13 @@ def origin_of(tensor: tf.Tensor, handles: dict[Any, str]) -> str | None:
 
 
 def captured_as(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """What a function captured as this tensor, if it did."""
+    """The tensors that a function captured as this one: one or none."""
     captures = getattr(getattr(tensor, "graph", None), "captures", ())
     return [external for external, internal in captures if internal is tensor]
 
 
 def called(op: tf.Operation) -> Iterator[Any]:
-    """The functions that an operation calls, None for one that the graph does not have."""
+    """The functions that an operation calls; None for one that the graph does not have."""
     for attribute in op.op_def.attr:
         if attribute.type in ("func", "list(func)"):
             value = op.get_attr(attribute.name)
@@ -61,7 +61,7 @@ def called(op: tf.Operation) -> Iterator[Any]:
 
 
 def passed_on(op: tf.Operation, function: tf.Graph, handles: dict[Any, str]) -> dict[Any, str]:
-    """Inside a function, the arguments that are such handles."""
+    """The arguments of a function that are such handles, with their paths."""
     if not handles:
         return {}
     given = [pair for pair in arguments(op, function) if pair[0].dtype == tf.resource]
@@ -70,6 +70,6 @@ def passed_on(op: tf.Operation, function: tf.Graph, handles: dict[Any, str]) -> 
 
 
 def arguments(op: tf.Operation, function: tf.Graph) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-    """What a function is given by the operation that calls it, beside what it is inside."""
+    """Each tensor that `op` gives to the function, with the argument that it is inside."""
     given = list(op.inputs)[1 if op.type in ("If", "StatelessIf", "Case") else 0 :]
     return zip(given, function.inputs, strict=False)

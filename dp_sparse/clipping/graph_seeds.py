@@ -1,4 +1,4 @@
-"""Which random numbers of a traced graph can be foretold, since their seeds are known."""
+"""Which random numbers of a traced graph can be predicted, since their seeds are known."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,29 +12,30 @@ _KNOWN = "ReadVariableOp", "Shape", "ShapeN", "Size", "Rank", "Const"  # as seed
 
 
 @dataclasses.dataclass(frozen=True)
-class Seeds:
-    """Tells seeds into which only constants, variables, shapes and counters go from secret ones.
+class KnownSeeds:
+    """Which seeds are known: those computed from constants, variables, shapes and counters alone.
 
     Attributes:
-        audited: Operations of this graph and of those that call it; secrets come from others.
+        guarded: Operations of this graph and of the graphs that call it. Secrets come from other
+            operations.
         secret: References of the graph's arguments that are secret.
     """
 
-    audited: frozenset[tf.Operation] = frozenset()
+    guarded: frozenset[tf.Operation] = frozenset()
     secret: frozenset[Any] = frozenset()
 
-    def within(self, operations: Sequence[tf.Operation]) -> "Seeds":
-        """The same for one more graph."""
-        return dataclasses.replace(self, audited=self.audited | set(operations))
+    def within(self, operations: Sequence[tf.Operation]) -> "KnownSeeds":
+        """The same, with the operations of one more graph."""
+        return dataclasses.replace(self, guarded=self.guarded | set(operations))
 
-    def passed_on(self, op: tf.Operation, function: tf.Graph) -> "Seeds":
-        """The same inside a function that `op` calls."""
+    def passed_on(self, op: tf.Operation, function: tf.Graph) -> "KnownSeeds":
+        """The same, for the graph of a function that `op` calls."""
         inputs = arguments(op, function)
         secret = {inside.ref() for given, inside in inputs if not self.is_known(given)}
         return dataclasses.replace(self, secret=self.secret | secret)
 
     def is_known_of(self, op: tf.Operation) -> bool:
-        """Whether it is a random operation, and its seed known."""
+        """Whether `op` is a random operation with a known seed."""
         names = [argument.name for argument in op.op_def.input_arg]
         places = [names.index(name) for name in ("seed", "key") if name in names]
         if not op.type.startswith(("Stateless", "RandomIndexShuffle")) or not places:
@@ -42,12 +43,12 @@ class Seeds:
         return all(self.is_known(op.inputs[place]) for place in places)
 
     def is_known(self, tensor: tf.Tensor) -> bool:
-        """Whether nothing but constants, variables, shapes and counters goes into it."""
-        ends = lambda op: op.type in _KNOWN or op not in self.audited  # noqa: E731
+        """Whether a tensor is computed from constants, variables, shapes and counters alone."""
+        ends = lambda op: op.type in _KNOWN or op not in self.guarded  # noqa: E731
         return all(map(self._is_known_root, roots(tensor, ends)))
 
     def _is_known_root(self, op: tf.Operation) -> bool:
-        if op not in self.audited:
+        if op not in self.guarded:
             return False
         if op.type != "Placeholder":
             return op.type in _KNOWN

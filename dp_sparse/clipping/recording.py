@@ -16,11 +16,11 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.coverage import tapped_layers
-from dp_sparse.clipping.graph_guard import audited, own_operations, recorded_operations
+from dp_sparse.clipping.graph_guard import guarded, own_operations, recorded_operations
 from dp_sparse.clipping.rules import Rule
 from dp_sparse.clipping.tap import BeforeLookup, Record, Tap
 from dp_sparse.clipping.uses import Use, joined
-from dp_sparse.clipping.variable_guard import Audit, Seeds
+from dp_sparse.clipping.variable_guard import Seeds, VariableGuard
 from dp_sparse.core import UnsupportedLayerError, replicas
 
 
@@ -83,10 +83,10 @@ def record(
             and the mend.
     """
     taps = tapped_layers(model)
-    audit = Audit(model, seeds)
+    audit = VariableGuard(model, seeds)
     records: list[Record] = []
     with contextlib.ExitStack() as stack:
-        stack.enter_context(audited(recorded=lambda: model.trainable_variables))
+        stack.enter_context(guarded(recorded=lambda: model.trainable_variables))
         stack.enter_context(replicas.apart())
         for layer, rule in taps:
             tap = Tap(
@@ -100,7 +100,9 @@ def record(
 
 
 @contextlib.contextmanager
-def _tapped(layer: keras.layers.Layer, rule: Rule, tap: Tap, audit: "Audit") -> Iterator[None]:
+def _tapped(
+    layer: keras.layers.Layer, rule: Rule, tap: Tap, audit: "VariableGuard"
+) -> Iterator[None]:
     original, own = layer.call, vars(layer).get("call")
 
     @functools.wraps(original)

@@ -1,9 +1,9 @@
-"""How an example's gradient is scaled down: flat, per layer, normalised, or to a moving quantile.
+"""Clipping styles: flat, per layer, automatic (normalised), or to a quantile that is tracked.
 
 ### Formal Guarantees
 Every style gives factors with `Σ over variables of f²‖g‖² ≤ C²` for each example, so the clipped
-sum has sensitivity C under add-or-remove and zero-out neighbours. Factors are constants of the
-backward pass: an example's own norms decide them, and nothing else.
+sum has sensitivity C under add-or-remove and zero-out neighbours. An example's factors depend on
+its own norms alone, and no gradient flows through them.
 """
 
 import abc
@@ -20,8 +20,8 @@ from dp_sparse.core import validate
 ClipNorm: TypeAlias = float | tf.Tensor
 
 _TINY = 1e-30
-_RAMP = 2.0**-3  # of C: norms between which an example counts in part as unclipped
-_BELOW = 1 - 2.0**-20  # of C: what float32 may add when norms and factors are rounded
+_RAMP = 2.0**-3  # of C: the range of norms in which an example counts in part as unclipped
+_BELOW = 1 - 2.0**-20  # of C: leaves room for the rounding of norms and factors in float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +40,14 @@ class ClippingStyle(abc.ABC):
     def statistic(
         self, squared_norms: tf.Tensor, clip_norm: ClipNorm, present: tf.Tensor
     ) -> tf.Tensor:
-        """What the style releases beside the gradients, before its noise; float64 scalar."""
+        """What else the style releases, before its noise; float64 scalar."""
         del squared_norms, clip_norm, present
         return tf.zeros([], tf.float64)
 
     def noise_multipliers(self, of_step: float) -> tuple[float, float]:
-        """Those of the gradients and of what else the style releases, which add up to a step's.
+        """Those of the gradients and of what else the style releases, together `of_step`.
 
-        That is 1/of_step² = Σ 1/σ²; infinite where nothing else is released.
+        That is 1/of_step² = Σ 1/σ². The second is infinite if nothing else is released.
         """
         return of_step, math.inf
 
@@ -130,11 +130,11 @@ class PerLayerClipping(ClippingStyle):
     A layer is what owns the variables: the part of a variable's path before its name.
 
     Args:
-        shares: For each layer, by its name or as much of the end of its path as tells it from
-            others, its share of C², any positive numbers; by default equal.
+        shares: Each layer's share of C², in any unit: a positive number by the layer's name, or by
+            as much of the end of its path as is unique. By default all layers get equal shares.
 
     Raises:
-        ValueError: Shares that are no mapping, or not positive; when training begins, shares that
+        ValueError: The shares of C² are no mapping, or not positive; or, when training begins, they
             name other layers than the model has.
 
     Examples:
@@ -172,7 +172,7 @@ class PerLayerClipping(ClippingStyle):
         return [factors[_layer_of(variable)] for variable in variables]
 
     def check(self, variables: Sequence[keras.Variable]) -> None:
-        """Shares must name the model's trained layers, all and no others."""
+        """Refuses shares of C² that do not name exactly the model's trained layers."""
         layers = list(dict.fromkeys(map(_layer_of, variables)))
         named = {layer: self._names_of(layer) for layer in layers}
         once = {name for names in named.values() for name in names if len(names) == 1}
@@ -183,7 +183,7 @@ class PerLayerClipping(ClippingStyle):
             )
 
     def _shares(self, layers: list[str]) -> dict[str, float]:
-        """Of all layers of the model, so that a batch that misses one does not change the rest."""
+        """The part of C² of each layer; it does not depend on which layers a batch uses."""
         if self.shares is None:
             return dict.fromkeys(layers, 1 / len(layers))
         total = sum(self.shares.values())
@@ -192,7 +192,7 @@ class PerLayerClipping(ClippingStyle):
     def _names_of(self, layer: str) -> list[str]:
         """The keys of `shares` that mean a layer.
 
-        Either may have more in front: a model loaded from a file may not be in its layers' paths.
+        Key or path may have more in front: a loaded model may not be in its layers' paths.
         """
         names, path = self.shares or {}, f"/{layer}"
         if layer in names:
@@ -205,26 +205,26 @@ class PerLayerClipping(ClippingStyle):
 class QuantileClipping(FlatClipping):
     """Flat clipping whose C follows a quantile of the gradients' norms.
 
-    After each step C ← C·exp(−learning_rate·(b − target_quantile)), b being the noisy fraction of
-    the batch's examples with ‖g_i‖ <= C. The optimizer's `clip_norm` is where C begins. Examples
-    within 6 % of C count in part: a sharp step would jump by many examples when the last bits of
-    equal norms change with the size of the batch.
+    After each step C ← C·exp(−learning_rate·(b − target_quantile)), where b is the noisy fraction
+    of the batch's examples with ‖g_i‖ <= C. C begins at the optimizer's `clip_norm`. Examples whose
+    norm is within 6 % of C count in part. Otherwise the count would jump by many examples if their
+    norms are equal and the last bits change with the size of the batch.
 
     Source: Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021,
     section 2.
 
     Args:
-        target_quantile: Which fraction of the examples shall stay unclipped, in (0, 1).
-        learning_rate: Of log C, > 0.
-        noise_ratio: The noise multiplier of the count over that of the whole step, > 1. The rest
-            of the step gets 1/√(1 − noise_ratio⁻²) times the noise that it would have alone: 0.5 %
-            more at 10.
+        target_quantile: The fraction of examples that shall stay unclipped, in (0, 1).
+        learning_rate: The learning rate of log C, > 0.
+        noise_ratio: The noise multiplier of the count of unclipped examples over that of the whole
+            step, > 1. The gradients get 1/√(1 − noise_ratio⁻²) times the noise that they would have
+            alone: 0.5 % more at 10.
 
     Raises:
         ValueError: An argument out of its range.
 
     Examples:
-        The count of unclipped examples takes a little of the step's noise:
+        Counting unclipped examples raises the noise of the gradients a little:
 
         >>> import dp_sparse
         >>> style = dp_sparse.QuantileClipping()  # DPSGDOptimizer(..., clipping=style)
@@ -234,9 +234,10 @@ class QuantileClipping(FlatClipping):
 
     ### Formal Guarantees
     With s = Σ clip(8·(1 − ‖g_i‖/C), −½, ½) over the batch's examples, adding, removing or zeroing
-    out one example moves s by ½. Sum and s are released from one batch, with noise multipliers
-    whose inverse squares add up to the plan's: one Gaussian mechanism. Every C is computed from
-    what was released. Last bits of a norm, which may depend on the batch, move s by 10⁻⁶ each.
+    out one example moves s by ½. The clipped sum and s are released from one batch, with noise
+    multipliers whose inverse squares add up to the plan's: one Gaussian mechanism. Every C is
+    computed from what was released. The last bits of a norm may depend on the batch, and move s by
+    10⁻⁶ for each example.
     """
 
     target_quantile: float = 0.5
@@ -259,12 +260,12 @@ class QuantileClipping(FlatClipping):
     def statistic(
         self, squared_norms: tf.Tensor, clip_norm: ClipNorm, present: tf.Tensor
     ) -> tf.Tensor:
-        """s: near ½ for each present example that is not clipped, −½ for the others."""
+        """s: the sum of about ½ for each example that is not clipped, and −½ for the others."""
         norms = tf.sqrt(tf.cast(squared_norms, tf.float64))
         below = 1 - norms / tf.convert_to_tensor(clip_norm, tf.float64)
-        shares = tf.clip_by_value(below / _RAMP, -0.5, 0.5)
-        shares = tf.where(tf.math.is_nan(shares), tf.constant(-0.5, tf.float64), shares)
-        return tf.reduce_sum(tf.where(present > 0, shares, 0.0))
+        counts = tf.clip_by_value(below / _RAMP, -0.5, 0.5)
+        counts = tf.where(tf.math.is_nan(counts), tf.constant(-0.5, tf.float64), counts)
+        return tf.reduce_sum(tf.where(present > 0, counts, 0.0))
 
     def following(self, clip_norm: tf.Tensor, unclipped: tf.Tensor) -> tf.Tensor:
         """The next C, from this one and the noisy fraction of unclipped examples."""

@@ -1,7 +1,7 @@
 """Variables of this process that hold statistics of training batches, without noise.
 
-What trains, of whatever model, may not read them: metrics that Keras updates with each batch, and
-the running totals that reports read.
+These are metrics that Keras updates with each batch, and the running totals that reports read. No
+training code, of any model, may read them.
 """
 
 import weakref
@@ -16,7 +16,7 @@ class Totals(Protocol):
     """Running totals of training."""
 
     def unnoised_variables(self) -> Sequence[tf.Variable]:
-        """Those that count examples without noise."""
+        """The variables that count examples without noise."""
 
 
 _MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -25,13 +25,13 @@ _FOUND: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  #
 
 
 def register_unnoised(model: keras.Model, totals: Totals) -> None:
-    """From now on `unnoised_variables` has the metrics of `model`, and what `totals` names."""
+    """Adds the metrics of `model`, and the variables of `totals`, to `unnoised_variables`."""
     _MODELS.add(model)
     _TOTALS.add(totals)
 
 
 def unnoised_variables() -> list[keras.Variable | tf.Variable]:
-    """Statistics without noise of every model and every totals that were registered.
+    """The statistics without noise of everything that was registered.
 
     A metric may outlive its model.
     """
@@ -42,11 +42,11 @@ def unnoised_variables() -> list[keras.Variable | tf.Variable]:
 
 
 def metric_variables(model: keras.Model) -> list[keras.Variable]:
-    """Those of all metrics of a model: statistics of past batches, without noise."""
+    """The variables of all metrics of a model: statistics of past batches, without noise."""
     compiled, loss = model._compile_metrics, model._compile_loss
     given = [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
     own = [model._loss_tracker, compiled, *([] if loss is None else loss.metrics)]
-    # Some are built with their first batch; and a class may say what `metrics` are itself.
+    # Some are built with their first batch, and a class may define `metrics` itself.
     metrics = [*own, *model.metrics, *keras.Model.metrics.fget(model), *tf.nest.flatten(given)]
     found = [v for m in metrics if isinstance(m, keras.metrics.Metric) for v in m.variables]
     return list({id(variable): variable for variable in found}.values())

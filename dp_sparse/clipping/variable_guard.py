@@ -1,4 +1,4 @@
-"""What a forward pass may not do, since it could not be clipped, and whether it did."""
+"""The variable guard: it refuses what a forward pass may not do with variables."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -13,15 +13,15 @@ from dp_sparse.clipping.rules import Rule, covers_inner_layers
 from dp_sparse.clipping.unnoised import metric_variables
 from dp_sparse.core import UnsupportedLayerError
 
-Seeds: TypeAlias = Callable[[int, str], tf.Tensor]  # from a number in the pass and a dtype, `[2]`
+Seeds: TypeAlias = Callable[[int, str], tf.Tensor]  # of a number in the pass and a dtype, `[2]`
 
 
-class Audit(keras.StatelessScope):
-    """Sees every read and write of a variable during a forward pass, and lets no write through."""
+class VariableGuard(keras.StatelessScope):
+    """Sees each read and write of a Keras variable in a forward pass, and lets no write happen."""
 
     def __init__(self, model: keras.Model, seeds: Seeds | None) -> None:
         super().__init__(collect_losses=True)
-        self.covers_all = False  # while a rule runs that records the layers inside, too
+        self.covers_all = False  # True while a rule runs that also records the layers inside
         self._seeds = seeds
         self._trainable = {id(variable) for variable in model.trainable_variables}
         self._of_metrics = {id(variable) for variable in metric_variables(model)}
@@ -33,7 +33,7 @@ class Audit(keras.StatelessScope):
 
     @contextlib.contextmanager
     def inside(self, layer: keras.layers.Layer, rule: Rule) -> Iterator[None]:
-        """While a tapped layer's call runs, the variables that its rule records may be read."""
+        """Allows reading the variables that the layer's rule records, while its call runs."""
         before = self._covered, self.covers_all
         covers_all = covers_inner_layers(rule)
         own = layer.variables if covers_all else own_variables(layer)
@@ -44,7 +44,7 @@ class Audit(keras.StatelessScope):
             self._covered, self.covers_all = before
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Keras asks here for every variable it reads; a seed generator's state is drawn anew."""
+        """The value of a variable that Keras reads; a seed generator gets a new secret state."""
         if self._seeds is not None and _is_seed(variable):
             with own_operations():
                 return self._seeds(self._seeds_drawn, variable.dtype)
@@ -55,7 +55,7 @@ class Audit(keras.StatelessScope):
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Keras reports every assignment here."""
+        """Notes an assignment, which Keras reports here."""
         super().add_update(update)
         if _is_seed(update[0]):
             self._seeds_drawn += 1
@@ -67,7 +67,7 @@ class Audit(keras.StatelessScope):
         return self._seeds_drawn
 
     def refuse(self) -> None:
-        """Raises if the pass did what cannot be clipped."""
+        """Raises UnsupportedLayerError if the pass did what cannot be clipped."""
         problems = [
             (
                 self._outside,
@@ -87,7 +87,9 @@ class Audit(keras.StatelessScope):
                 "a loss over the whole batch; put it into loss= of compile",
             ),
         ]
-        lines = [f"- {path}: {mend}." for paths, mend in problems for path in dict.fromkeys(paths)]
+        lines = [
+            f"- {path}: {problem}." for paths, problem in problems for path in dict.fromkeys(paths)
+        ]
         if lines:
             raise UnsupportedLayerError("Cannot train privately:\n" + "\n".join(lines))
 

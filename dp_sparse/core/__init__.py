@@ -1,10 +1,10 @@
-"""What every room needs and nothing of privacy: errors, validation, XLA, replicas, groups, files.
+"""What all subpackages use and no privacy rests on: errors, validation, XLA, replicas, files.
 
 May use: nothing of the package. `replicas`, `validate` and `xla` are used as modules.
 """
 
 from dp_sparse.core import replicas, validate, xla
-from dp_sparse.core.config import Family, fingerprint
+from dp_sparse.core.config import Registered, fingerprint
 from dp_sparse.core.errors import (
     BadExampleError,
     PrivacyError,
@@ -19,8 +19,8 @@ from dp_sparse.core.version import __version__
 
 __all__ = [
     "BadExampleError",
-    "Family",
     "PrivacyError",
+    "Registered",
     "UnsupportedLayerError",
     "__version__",
     "fingerprint",

@@ -1,4 +1,4 @@
-"""Families of frozen dataclasses, saved by the name of their class; digests of configurations."""
+"""Frozen dataclasses that are saved by the name of their class; fingerprints of configurations."""
 
 import dataclasses
 import hashlib
@@ -7,40 +7,44 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 
-class Family:
-    """The root of a family inherits from this; its subclasses are the members."""
+class Registered:
+    """A base class that inherits from this registers each of its subclasses by name.
 
-    _members: ClassVar[dict[str, type]]
+    The subclasses are frozen dataclasses.
+    """
+
+    _registered: ClassVar[dict[str, type]]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if Family in cls.__bases__:
-            cls._members = {}
+        if Registered in cls.__bases__:
+            cls._registered = {}
         else:
-            cls._members[cls.__name__] = cls
+            cls._registered[cls.__name__] = cls
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description from which `from_config` makes an equal object."""
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every member is a dataclass
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every subclass is one
         return {"class": type(self).__name__, **{f.name: getattr(self, f.name) for f in fields}}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The member that `get_config` described.
+        """The object that `get_config` described.
 
         Raises:
-            ValueError: There is no member of that name, or a field is out of its range.
+            ValueError: No class of that name is registered, or a field is out of its range.
         """
         fields = dict(config)
-        member = cls._members.get(fields.pop("class"))
-        if member is None:
+        registered = cls._registered.get(fields.pop("class"))
+        if registered is None:
             raise ValueError(
-                f"Expected a {cls.__name__} among {sorted(cls._members)}, got {config['class']!r}."
+                f"Expected a {cls.__name__} among {sorted(cls._registered)}, got "
+                f"{config['class']!r}."
             )
-        return member(**fields)
+        return registered(**fields)
 
 
 def fingerprint(config: dict[str, Any]) -> int:
-    """A 63-bit digest of a sampler's public configuration."""
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+    """The name of a configuration: 63 bits of its SHA-256, the same in every process."""
+    hashed = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).digest()
+    return int.from_bytes(hashed[:8], "little") >> 1

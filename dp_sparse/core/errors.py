@@ -2,8 +2,9 @@
 
 A check that needs a tensor's value runs inside the training graph, where TensorFlow turns any
 failure into an `InvalidArgumentError` with a long trace. `require` writes a marked sentence into
-that failure and `translated` takes it out again, so that the user reads the sentence alone. A check
-that holds costs one operation: its sentence is a constant, and values enter it when it is read.
+that failure, and `translated` takes it out again, so that the user reads the sentence alone. A
+check that holds costs one operation: its sentence is a constant, and the values are filled in only
+when a failure is read.
 """
 
 import base64
@@ -21,7 +22,7 @@ _SHOWN = 8  # entries of a vector
 
 
 class _OfTracing:
-    """What autograph would wrap in an error of its own if it were not told to pass it through."""
+    """A base of errors that autograph passes on as they are, and does not wrap in its own."""
 
     ag_pass_through = True
 
@@ -45,9 +46,9 @@ class PrivacyError(_OfTracing, RuntimeError):
 
 
 class UnsupportedLayerError(_OfTracing, ValueError):
-    """A layer's per-example gradients cannot be had.
+    """A layer's per-example gradients cannot be computed.
 
-    The message lists each layer's path and the mend.
+    The message lists the path of each such layer and what to do instead.
 
     Examples:
         A layer that mixes the examples of a batch cannot be trained privately:
@@ -95,7 +96,7 @@ def require(
     Args:
         condition: Boolean scalar; the operation fails when it is false.
         kind: `PrivacyError`, `BadExampleError` or `ValueError`.
-        message: One sentence that names the argument, the value and the mend.
+        message: One sentence that names the argument, the value and the fix.
         *values: Scalars or small vectors of numbers, or scalar strings, to print.
     """
 
@@ -105,7 +106,7 @@ def require(
         data = [message, marked, *values, _END]
         return tf.raw_ops.Assert(condition=condition, data=data, summarize=_SHOWN)
 
-    if xla.inside():
+    if xla.static_shapes():
         return xla.postpone(condition, values, asserted)
     return asserted(condition, values)
 
@@ -123,9 +124,10 @@ def marked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Re-raises a failed `require`, or what `marked` marked, as its own exception.
+    """Re-raises a failed `require`, or what `marked` marked, as the exception that it stands for.
 
-    So is the use of a tensor of an earlier trace. The TensorFlow trace is left out.
+    The use of a tensor of an earlier trace becomes a `PrivacyError`. The TensorFlow trace is left
+    out.
     """
     try:
         yield
@@ -141,13 +143,13 @@ def translated() -> Iterator[None]:
             raise
         raise PrivacyError(
             "A layer, a loss or a metric uses a tensor that it kept in Python from an earlier "
-            "call. Keep none: compute it anew in each call, or pass it on as an output.\n"
+            "call. Compute it again in each call, or return it as an output.\n"
             f"TensorFlow says: {error}"
         ) from None
 
 
 def _printed(text: str, kinds: str) -> list[str]:
-    """The values that TensorFlow prints, each in brackets, behind the mark of a failed check."""
+    """The values that TensorFlow prints, each in brackets, after the mark of a failed check."""
     printed = text.partition(f" [{_END}]")[0].removeprefix("]")
     values = printed.removeprefix(" [").removesuffix("]").split("] [") if kinds else []
     return [_FORMS[kind](value) for value, kind in zip(values, kinds, strict=True)]
@@ -172,6 +174,6 @@ _FORMS: dict[str, Callable[[str], str]] = {
 
 
 def _filled(message: str, values: list[str]) -> str:
-    """The message with a value in the place of each `{}`."""
+    """The message with a value for each `{}`."""
     first, *rest = message.split("{}") if values else [message]
     return first + "".join(value + part for value, part in zip(values, rest, strict=True))

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, beside their place and renamed into it."""
+"""Files that are written whole or not at all: under another name first, and then renamed."""
 
 import contextlib
 import os
@@ -11,11 +11,11 @@ from typing import IO
 def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """Opens a file to write bytes, which replaces `path` when the block ends.
 
-    A block that raises leaves what stood at `path`, and no other file. Processes that write one
-    path at a time do not meet: the last one to end replaces what the others wrote.
+    If the block raises, `path` stays as it was, and no other file remains. Several processes may
+    write the same path: each writes a file of its own, and the last one to end replaces the others.
 
     Args:
-        path: In a folder that exists.
+        path: A file in a folder that exists.
 
     Raises:
         OSError: The folder is missing, or cannot be written to.

@@ -1,9 +1,9 @@
-"""One step of several replicas: what they have is brought together, decided once, given to all.
+"""One step of several replicas: what needs the whole batch is computed once and given to all.
 
-Each replica of a `tf.distribute` strategy clips its own share of a batch. What rests on the whole
-batch (its marker, the choice of rows, the noise, every write) happens in `merged`, once a process,
-with `gathered` and `summed` values that are the same for all. Outside a strategy all of this is
-what it would be without.
+Each replica of a `tf.distribute` strategy clips its own part of a batch. What needs the whole batch
+(its marker, the selection of rows, the noise, every write) happens in `merged`, once a process,
+with `gathered` and `summed` values that are the same on all replicas. Without a strategy these
+functions do nothing: there is one replica.
 """
 
 import concurrent.futures
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 def count() -> int:
-    """Replicas of the strategy around; 1 without one."""
+    """How many replicas the current strategy has; 1 without a strategy."""
     replicas: int = tf.distribute.get_strategy().num_replicas_in_sync
     return replicas
 
 
 def own_number() -> int:
-    """Which of the replicas runs this, from 0 on; each has its own part of the graph."""
+    """The number of the replica that runs this, from 0 on; each has its own part of the graph."""
     context = tf.distribute.get_replica_context()
     return int(tf.get_static_value(context.replica_id_in_sync_group))
 
@@ -36,21 +36,21 @@ def merged(function: Callable[..., T], *args: Any) -> T:
     Args:
         function: Takes `args`, of which nested tensors are those of all replicas, to be read by
             `gathered` and `summed` alone. Whatever else it uses must be equal on all replicas.
-        *args: This replica's.
+        *args: The arguments of this replica.
     """
     if count() == 1:
         return function(*args)
     context = tf.distribute.get_replica_context()
-    own = tf.nest.map_structure(tf.identity, args)  # one tensor of all would be taken for one
+    own = tf.nest.map_structure(tf.identity, args)  # a tensor of its own for each replica
     return context.merge_call(lambda strategy, *all_args: function(*all_args), own)
 
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """What runs inside can learn nothing of the other replicas.
+    """Keeps what runs inside from reading anything of the other replicas.
 
     Raises:
-        PrivacyError: It tries to, by `merge_call` or `all_reduce`.
+        PrivacyError: It calls `merge_call` or `all_reduce`.
     """
     if count() == 1:
         yield
@@ -96,8 +96,8 @@ def summed(values: Any) -> Any:
     return tf.nest.pack_sequence_as(values, shaped)
 
 
-def shares(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Values that all replicas have, divided so that their sum, as Keras takes it, is they.
+def parts(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Divides values that all replicas have, so that Keras' sum over replicas gives the values.
 
     Every replica does the same, since the workers' graphs must have the same collectives.
     """
@@ -105,7 +105,7 @@ def shares(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def own_copy(variable: tf.Variable) -> tf.Variable:
-    """This replica's copy of `variable`, whose rows can be read without reading all of it."""
+    """This replica's copy of `variable`: its rows can be read without reading all of it."""
     copies = tf.distribute.get_strategy().experimental_local_results(variable)
     return copies[own_number() % len(copies)]
 
@@ -119,9 +119,10 @@ def update(variables: Sequence[tf.Variable], function: Callable[..., None]) -> N
 
 
 def undistributed(make: Callable[[], T]) -> T:
-    """What `make` makes with `tf.Variable`s, one of each, whatever strategy's scope is around.
+    """What `make` returns, its `tf.Variable`s made outside of every strategy.
 
-    A scope belongs to its thread.
+    Each variable exists once. The scope of a strategy belongs to a thread, so `make` is called in
+    another one.
     """
     with concurrent.futures.ThreadPoolExecutor(1) as outside:
         return outside.submit(make).result()

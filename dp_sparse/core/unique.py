@@ -1,4 +1,4 @@
-"""Equal values of a list, and places in a sorted one: by hashing, or for XLA by static shapes."""
+"""The distinct values of a list, and places in a sorted list; under XLA with static shapes."""
 
 import dataclasses
 import math
@@ -13,9 +13,9 @@ class Groups:
     """The distinct values of a list.
 
     Attributes:
-        values: `[groups]`, each once, in no particular order. Under XLA sorted, and filled up to
-            the length of the list.
-        places: int32 `[elements]`: where in `values` each element's value stands.
+        values: `[groups]`, each once, in no particular order. Under XLA they are sorted, and
+            filled up to the length of the list.
+        places: int32 `[elements]`: the place in `values` of each element's value.
     """
 
     values: tf.Tensor
@@ -23,13 +23,13 @@ class Groups:
 
 
 def grouped(elements: tf.Tensor, filler: int) -> Groups:
-    """The groups of `elements`, integers; O(elements), under XLA one sort.
+    """The groups of integers; O(elements), under XLA one sort.
 
     Args:
         elements: `[elements]`.
-        filler: Fills `values` up under XLA.
+        filler: What `values` is filled up with under XLA.
     """
-    if not xla.inside():
+    if not xla.static_shapes():
         return Groups(*tf.unique(elements))
     order = tf.argsort(elements)
     ordered = tf.gather(elements, order)
@@ -41,11 +41,11 @@ def grouped(elements: tf.Tensor, filler: int) -> Groups:
 
 
 def lower_bound(ordered: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """How many of `ordered`, increasing, are below each of `values`; int32 of their shape.
+    """How many of `ordered`, which increases, are below each of `values`; int32 of their shape.
 
-    O(values · log ordered); XLA's own search would compare each with each.
+    O(values · log ordered). XLA's own search would compare every pair.
     """
-    if not xla.inside():
+    if not xla.static_shapes():
         return tf.searchsorted(ordered, values)
     size = ordered.shape[0]
     assert size is not None, "XLA needs a static shape"
@@ -58,6 +58,6 @@ def lower_bound(ordered: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
         fits = (further <= size) & (tf.gather(ordered, tf.minimum(further, size) - 1) < values)
         return step + 1, tf.where(fits, further, below)
 
-    # A loop of XLA's: steps written out would be fused into each of their many uses anew.
+    # A loop, since XLA would compute unrolled steps again for each of their many uses.
     start = tf.constant(0), tf.zeros_like(values, tf.int32)
     return tf.while_loop(lambda step, _: step < steps, halved, start)[1]

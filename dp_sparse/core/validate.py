@@ -14,7 +14,7 @@ def positive(name: str, value: Any) -> float:
 
 
 def clip_norm(name: str, value: Any) -> float:
-    """Returns `value` as a float; raises ValueError unless float32 can hold noise at its scale."""
+    """Returns `value` as a float; raises ValueError unless float32 can hold noise of its scale."""
     low, high = CLIP_NORMS
     if not low <= positive(name, value) <= high:
         raise ValueError(f"Expected {low:g} <= {name} <= {high:g}, got {name}={value!r}.")

@@ -1,9 +1,9 @@
 """Computations that XLA compiles as a whole: static shapes, and checks that are made after them.
 
-XLA needs every shape when it compiles, and drops assertions. Inside `compiled` a check is
-therefore postponed: its condition leaves the kernel with the results, and no result can be used
-before all conditions were found true. What must have a shape of its own there asks `inside`. The
-step with an embedding layer, which a TPU compiles, is traced in the same way on any device.
+XLA needs every shape when it compiles, and it drops assertions. Inside `compiled` a check is
+therefore postponed: its condition leaves the kernel with the results, and no result is used before
+all conditions were found true. Code that needs a static shape there asks `static_shapes`. The step
+with an embedding layer, which a TPU compiles, is traced in the same way on any device.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ Check = Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tf.Operation]
 
 @dataclasses.dataclass(frozen=True)
 class Postponed:
-    """A check whose condition and values are computed now; `check` makes it, later, from them."""
+    """The condition and values of a check, computed now; `check` makes the check of them later."""
 
     condition: tf.Tensor
     values: tuple[tf.Tensor, ...]
@@ -33,13 +33,13 @@ _POSTPONED: contextvars.ContextVar[list[Postponed] | None] = contextvars.Context
 )
 
 
-def inside() -> bool:
-    """Whether the code that runs is traced as for XLA, inside `compiled` or `postponing`."""
+def static_shapes() -> bool:
+    """Whether code is traced for XLA, which needs static shapes: in `compiled` or `postponing`."""
     return _POSTPONED.get() is not None
 
 
 def postpone(condition: tf.Tensor, values: tuple[tf.Tensor, ...], check: Check) -> tf.Operation:
-    """Has `check` called with the condition and the values once the kernel has computed them."""
+    """Calls `check` with the condition and the values once the kernel has computed them."""
     postponed = _POSTPONED.get()
     assert postponed is not None
     postponed.append(Postponed(condition, values, check))
@@ -50,12 +50,12 @@ def compiled(body: Callable[[], Any]) -> Any:
     """What `body` returns, computed by one kernel of XLA.
 
     Args:
-        body: Called once, while the graph around is traced; it may read and write variables and
-            use tensors of that graph. It returns nested tensors, all of static shape.
+        body: Called once, while the outer graph is traced. It may read and write variables and use
+            tensors of that graph. It returns nested tensors, all of static shape.
 
     Raises:
-        ValueError: Somebody else's assertion is inside.
-        Whatever a check made inside says, at run time, before any result can be used.
+        ValueError: The body has an assertion that is not the package's.
+        Whatever a postponed check says, at run time, before any result is used.
     """
     postponed: list[Postponed] = []
 
@@ -77,7 +77,7 @@ def compiled(body: Callable[[], Any]) -> Any:
 
 
 def _refuse_dropped(graph: tf.Graph) -> None:
-    """Raises ValueError if the graph has checks of somebody else, which XLA would drop."""
+    """Raises ValueError if the graph has checks that are not the package's: XLA drops them."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     dropped = sorted(node.name for node in nodes if node.op in _DROPPED)
@@ -90,7 +90,7 @@ def _refuse_dropped(graph: tf.Graph) -> None:
 
 @contextlib.contextmanager
 def postponing() -> Iterator[list[Postponed]]:
-    """Traces what runs inside for XLA, and gives the checks that it postpones."""
+    """Traces what runs inside as for XLA, and gives the checks that it postpones."""
     found: list[Postponed] = []
     token = _POSTPONED.set(found)
     try:

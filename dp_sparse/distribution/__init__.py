@@ -1,6 +1,6 @@
-"""Private training on several devices, where Keras' own `fit` does not reach.
+"""Private training where Keras' own `fit` does not work: on several workers, and on TPUs.
 
-`MirroredStrategy` needs nothing from here: `model.fit` trains on it.
+Under `MirroredStrategy`, `model.fit` works.
 """
 
 from dp_sparse.distribution.embedding_layers import (

@@ -8,7 +8,7 @@ import keras
 
 from dp_sparse.core import PrivacyError, translated, validate
 from dp_sparse.optimizers import PrivateOptimizer
-from dp_sparse.sampling import Sampling, Share, new_nonce
+from dp_sparse.sampling import BatchPart, Sampling, new_nonce
 from dp_sparse.training import environment
 
 Step = Callable[[], None]
@@ -116,10 +116,10 @@ def checked_optimizer(model: keras.Model) -> PrivateOptimizer:
     return optimizer
 
 
-def whole_share(sampling: Sampling) -> Share:
+def whole_batch(sampling: Sampling) -> BatchPart:
     """All rows of a new pass over a sampler, under a key of its own."""
     key = int.from_bytes(os.urandom(16), "little")
-    return Share(0, sampling.batch_capacity, key, new_nonce(None))
+    return BatchPart(0, sampling.batch_capacity, key, new_nonce(None))
 
 
 def _steps_per_epoch(left: int, epochs: int, wanted: int | None) -> int:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.epochs import checked_optimizer
 from dp_sparse.optimizers import PrivateOptimizer
-from dp_sparse.sampling import Share, batch_of, new_nonce
+from dp_sparse.sampling import BatchPart, batch_of, new_nonce
 from dp_sparse.training import build_for
 
 
@@ -102,7 +102,10 @@ def _batches(
     def between(begin: int, end: int) -> tf.data.Dataset:
         begin, end = (min(row, sampling.batch_capacity) for row in (begin, end))
         return sampling.batches_of(
-            source, Share(begin, end, key, nonce), first_step=first_step, class_weight=class_weight
+            source,
+            BatchPart(begin, end, key, nonce),
+            first_step=first_step,
+            class_weight=class_weight,
         )
 
     spec = batch_of(between(0, own * rows).element_spec)

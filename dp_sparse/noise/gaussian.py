@@ -1,12 +1,13 @@
 """Counter-based randomness: Gaussian noise for tensors and rows, uniforms for geometric skips.
 
-Every value is a function of (key, draw, purpose, position) through Philox, so all replicas draw the
-same without talking. A normal takes 64 bits: a sign, and the tail (k + ½)·2⁻⁶³ whose quantile is
-its size, in float64, up to 9.155 σ (TensorFlow's own sampler ends at 5.68 σ: void for small δ).
-Bits, transform, sum and division are one kernel of XLA: about 2 ns a value on two cores.
+Every value is a function of (key, draw, purpose, index) through Philox, so all replicas draw the
+same values without communicating. A normal takes 64 bits: a sign, and the tail (k + ½)·2⁻⁶³ whose
+quantile is its size, in float64, up to 9.155 σ. (TensorFlow's own sampler ends at 5.68 σ, which is
+too little for small δ.) Bits, transform, sum and division are one kernel of XLA: about 2 ns a value
+on two cores.
 
 ### Formal Guarantees
-Keys and streams are those of `streams`. What noise cannot reach is paid for in δ
+Keys and streams are those of `streams`. δ includes what the noise cannot reach
 (`accounting.mechanisms`).
 """
 
@@ -26,16 +27,16 @@ Number: TypeAlias = float | tf.Tensor
 
 _PHILOX = 1
 REACH = 8.2  # deviations up to which 64 bits reach each point of `grid_step` by ten values or more
-_BLOCK = 2**12  # values of a changing number are drawn in blocks: XLA needs fixed shapes
-_FEW = 2**10  # values for which a kernel of their own saves most of a block
-_LARGE = 2**14  # values from which on a tensor has a kernel of its own size
-_UNIT = 2**10  # values of small tensors are drawn in whole units
+_BLOCK = 2**12  # a number of values that changes is drawn in blocks: XLA needs fixed shapes
+_FEW = 2**10  # so many values have a kernel of their own, which saves most of a block
+_LARGE = 2**14  # a tensor with at least as many values has a kernel of its own size
+_UNIT = 2**10  # small tensors are drawn together, in a multiple of this many values
 
 
 def normal(draw: Draw, purpose: int, count: tf.Tensor) -> tf.Tensor:
     """`count` independent standard normals, float64 `[count]`; `count` may change each step."""
     start, known = draw.counter(purpose), tf.get_static_value(count)
-    if known is not None and xla.inside():
+    if known is not None and xla.static_shapes():
         return _standard_normal(philox.words(draw.key, start, int(known)))
 
     def several() -> tf.Tensor:
@@ -56,8 +57,8 @@ def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int 
     Args:
         draw: The step's streams.
         purpose: Which of them.
-        count: How many.
-        offset: First value, a multiple of 2 (a Philox block holds two).
+        count: How many values.
+        offset: The first value, a multiple of 2 (a Philox block holds two).
     """
     start = draw.counter(purpose) + tf.stack(
         [tf.cast(offset, tf.uint64) // 2, tf.zeros([], tf.uint64)]
@@ -71,23 +72,23 @@ def seed_state(draw: Draw, part: tf.Tensor | int, index: int, dtype: str) -> tf.
 
     Args:
         draw: The step's streams.
-        part: Which part of the batch it serves.
-        index: Which of the part's random layers, below 2¹⁶.
+        part: The number of the part of the batch that uses it.
+        index: The number of the random layer in that part, below 2¹⁶.
         dtype: Of the result, an integer type.
     """
-    position = tf.cast(part, tf.uint64) * 2**16 + tf.constant(index, tf.uint64)
-    start = draw.counter(Purpose.SEEDS) + tf.stack([position, tf.zeros([], tf.uint64)])
+    number = tf.cast(part, tf.uint64) * 2**16 + tf.constant(index, tf.uint64)
+    start = draw.counter(Purpose.SEEDS) + tf.stack([number, tf.zeros([], tf.uint64)])
     return tf.cast(tf.bitcast(_bits(draw.key, start, [2]), tf.int64), dtype)
 
 
 def noisy_means(
     totals: Sequence[tf.Tensor], deviation: Number, divisor: float, draw: Draw, purpose: int
 ) -> list[tf.Tensor]:
-    """`noisy_mean` of each; shapes are static, purposes count from `purpose` on.
+    """`noisy_mean` of each tensor. Shapes are static, and purposes count from `purpose` on.
 
-    Large ones have a stream and a kernel each. Small ones lie end to end in the stream of the first
-    of them, whose length is rounded up: models of about one size share a kernel, since compiling
-    one takes longer than a hundred steps of a small model.
+    Each large tensor has a stream and a kernel. All small ones together take the stream of the
+    first of them, its length rounded up, so that models of about one size use the same kernel:
+    compiling one takes longer than a hundred steps of a small model.
     """
     numbers = _numbers(deviation, divisor)
     sizes = [total.shape.num_elements() for total in totals]
@@ -107,7 +108,7 @@ def noisy_means(
 
 
 def _end_to_end(totals: Sequence[tf.Tensor]) -> tf.Tensor:
-    """All values, and zeros up to a whole number of `_UNIT`, float64."""
+    """All values, and zeros up to a multiple of `_UNIT`, float64."""
     flat = [tf.reshape(tf.cast(total, tf.float64), [-1]) for total in totals]
     length = sum(each.shape[0] for each in flat)
     return tf.concat([*flat, tf.zeros([-length % _UNIT], tf.float64)], 0)
@@ -149,10 +150,10 @@ def _numbers(deviation: Number, divisor: float) -> tf.Tensor:
 def grid_step(deviation: Number) -> tf.Tensor:
     """The grid on which noisy sums are released: the power of two in deviation · (2⁻¹⁰, 2⁻⁹].
 
-    Sum and noise are added in float64 and rounded to it, so that the low bits of a released value
-    do not tell which sum it came from (Mironov 2012). It is so coarse that 64 random bits reach
-    every point up to `REACH` by ten values or more, and so fine that rounding adds less than 10⁻⁶
-    of the noise's variance.
+    Sum and noise are added in float64, and the result is rounded to the grid, so that the low bits
+    of a released value do not tell which sum it came from (Mironov 2012). The grid is so coarse
+    that ten or more of the 2⁶⁴ random values lead to each point up to `REACH`, and so fine that
+    rounding adds less than 10⁻⁶ of the noise's variance.
 
     Returns:
         float64 scalar.
@@ -216,7 +217,7 @@ def _bits(key: tf.Tensor, counter: tf.Tensor, shape: Any) -> tf.Tensor:
 def _standard_normal(bits: tf.Tensor) -> tf.Tensor:
     """A normal from 64 bits, float64: the upper one is its sign, the rest P[|Z| > size] · 2⁶³.
 
-    The sign is set as a bit, which XLA does at half the price of choosing between two values.
+    The sign is set as a bit, which costs XLA half of what choosing between two values costs.
     """
     signed = tf.bitcast(bits, tf.int64)
     lower = tf.bitwise.bitwise_and(signed, tf.constant(2**63 - 1, tf.int64))

@@ -1,7 +1,7 @@
 """The inverse of the normal distribution function in float64, as elementwise operations for XLA.
 
 The z > 0 with P[|Z| > z] = t is (1 − t) · R(√(4 − log(t(2 − t)))) with one rational R over the
-whole range: no branch, two divisions and one root, about a quarter of what `erfinv` costs. The
+whole range: no branch, two divisions and one root, about a quarter of the cost of `erfinv`. The
 relative error is below 3·10⁻¹¹, a millionth of the grid on which noise is released.
 `tests/reference/normal_quantile.py` computes the coefficients.
 """

@@ -1,8 +1,8 @@
 """Philox 4×32-10 as elementwise operations, which XLA fuses with whatever uses the bits.
 
-TensorFlow's own op gives the same values, but under XLA it is a kernel by itself, through memory;
-fused with the transform of the noise they cost a quarter. Source: Salmon et al., "Parallel random
-numbers: as easy as 1, 2, 3", SC 2011, section 4.2.
+TensorFlow's own op gives the same values, but under XLA it is a kernel of its own that writes them
+to memory. Fused with the transform of the noise they cost a quarter of that. Paper: Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.2.
 """
 
 import numpy as np
@@ -17,37 +17,37 @@ _COLUMNS = 1024
 def words(key: tf.Tensor, counter: tf.Tensor, count: int) -> tf.Tensor:
     """The first `count` values that `StatelessRandomUniformFullIntV2` gives, uint64 `[count]`.
 
-    To be called under `jit_compile`; the cost is O(count) without a tensor in memory, once fused.
+    Call it under `jit_compile`: it costs O(count) time, and no tensor in memory once fused.
 
     Args:
         key: uint64 `[1]`.
         counter: uint64 `[2]`, low word first, which stays below 2⁶³ within the stream.
-        count: How many, a Python number.
+        count: How many values, a Python number.
     """
-    position = _positions(2 * counter[0], count)
-    first, second, third, fourth = _mixed(key[0], _shifted(position, 1), counter[1])
-    odd = tf.cast(tf.bitwise.bitwise_and(position, _word(1)), tf.bool)  # a block makes two values
+    number = _numbers(2 * counter[0], count)
+    first, second, third, fourth = _mixed(key[0], _shifted(number, 1), counter[1])
+    odd = tf.cast(tf.bitwise.bitwise_and(number, _word(1)), tf.bool)  # a block makes two values
     low, high = tf.where(odd, third, first), tf.where(odd, fourth, second)
     low = tf.bitwise.bitwise_and(low, _word(0xFFFFFFFF))
     bits = tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, _word(32)), low)
     return tf.reshape(bits, [-1])[:count]
 
 
-def _positions(start: tf.Tensor, count: int) -> tf.Tensor:
-    """start, start + 1, ..., at least `count` of them, uint64 `[rows, columns]`.
+def _numbers(start: tf.Tensor, count: int) -> tf.Tensor:
+    """start, start + 1, ..., at least `count` of them, uint64 `[lines, columns]`.
 
-    Rows and columns are added, and to a start that is no constant, since XLA would keep a long
-    range as a constant in memory.
+    The sum of a start that is no constant, lines and columns: XLA would keep a long range as a
+    constant in memory.
     """
-    rows = np.arange(-(-count // _COLUMNS), dtype=np.uint64) * np.uint64(_COLUMNS)
-    return (start + rows)[:, tf.newaxis] + np.arange(_COLUMNS, dtype=np.uint64)
+    lines = np.arange(-(-count // _COLUMNS), dtype=np.uint64) * np.uint64(_COLUMNS)
+    return (start + lines)[:, tf.newaxis] + np.arange(_COLUMNS, dtype=np.uint64)
 
 
 def _mixed(key: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """The four words of each block of the counter (low, high), in the lower halves of uint64.
 
-    What stands in the upper halves is left there: masking just before each product keeps it a
-    32-bit product for the compiler, three times faster.
+    The upper halves may hold anything. They are masked just before each product, so that the
+    compiler makes a 32-bit product of it, three times faster.
     """
     x0, x1, x2, x3 = low, _shifted(low, 32), high, _shifted(high, 32)
     key0, key1 = key, _shifted(key, 32)

@@ -20,7 +20,7 @@ _MOST_DRAWS = 2 ** (64 - _PURPOSE_BITS)  # of one key, whose streams are disjoin
 
 
 class Purpose(enum.IntEnum):
-    """What a stream is for: one purpose of one draw, so no value is used twice."""
+    """What a stream is for. Each purpose of each draw has its own stream, so no value repeats."""
 
     CONTRIBUTION = 0
     SKIPS = 1
@@ -35,10 +35,8 @@ class Purpose(enum.IntEnum):
 class NoiseKey:
     """A secret key and the count of draws made with it.
 
-    Copies, saves and restores never repeat a draw.
-
-    It is no trackable object, so neither checkpoints nor `get_config` see it, and a copy or a
-    pickle of its owner gets a fresh key.
+    Copying, saving and restoring never repeat a draw: this is no trackable object, so neither
+    checkpoints nor `get_config` contain it, and a copy or a pickle of its owner gets a fresh key.
     """
 
     def __init__(self) -> None:
@@ -52,13 +50,13 @@ class NoiseKey:
         self._offset.assign(_fresh_word())
 
     def replace(self, words: tf.Tensor) -> None:
-        """Takes over a new key, int64 `[2]`, that several workers share; draws count from 0."""
+        """Takes a new key, int64 `[2]`, that several workers share; draws count from 0."""
         self._key.assign(tf.bitcast(words[:1], tf.uint64))
         self._offset.assign(tf.bitcast(words[1:], tf.uint64))
         self._draws.assign(0)
 
     def words(self) -> tf.Tensor:
-        """The key and the count of draws, int64 `[1, 3]`: who has the same draws the same."""
+        """The key and the count of draws, int64 `[1, 3]`; where they are equal, draws are equal."""
         words = tf.concat([self._key.read_value(), self._offset.read_value()], 0)
         words = tf.concat([tf.bitcast(words, tf.int64), self._draws.read_value()[tf.newaxis]], 0)
         return words[tf.newaxis]
@@ -91,7 +89,7 @@ class Draw:
     Attributes:
         key: uint64 `[1]`.
         number: int64 scalar, below 2⁴⁰.
-        offset: uint64 scalar: secret bits on which the counters start, beside the key's.
+        offset: uint64 scalar: secret bits at which the counters start, in addition to the key.
     """
 
     def __init__(self, key: tf.Tensor, number: tf.Tensor, offset: tf.Tensor) -> None:
@@ -102,7 +100,7 @@ class Draw:
         self._begin = tf.bitwise.bitwise_xor(begin, offset)
 
     def tensors(self) -> list[tf.Tensor]:
-        """What it is made of."""
+        """The tensors that define it."""
         return [self.key, self.number, self.offset]
 
     def counter(self, purpose: int) -> tf.Tensor:

@@ -199,7 +199,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         pairs = replicas.merged(lambda: self.update_tables(noisy))
         if pairs:
             variables, gradients = zip(*pairs, strict=True)
-            self.optimizer.apply(replicas.shares(gradients), list(variables))
+            self.optimizer.apply(replicas.parts(gradients), list(variables))
         else:
             replicas.merged(lambda: self.iterations.assign_add(1))
         moving = self._moving_clip_norm

@@ -84,7 +84,7 @@ _OF_ANOTHER_PLAN = (
 
 def seal_of(plan: PrivacyPlan, steps: tf.Tensor) -> tf.Tensor:
     """A digest of the plan's guarantee and of a count of steps below 2³⁴, int64."""
-    digest = tf.constant(plan.digest, tf.int64)
+    digest = tf.constant(plan.fingerprint, tf.int64)
     return tf.bitwise.bitwise_xor(digest, tf.cast(steps, tf.int64) * _SPREAD)
 
 

@@ -55,7 +55,7 @@ class StepAccount:
             return self._spend(marker)
         deciding = replica_checks.what_decides(
             key=self.noise_key.words(),
-            plan=tf.constant(self._plan.digest, tf.int64),
+            plan=tf.constant(self._plan.fingerprint, tf.int64),
             spent=self._saved.words(),
             clip_norm=tf.bitcast(tf.cast(clip_norm, tf.float64), tf.int64),
             settings=tf.constant(settings, tf.int64),

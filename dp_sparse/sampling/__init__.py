@@ -1,9 +1,9 @@
-"""How batches are drawn; each sampler carries its dp-accounting event and neighbouring relation.
+"""How batches are drawn. Each sampler has its dp-accounting event and neighbouring relation.
 
 May use: `core`. Nothing here imports Keras.
 """
 
-from dp_sparse.sampling.base import Sampling, Share
+from dp_sparse.sampling.base import BatchPart, Sampling
 from dp_sparse.sampling.batch import Batch, Examples, batch_of, is_sampled, real_examples
 from dp_sparse.sampling.data_source import RecordFile
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
@@ -21,12 +21,12 @@ __all__ = [
     "OWN_ORDER",
     "SEEDED",
     "Batch",
+    "BatchPart",
     "Examples",
     "Marker",
     "PoissonSampling",
     "RecordFile",
     "Sampling",
-    "Share",
     "StreamSampling",
     "batch_of",
     "batches",

@@ -8,18 +8,18 @@ from typing import Any
 import dp_accounting
 import tensorflow as tf
 
-from dp_sparse.core import Family, fingerprint
+from dp_sparse.core import Registered, fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
-    """One of several workers' parts of the batches that all of them draw alike.
+class BatchPart:
+    """One worker's part of the batches that all workers draw alike.
 
     Attributes:
-        begin: First row of each batch that is this worker's.
-        end: The row after its last.
-        key: Of all workers' draws, 128 bits, secret.
-        nonce: Names the pass, as `new_nonce` does.
+        begin: The first place of each batch that is this worker's.
+        end: The place after its last one.
+        key: Of the draws of all workers, 128 bits, secret.
+        nonce: The name of the pass, from `new_nonce`.
     """
 
     begin: int
@@ -28,16 +28,16 @@ class Share:
     nonce: int
 
 
-class Sampling(Family, abc.ABC):
+class Sampling(Registered, abc.ABC):
     """How the batches of a training run are drawn.
 
     Fields are public; datasets and seeds are call arguments. A subclass is a frozen dataclass.
 
     Attributes:
         num_examples: N, public.
-        steps: Batches in a whole run.
-        expected_batch_size: What a sum over a batch is divided by; public, and never the realised
-            size.
+        steps: How many batches a whole run has.
+        expected_batch_size: What a sum over a batch is divided by. It is public, and never the
+            realised size.
     """
 
     num_examples: int
@@ -45,7 +45,7 @@ class Sampling(Family, abc.ABC):
     expected_batch_size: float
 
     def _set(self, name: str, validator: Callable[[str, Any], Any]) -> None:
-        """Validates a field of the frozen dataclass and keeps it as a config's plain number."""
+        """Validates a field of the frozen dataclass, and keeps it as a plain number."""
         object.__setattr__(self, name, validator(name, getattr(self, name)))
 
     @property
@@ -56,7 +56,7 @@ class Sampling(Family, abc.ABC):
     @property
     @abc.abstractmethod
     def neighbouring(self) -> str:
-        """The neighbouring relation, as a statement prints it."""
+        """The neighbouring relation, in the words of the statement."""
 
     @property
     @abc.abstractmethod
@@ -65,14 +65,14 @@ class Sampling(Family, abc.ABC):
 
     @property
     def steps_per_pass(self) -> int | None:
-        """Batches of a pass in which batch t is for step t and no other; None if all are drawn."""
+        """Batches of a pass, if batch t belongs to step t alone; None if batches are drawn."""
         return None
 
     def resumed_at(self, source: Any, spent: int) -> int:
-        """The step at which a run on `source` goes on after `spent` steps.
+        """The step at which a run on the data source `source` continues after `spent` steps.
 
         Raises:
-            PrivacyError: There is none for which the plan pays.
+            PrivacyError: The plan pays for no step after these.
         """
         del source
         return spent
@@ -86,7 +86,7 @@ class Sampling(Family, abc.ABC):
         """The expected number of `steps` batches that one example joins."""
 
     def overflow_delta(self, epsilon: float, steps: int) -> float:
-        """What the chance of a batch beyond its capacity adds to δ."""
+        """What the probability of a batch beyond its capacity adds to δ."""
         del epsilon, steps
         return 0.0
 
@@ -98,17 +98,17 @@ class Sampling(Family, abc.ABC):
     def batches_of(
         self,
         source: Any,
-        share: Share,
+        part: BatchPart,
         *,
         first_step: int,
         class_weight: dict[int, float] | None = None,
     ) -> tf.data.Dataset:
-        """One worker's rows of the run's batches from `first_step` on.
+        """One worker's part of the run's batches from `first_step` on.
 
-        `share.key` must be secret and new: who knows it knows which examples are in a batch.
+        `part.key` must be secret and new: it tells which examples are in a batch.
         """
 
     @property
     def fingerprint(self) -> int:
-        """Names this configuration in every batch it makes."""
+        """The name of this configuration in every batch that it makes."""
         return fingerprint(self.get_config())

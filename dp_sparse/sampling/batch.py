@@ -1,8 +1,8 @@
-"""The shape of a private batch: its examples, and beside them the marker of its sampler.
+"""The shape of a private batch: its examples, and the marker of its sampler.
 
 A sampler's dataset yields `(x, y, {"sample_weight", "present", "marker"})`, as Keras passes it on,
-all `[capacity, ...]`, so that `tf.distribute` can divide it. The training step takes it apart once:
-the marker belongs to the batch as a whole, everything else to its examples.
+all `[capacity, ...]`, so that `tf.distribute` can divide it among replicas. The training step
+separates them once: the marker belongs to the whole batch, everything else to its examples.
 """
 
 import functools
@@ -68,11 +68,11 @@ def batch_of(data: tuple[Any, Any, dict[str, Any]]) -> Batch:
 def sampled_batch(
     x: Any, y: Any, sample_weight: Any, present: np.ndarray, marker: Marker, begin: int = 0
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """The batch as a dataset yields it, or its rows from `begin` on."""
+    """The batch as a dataset yields it, or its part from place `begin` on."""
     weights = {
         "sample_weight": sample_weight,
         "present": present,
-        "marker": marker.rows(len(present), begin),
+        "marker": marker.of_examples(len(present), begin),
     }
     return x, y, weights
 

@@ -1,8 +1,8 @@
 """Random access to examples in a memory-mapped record file, arrays or a `tf.data.Dataset`.
 
-A source answers `len(source)` and `source.gather(indices)`; gathering B examples costs O(B)
-whatever the number of examples, and a memory-mapped file keeps nothing in memory but the pages that
-were touched.
+A data source has `len(source)` and `source.gather(indices)`. Gathering B examples costs O(B)
+whatever the number of examples, and a memory-mapped file keeps only the pages in memory that were
+read.
 """
 
 import os
@@ -20,8 +20,8 @@ Example = tuple[Any, ...]  # (x, y) or (x, y, sample_weight), each a nest of arr
 _RAGGED = tf.RaggedTensor | tf.SparseTensor | tf.RaggedTensorSpec | tf.SparseTensorSpec
 
 
-class Source(Protocol):
-    """Examples that can be had by their index."""
+class DataSource(Protocol):
+    """A data source: examples that are read by their index."""
 
     def __len__(self) -> int: ...
 
@@ -39,7 +39,7 @@ class RecordFile:
         unpack: Turns an array of n records into `(x, y)` or `(x, y, sample_weight)`, nests of
             arrays `[n, ...]`.
         start: First record to use.
-        stop: First record no longer used; by default all to the end.
+        stop: The record after the last one to use; by default the end of the file.
 
     Raises:
         ValueError: When the file is empty or does not hold whole records.
@@ -146,11 +146,11 @@ def _without_str(leaf: np.ndarray) -> np.ndarray:
     return np.char.encode(leaf, "utf-8").astype(object) if leaf.dtype.kind == "U" else leaf
 
 
-def as_source(source: Any) -> Source:
-    """The source of `source`.
+def as_data_source(source: Any) -> DataSource:
+    """The data source for what a user gave.
 
-    Accepts arrays `(x, y[, sample_weight])`, a dataset of single examples with random access, or a
-    source itself.
+    That is arrays `(x, y[, sample_weight])`, a dataset of single examples with random access, or a
+    data source.
     """
     if isinstance(source, tf.data.Dataset):
         if is_sampled(source.element_spec):
@@ -177,13 +177,13 @@ def refuse_ragged(example: Any) -> None:
     for leaf in tf.nest.flatten(example):
         if isinstance(leaf, _RAGGED):
             raise ValueError(
-                f"Expected dense arrays, got {type(leaf).__name__}: examples have one shape. Fill "
-                "them up, as with to_tensor(default_value=...)."
+                f"Expected dense arrays, got {type(leaf).__name__}: examples have one shape. Pad "
+                "them, for example with to_tensor(default_value=...)."
             )
 
 
 def unpacked(example: Example) -> tuple[Any, Any, Any]:
-    """`(x, y, sample_weight)`, the last None when the source has none."""
+    """`(x, y, sample_weight)`, the last None if the data source has none."""
     if not isinstance(example, tuple) or len(example) not in (2, 3):
         raise ValueError(
             "Expected examples (x, y) or (x, y, sample_weight), got "

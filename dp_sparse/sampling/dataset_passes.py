@@ -1,7 +1,7 @@
-"""Passes over a `tf.data.Dataset`, whose order is its own: each reading may have another one.
+"""Passes over a `tf.data.Dataset`, which may have another order each time that it is read.
 
-A pass is one reading of the dataset, which must end with its last example. The marker of each batch
-names the iterator that made it, so that nobody can join the parts of two readings to one pass.
+A pass reads the dataset once, and the dataset must end with its last example. The marker of each
+batch names the iterator that made it, so parts of two readings cannot be joined to one pass.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from dp_sparse.sampling.data_source import refuse_ragged, unpacked
 
 
 def batches(source: tf.data.Dataset, sampling: Sampling, first_step: int) -> tf.data.Dataset:
-    """The batches from `first_step` on, with which a pass begins, each `[capacity, ...]`.
+    """The batches from `first_step` on, each `[capacity, ...]`; `first_step` begins a pass.
 
     Raises:
-        ValueError: Examples of no fixed shape, or as many as the sampler does not expect.
+        ValueError: The examples have no fixed shape, or their number is not the sampler's.
         PrivacyError: While iterating, when a pass has more or fewer examples than expected.
     """
     _check(source, sampling.num_examples)
@@ -47,14 +47,14 @@ def _check(source: tf.data.Dataset, num_examples: int) -> None:
     cardinality = int(source.cardinality())
     if cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            f"Expected a source that ends after num_examples={num_examples} examples, got one "
+            f"Expected a data source that ends after num_examples={num_examples} examples, got one "
             "without end: it would give examples more than once in a pass. Leave repeat() out; "
-            "passes= says how often the source is read."
+            "passes= says how often the dataset is read."
         )
     if cardinality not in (tf.data.UNKNOWN_CARDINALITY, num_examples):
         raise ValueError(
-            f"Expected a source of num_examples={num_examples} examples, got {cardinality}: a pass "
-            "has each example once. Give the true number, or cut the source by take(...)."
+            f"Expected a data source of num_examples={num_examples} examples, got {cardinality}: a "
+            "pass has each example once. Give the true number, or cut the dataset by take(...)."
         )
 
 
@@ -68,9 +68,9 @@ def _with_next_size(dataset: tf.data.Dataset, nothing: Any) -> tf.data.Dataset:
 
 
 def _whole(sampling: Sampling, index: tf.Tensor, pair: Any) -> Any:
-    """The batch; fails on a pass that ends early, or does not end.
+    """The batch; fails if a pass ends early, or does not end.
 
-    Repeating it, or reading on, would use examples more often than was paid for.
+    Repeating such a pass, or reading on, would use examples more often than the plan pays for.
     """
     batch, next_size = pair
     assert sampling.steps_per_pass is not None
@@ -83,8 +83,8 @@ def _whole(sampling: Sampling, index: tf.Tensor, pair: Any) -> Any:
         "holds {}."
     )
     longer = (
-        f"Expected the stream to end after num_examples={total} examples, got more: a source that "
-        "repeats examples would use them more often than was paid for. If it gives each once, "
+        f"Expected the stream to end after num_examples={total} examples, got more: a dataset that "
+        "repeats examples would use them more often than the plan pays for. If it gives each once, "
         "cut it by take(...)."
     )
     checks = [
@@ -96,7 +96,7 @@ def _whole(sampling: Sampling, index: tf.Tensor, pair: Any) -> Any:
 
 
 def _nonce_of_iterator() -> tf.data.Dataset:
-    """One number without end, another one for each iterator."""
+    """The same number without end; each iterator has a number of its own."""
 
     def draw() -> Iterator[int]:
         yield marker.new_nonce(None)
@@ -117,7 +117,7 @@ def _marked(sampling: Sampling, index: tf.Tensor, batch: Any, nonce: tf.Tensor) 
     with tf.control_dependencies(checks):
         x, y, weights = tf.nest.map_structure(pad, (x, y, weights))
     present = tf.cast(tf.range(capacity) < count, tf.float32)
-    numbers = tf.constant(marker.Marker(sampling.fingerprint, 0, 0).rows(capacity))
+    numbers = tf.constant(marker.Marker(sampling.fingerprint, 0, 0).of_examples(capacity))
     mark = numbers + tf.stack([[0, nonce, index, 0]])
     return x, y, {"sample_weight": weights, "present": present, "marker": mark}
 

@@ -1,4 +1,4 @@
-"""Batches of examples that are had by their index, as a dataset; O(batch) a batch."""
+"""Batches of examples that are read by their index, as a dataset; O(batch) a batch."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -16,22 +16,22 @@ _NOBODY = marker.Marker(0, 0, 0)
 
 
 def dataset(
-    source: data_source.Source,
+    source: data_source.DataSource,
     draws: Draws,
-    rows: tuple[int, int],
+    part: tuple[int, int],
     steps: int,
     class_weight: dict[int, float] | None = None,
 ) -> tf.data.Dataset:
-    """`steps` batches, for each reading of which `draws` gives the indices and marks anew.
+    """`steps` batches; each time they are read, `draws` gives new indices and markers.
 
     Args:
-        source: The examples.
+        source: Where the examples come from.
         draws: For each batch the indices of its examples, int64 `[n]`, and its marker.
-        rows: Which rows of a batch are made: the first, and the one after the last.
+        part: Which places of a batch are made: the first, and the one after the last.
         steps: How many batches `draws` gives.
-        class_weight: Factor of each label's sample weight.
+        class_weight: A factor for the sample weight of each label.
     """
-    make = functools.partial(_batch, source, rows, class_weight)
+    make = functools.partial(_batch, source, part, class_weight)
 
     def generate() -> Iterator[Any]:
         with marked():
@@ -47,13 +47,13 @@ def dataset(
 
 
 def _batch(
-    source: data_source.Source,
-    rows: tuple[int, int],
+    source: data_source.DataSource,
+    part: tuple[int, int],
     class_weight: dict[int, float] | None,
     indices: np.ndarray,
     mark: marker.Marker,
 ) -> Any:
-    begin, end = rows
+    begin, end = part
     own = indices[begin:end]
     x, y, weights = data_source.unpacked(source.gather(own))
     weights = padding.checked_weights(weights, len(own), class_weight, y)

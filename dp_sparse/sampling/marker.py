@@ -1,10 +1,11 @@
 """The marker of a batch, which proves which sampler made it.
 
 A marker, int64 `[capacity, 4]`, has for each example of a batch [fingerprint of the sampler, nonce
-of the pass over the sampler, position of the batch, number of the example]. The training step
-refuses a batch without a marker, of another sampler, seen before, or not whole: each would void the
-accounting. A nonce of 0 says that a seed made the batch, so its sampling is not secret; one of 1,
-that its examples follow from its position, whoever reads them and how often.
+of the pass over the sampler, position of the batch in the pass, place of the example in the batch].
+The training step refuses a batch that has no marker, is of another sampler, was seen before, or is
+not whole: each would void the accounting. A nonce of 0 means that a seed made the batch, so its
+sampling is not secret. A nonce of 1 means that its examples follow from its position, however often
+and by whom they are read.
 """
 
 import threading
@@ -18,22 +19,22 @@ OWN_ORDER = 1
 
 
 class Marker(NamedTuple):
-    """Where a batch came from: what each row of its marker begins with."""
+    """Where a batch came from: what an entry of its marker begins with."""
 
     fingerprint: int
     nonce: int
     position: int
 
-    def rows(self, count: int, begin: int = 0) -> np.ndarray:
-        """The marker of `count` rows of a batch from `begin` on, int64 `[count, 4]`."""
+    def of_examples(self, count: int, begin: int = 0) -> np.ndarray:
+        """The marker of `count` examples of a batch from place `begin` on, `[count, 4]`."""
         fields = np.tile(np.array(self, np.int64), (count, 1))
         return np.column_stack([fields, np.arange(begin, begin + count, dtype=np.int64)])
 
 
 def new_nonce(seed: int | None) -> int:
-    """A name for one pass over a sampler, larger than all before.
+    """A number that names one pass over a sampler, larger than all before.
 
-    `SEEDED` when a seed makes the pass predictable.
+    `SEEDED` if a seed makes the pass predictable.
     """
     return SEEDED if seed is not None else _NONCES.next()
 
@@ -41,7 +42,7 @@ def new_nonce(seed: int | None) -> int:
 class _Nonces:
     """Increasing numbers: a later pass has the larger one.
 
-    This holds over processes too, as far as their clocks agree.
+    This also holds between processes, as far as their clocks agree.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads a dataset once, in chunks, whatever holds it; memory is that of a chunk."""
+"""Reads examples once, in chunks, from any kind of data source; memory is that of a chunk."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ import tensorflow as tf
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.sampling import data_source
 
-_CHUNK = 2**14  # examples read at once from a source with random access
+_CHUNK = 2**14  # examples read at once from a data source with random access
 
 
 def batches(examples: Any) -> Iterator[Any]:
@@ -30,7 +30,7 @@ def has_length(examples: Any) -> bool:
 
 
 def checked_number(examples: Any, num_examples: int | None) -> int | None:
-    """How many examples to expect, if anybody knows.
+    """How many examples to expect; None if that is not known.
 
     Raises:
         ValueError: `examples` repeats, is no collection of batches, or has another length.
@@ -57,16 +57,16 @@ def checked_number(examples: Any, num_examples: int | None) -> int | None:
     return num_examples
 
 
-def _sources(examples: Any) -> list[data_source.Source] | None:
-    """The sources with random access that `examples` consists of, None if it is a stream."""
+def _sources(examples: Any) -> list[data_source.DataSource] | None:
+    """The data sources with random access in `examples`; None if it is a stream."""
     if isinstance(examples, tuple):
-        return [data_source.as_source(examples)]
+        return [data_source.as_data_source(examples)]
     found = examples if isinstance(examples, list) and examples else [examples]
     return found if all(hasattr(source, "gather") for source in found) else None
 
 
 def parts_of(batch: Any) -> tuple[Mapping[str, Any], Any, Any]:
-    """`(x, y, sample_weight)` of a batch, None for what it lacks.
+    """`(x, y, sample_weight)` of a batch, None for what it does not have.
 
     Raises:
         ValueError: x does not map names to ids.
@@ -88,7 +88,7 @@ def parts_of(batch: Any) -> tuple[Mapping[str, Any], Any, Any]:
 
 
 def weighty_examples(weights: Any) -> np.ndarray | None:
-    """bool `[batch]`: examples of which some weight is not 0; None if all are."""
+    """bool `[batch]`: whether some weight of an example is not 0; None if that holds for all."""
     if weights is None:
         return None
     leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(weights)]

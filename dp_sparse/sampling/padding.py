@@ -1,4 +1,4 @@
-"""Batches of fixed shape: real examples first, then zeros that weigh nothing. O(batch)."""
+"""Batches of fixed shape: real examples first, then zeros of weight 0. O(batch)."""
 
 from typing import Any
 

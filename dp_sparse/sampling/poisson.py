@@ -1,7 +1,7 @@
 """True Poisson sampling: every example joins every batch independently with probability q = B / N.
 
-Drawn by geometric skips over the N examples, O(B) a batch; batches are padded to a fixed capacity,
-and the chance that one overflows it is part of δ (T·(1 + e^ε)·P[Bin(N, q) > capacity]).
+Batches are drawn by geometric skips over the N examples, O(B) a batch, and padded to a fixed
+capacity. The probability that one exceeds it is part of δ (T·(1 + e^ε)·P[Bin(N, q) > capacity]).
 """
 
 import dataclasses
@@ -17,19 +17,19 @@ import tensorflow as tf
 
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.sampling import data_source, gathered, marker
-from dp_sparse.sampling.base import Sampling, Share
+from dp_sparse.sampling.base import BatchPart, Sampling
 
 
 @dataclasses.dataclass(frozen=True)
 class PoissonSampling(Sampling):
-    """Independent sampling of every example at every step, with the amplification this earns.
+    """Independent sampling of every example at every step, with its privacy amplification.
 
     Attributes:
         num_examples: N, public.
         expected_batch_size: B; gradients are divided by it.
         steps: T, batches in the whole run.
-        capacity: Leading dimension of a batch; by default the smallest for which an overflow adds
-            at most 1e-3 / N to δ at ε = 8.
+        capacity: Leading dimension of a batch. By default the smallest for which batches that
+            exceed it add at most 1e-3 / N to δ at ε = 8.
 
     Examples:
         >>> import dp_sparse, numpy as np
@@ -41,9 +41,9 @@ class PoissonSampling(Sampling):
         [(164,), (164,)]
 
     ### Formal Guarantees
-    Neighbouring datasets differ by adding or removing one example. Amplification rests on the
-    sampling key, drawn from `os.urandom` for each pass, staying secret; a seeded pass is refused by
-    private training.
+    Neighbouring datasets differ by adding or removing one example. Amplification needs the sampling
+    key to stay secret. It is drawn from `os.urandom` for each pass, and private training refuses a
+    pass with a seed.
     """
 
     num_examples: int
@@ -77,7 +77,7 @@ class PoissonSampling(Sampling):
 
     @property
     def neighbouring(self) -> str:
-        """The relation the amplification is proved for."""
+        """The relation for which the amplification is proved."""
         return "one has an example that the other lacks (add or remove)"
 
     @property
@@ -121,12 +121,12 @@ class PoissonSampling(Sampling):
         Args:
             source: `(x, y)` or `(x, y, sample_weight)` arrays, a `RecordFile`, or a
                 `tf.data.Dataset` of single examples with random access (about 20 µs an example).
-            class_weight: Factor of each label's sample weight; given here because `fit` refuses it
-                beside weights.
-            seed: For tests of the sampler only: what it makes is refused by private training.
+            class_weight: A factor for the sample weight of each label. It is given here because
+                `fit` refuses it when batches have weights.
+            seed: For tests of the sampler only: private training refuses the batches.
 
         Raises:
-            ValueError: The source does not hold exactly `num_examples` examples.
+            ValueError: The data source does not hold exactly `num_examples` examples.
             PrivacyError: While iterating, when a batch is larger than the capacity.
         """
 
@@ -139,32 +139,31 @@ class PoissonSampling(Sampling):
     def batches_of(
         self,
         source: Any,
-        share: Share,
+        part: BatchPart,
         *,
         first_step: int,
         class_weight: dict[int, float] | None = None,
     ) -> tf.data.Dataset:
-        """One worker's rows of `steps - first_step` batches that all workers draw with one key.
+        """One worker's part of `steps - first_step` batches that all workers draw with one key.
 
-        Args: as `batches`; every worker has the whole source, and reads its own rows alone.
+        Args: as `batches`. Every worker has the whole data source and reads only its part.
         """
-        secrets, rows = (share.key, share.nonce), (share.begin, share.end)
-        return self._dataset(source, lambda: secrets, rows, self.steps - first_step, class_weight)
+        secrets, places = (part.key, part.nonce), (part.begin, part.end)
+        return self._dataset(source, lambda: secrets, places, self.steps - first_step, class_weight)
 
     def _dataset(
         self,
         source: Any,
         new_pass: Callable[[], tuple[int, int]],
-        rows: tuple[int, int],
+        part: tuple[int, int],
         steps: int,
         class_weight: dict[int, float] | None,
     ) -> tf.data.Dataset:
-        source = data_source.as_source(source)
+        source = data_source.as_data_source(source)
         if len(source) != self.num_examples:
             raise ValueError(
-                f"Expected a source of num_examples={self.num_examples} examples, got "
-                f"{len(source)}: the sampling "
-                "probability, and so the guarantee, depends on it."
+                f"Expected a data source of num_examples={self.num_examples} examples, got "
+                f"{len(source)}: the sampling probability depends on it, and with it the guarantee."
             )
 
         def draws() -> Iterator[tuple[np.ndarray, marker.Marker]]:
@@ -174,7 +173,7 @@ class PoissonSampling(Sampling):
                 mark = marker.Marker(self.fingerprint, nonce, index)
                 yield self._within_capacity(self.draw(rng)), mark
 
-        return gathered.dataset(source, draws, rows, steps, class_weight)
+        return gathered.dataset(source, draws, part, steps, class_weight)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """One Poisson sample of example indices, int64 sorted `[n]`, by geometric skips."""
@@ -182,23 +181,21 @@ class PoissonSampling(Sampling):
             return np.arange(self.num_examples)
         expected = self.expected_batch_size
         chunk = int(expected + 8 * math.sqrt(expected) + 24)
-        positions = [np.zeros(0, np.int64)]
+        found: list[np.ndarray] = []
         last = -1
         while last < self.num_examples:
-            found = last + np.cumsum(
-                _geometric(rng, self.sampling_probability, chunk, self.num_examples)
-            )
-            positions.append(found)
-            last = int(found[-1])
-        indices = np.concatenate(positions)
+            gaps = _geometric(rng, self.sampling_probability, chunk, self.num_examples)
+            found.append(last + np.cumsum(gaps))
+            last = int(found[-1][-1])
+        indices = np.concatenate(found)
         return indices[indices < self.num_examples]
 
     def _within_capacity(self, indices: np.ndarray) -> np.ndarray:
         if len(indices) > self.batch_capacity:
             raise PrivacyError(
                 f"Expected at most capacity={self.batch_capacity} examples in a batch, got "
-                f"{len(indices)}: the run "
-                "stops here, as its delta assumes. Start again with a larger capacity."
+                f"{len(indices)}: the run stops here, as its delta assumes. Start again with a "
+                "larger capacity."
             )
         return indices
 

@@ -1,8 +1,7 @@
 """Streams: each example once a pass, in the dataset's order, with no amplification by sampling.
 
-What a pipeline reads once (an online log, files too large to index) is trained on as it comes. One
-example takes part in one batch a pass, so a run of k passes composes k Gaussian mechanisms.
-O(batch) memory.
+For data that a pipeline reads once, such as an online log or files too large to index. An example
+is in one batch of each pass, so a run of k passes composes k Gaussian mechanisms. O(batch) memory.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.sampling import data_source, dataset_passes, gathered, marker
-from dp_sparse.sampling.base import Sampling, Share
+from dp_sparse.sampling.base import BatchPart, Sampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +25,7 @@ class StreamSampling(Sampling):
 
     Attributes:
         num_examples: N, the examples of one pass, public.
-        batch_size: Examples in a batch; the last one of a pass may be smaller and is padded.
+        batch_size: Examples in a batch. The last batch of a pass may have fewer, and is padded.
         passes: How often the whole stream is read.
 
     Examples:
@@ -39,11 +38,11 @@ class StreamSampling(Sampling):
         [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]]
 
     ### Formal Guarantees
-    Neighbouring datasets differ by zeroing out one example (it is replaced by padding of weight 0);
-    removing one would move all that follow it. The order must not depend on the examples' values,
-    and a source must give each example once a pass. A pass that is resumed uses no example again:
-    its order is the package's own (arrays, `RecordFile`), or its rest is given up.
-    No secrecy of the batches is assumed.
+    Neighbouring datasets differ by zeroing out one example: padding of weight 0 replaces it.
+    (Removing one would move all that follow it.) The order must not depend on the examples' values,
+    and a data source must give each example once a pass. A resumed pass uses no example again: its
+    order is the package's own (arrays, `RecordFile`), or the rest of the pass is given up. Batches
+    need not be secret.
     """
 
     num_examples: int
@@ -76,7 +75,7 @@ class StreamSampling(Sampling):
 
     @property
     def neighbouring(self) -> str:
-        """Zero-out, since removal would shift the stream."""
+        """Zero-out, since removing an example would move all that follow it."""
         return "one has an example where the other has padding in the same place (zero-out)"
 
     @property
@@ -85,43 +84,43 @@ class StreamSampling(Sampling):
         return (
             f"The stream has {self.num_examples} examples in batches of {self.batch_size}, each "
             f"example at most once in each of {self.passes} passes.\n"
-            "A pass that is left in the middle counts whole. There is no amplification by sampling."
+            "A pass that has begun counts as a whole. There is no amplification by sampling."
         )
 
     def event(self, mechanism: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
-        """One run of `mechanism` for each pass begun: no example is in two batches of a pass."""
+        """One run of `mechanism` for each pass that has begun: an example is in one batch of it."""
         return dp_accounting.SelfComposedDpEvent(mechanism, self.participations(steps))
 
     def participations(self, steps: int) -> int:
-        """The passes begun."""
+        """The passes that have begun."""
         return math.ceil(steps / self.steps_per_pass)
 
     def resumed_at(self, source: Any, spent: int) -> int:
-        """`spent` if that is the end of a pass, or for examples that are had by their index.
+        """`spent` if that is the end of a pass, or if examples are read by their index.
 
-        Of a `tf.data.Dataset` the next whole pass: who reads it again may get another order, and
-        the rest of a pass would not be the examples that its beginning left. Says so by a warning.
+        For a `tf.data.Dataset` it is the beginning of the next pass, and a warning says so: read
+        again, the dataset may have another order, and the rest of the pass could repeat examples.
 
         Raises:
-            PrivacyError: There is no whole pass left.
+            PrivacyError: No whole pass is left.
         """
         passes_begun = math.ceil(spent / self.steps_per_pass)
         first = passes_begun * self.steps_per_pass
         if first == spent or not isinstance(source, tf.data.Dataset):
             return spent
         why = (
-            f"a tf.data.Dataset that is read again may come in another order, and the rest of pass "
-            f"{passes_begun} of {self.passes} cannot be told from what was used. Arrays and a "
-            "dp_sparse.RecordFile go on where a pass was left; a dataset does after whole passes, "
+            f"a tf.data.Dataset that is read again may have another order, and the rest of pass "
+            f"{passes_begun} of {self.passes} could repeat examples. Arrays and a "
+            "dp_sparse.RecordFile can continue within a pass; a dataset only after whole passes "
             f"of {self.steps_per_pass} steps."
         )
         if passes_begun == self.passes:
             raise PrivacyError(
-                f"Expected steps to go on with, but after {spent} of {self.steps} no pass is left: "
-                f"{why}"
+                f"Expected a whole pass to continue with, but after {spent} of {self.steps} "
+                f"no pass is left: {why}"
             )
         warnings.warn(
-            f"Training goes on at step {first}; steps {spent} to {first - 1} of {self.steps} are "
+            f"Training continues at step {first}; steps {spent} to {first - 1} of {self.steps} are "
             f"given up, and count as spent: {why}",
             stacklevel=3,
         )
@@ -132,16 +131,16 @@ class StreamSampling(Sampling):
 
         Args:
             source: `(x, y)` or `(x, y, sample_weight)` arrays or a `RecordFile`, in the same order
-                each time; or a `tf.data.Dataset` of single examples, of which a pass is one
-                reading, so it must give each of `num_examples` examples once and then end.
-            first_step: Where a resumed run goes on: `model.optimizer.steps_spent`. With a dataset
-                that is the next whole pass; the rest of one that was begun counts as spent.
+                each time; or a `tf.data.Dataset` of single examples. Each pass reads it once, so it
+                must give each of `num_examples` examples once and then end.
+            first_step: Where a resumed run continues: `model.optimizer.steps_spent`. With a dataset
+                it continues with the next whole pass, and the rest of the last one counts as spent.
 
         Raises:
-            ValueError: The source does not hold `num_examples` examples, or holds ragged or sparse
-                tensors, or `first_step` is outside the run.
-            PrivacyError: No whole pass of a dataset is left; or, while iterating, one has more or
-                fewer examples than `num_examples`.
+            ValueError: The data source does not hold `num_examples` examples, or holds ragged or
+                sparse tensors, or `first_step` is outside the run.
+            PrivacyError: No whole pass of a dataset is left; or, while iterating, a pass has more
+                or fewer examples than `num_examples`.
         """
         if not 0 <= first_step < self.steps:
             raise ValueError(
@@ -153,39 +152,39 @@ class StreamSampling(Sampling):
     def batches_of(
         self,
         source: Any,
-        share: Share,
+        part: BatchPart,
         *,
         first_step: int,
         class_weight: dict[int, float] | None = None,
     ) -> tf.data.Dataset:
-        """One worker's rows of the run's batches, from a step that `resumed_at` gave.
+        """One worker's part of the run's batches, from a step that `resumed_at` gave.
 
-        Args: as `batches`; without class weights, and of several workers without datasets.
+        Args: as `batches`, without class weights; for several workers, no dataset.
         """
         if class_weight is not None:
             raise ValueError(
                 f"Expected no class_weight with a stream, got {class_weight}: give each example "
                 "its weight, (x, y, sample_weight)."
             )
-        return self._run(source, first_step, (share.begin, share.end))
+        return self._run(source, first_step, (part.begin, part.end))
 
-    def _run(self, source: Any, first_step: int, rows: tuple[int, int]) -> tf.data.Dataset:
+    def _run(self, source: Any, first_step: int, part: tuple[int, int]) -> tf.data.Dataset:
         if not isinstance(source, tf.data.Dataset):
-            return self._of_indices(data_source.as_source(source), first_step, rows)
-        if rows != (0, self.batch_size):
+            return self._of_indices(data_source.as_data_source(source), first_step, part)
+        if part != (0, self.batch_size):
             raise PrivacyError(
                 "Expected arrays or a dp_sparse.RecordFile as the stream of several workers, got "
-                "a tf.data.Dataset: each would read it for itself, perhaps in an order of its own, "
-                "and examples would be used twice."
+                "a tf.data.Dataset: each worker would read it on its own, perhaps in another "
+                "order, and examples would be used twice."
             )
         return dataset_passes.batches(source, self, first_step)
 
     def _of_indices(
-        self, source: data_source.Source, first_step: int, rows: tuple[int, int]
+        self, source: data_source.DataSource, first_step: int, part: tuple[int, int]
     ) -> tf.data.Dataset:
         if len(source) != self.num_examples:
             raise ValueError(
-                f"Expected a source of num_examples={self.num_examples} examples, got "
+                f"Expected a data source of num_examples={self.num_examples} examples, got "
                 f"{len(source)}: a pass has each example once."
             )
 
@@ -196,4 +195,4 @@ class StreamSampling(Sampling):
                 mark = marker.Marker(self.fingerprint, marker.OWN_ORDER, index)
                 yield np.arange(begin, end), mark
 
-        return gathered.dataset(source, draws, rows, self.steps - first_step)
+        return gathered.dataset(source, draws, part, self.steps - first_step)

@@ -29,7 +29,7 @@ def rows_by_table(
         offsets: First number of each table, and the total at the end.
         rooms: Of each table, for XLA, the most rows that there can be.
     """
-    if xla.inside():
+    if xla.static_shapes():
         return _rows_in_rooms(row_ids, starts, offsets, rooms)
     if len(rooms) == 1:
         return [row_ids]
@@ -55,7 +55,7 @@ def choices_by_table(contributions: ContributionMap, survivors: Survivors) -> li
     """The survivors of each table, and where each lookup's row stands among them."""
     widths, starts = contributions.widths, survivors.starts
     slots = tf.gather(survivors.slots, contributions.positions)
-    if xla.inside():
+    if xla.static_shapes():
         spare = survivors.row_ids.shape[0] - contributions.row_ids.shape[0]  # for false rows
         rooms = [slots.shape[0] * width + spare for width in widths]
     else:

@@ -79,7 +79,7 @@ def _distinct(draw: noise.Draw, total: tf.Tensor, count: int, bounds: range) -> 
         count: How many.
         bounds: Of `total`, for XLA, which must know how much room either way takes.
     """
-    if xla.inside():
+    if xla.static_shapes():
         few = bounds[0] < _PLENTY * count  # then repetitions are many, and `total` is small
         return _shuffled(draw, total, bounds[-1], count) if few else _first(draw, total, count)
     few = tf.constant(_PLENTY * count, tf.int64) > total

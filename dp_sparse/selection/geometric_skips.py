@@ -23,7 +23,7 @@ def geometric_skips(draw: noise.Draw, num_trials: int, probability: float) -> tf
         probability: p in [0, 1], fixed when the graph is built.
     """
     chunk = most_skips(num_trials, probability)
-    if xla.inside():
+    if xla.static_shapes():
         return _one_chunk(draw, chunk, num_trials, probability)
 
     def extend(hits: tf.Tensor, drawn: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -55,7 +55,7 @@ def select_rows(
     survived = noisy >= threshold
     probability = survival_probability(threshold, deviation)
     hits = geometric_skips(draw, contributions.num_rows, probability)
-    return (_merged if xla.inside() else _ordered)(contributions, survived, hits)
+    return (_merged if xla.static_shapes() else _ordered)(contributions, survived, hits)
 
 
 def _ordered(contributions: ContributionMap, survived: tf.Tensor, hits: tf.Tensor) -> Survivors:

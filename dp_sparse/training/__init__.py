@@ -1,6 +1,6 @@
-"""The private train step: a batch's forward and backward pass, clipping, and what surrounds it.
+"""The private train step: forward and backward pass of a batch, clipping, and all around them.
 
-May use: all rooms below; nothing of the step but `compile_hook` is called by a user.
+May use: all subpackages but `distribution`. Users reach the step through `compile_hook` alone.
 """
 
 from dp_sparse.training import environment, metrics, report_page

@@ -1,8 +1,8 @@
-"""Which callbacks may run beside private training: those that leak training metrics are refused.
+"""Which callbacks may run in private training: those that leak training metrics are refused.
 
-Training loss and metrics, and the variables that Keras sums them up in, are covered by no ε. Every
-class of Keras' own has a rule here, and one without a rule is refused. A class that somebody else
-wrote is told about once if Keras hands it training metrics, and refused if the run is strict.
+No ε covers training loss and metrics, and the variables in which Keras sums them up. Every callback
+class of Keras has a rule here, and one without a rule is refused. For a class of others to which
+Keras gives training metrics there is one warning, or an error if the run is strict.
 """
 
 import dataclasses
@@ -32,11 +32,11 @@ class Leak:
 
     Attributes:
         what: A verb and its object.
-        mend: What to do instead, as an order.
+        fix: What to do instead, in the imperative.
     """
 
     what: str
-    mend: str
+    fix: str
 
 
 Rule = Callable[[Any], Leak | None]
@@ -46,8 +46,8 @@ def _none(callback: Any) -> None:
     del callback
 
 
-def _always(what: str, mend: str) -> Rule:
-    return lambda callback: Leak(what, mend)
+def _always(what: str, fix: str) -> Rule:
+    return lambda callback: Leak(what, fix)
 
 
 def _unknown(name: str) -> Rule:
@@ -55,7 +55,7 @@ def _unknown(name: str) -> Rule:
 
 
 def _uses_a_training_metric(callback: Any) -> Leak | None:
-    """By the names that callbacks of Keras, and others made like them, are given."""
+    """Found by the names of the attributes of Keras' callbacks, which others also use."""
     monitor = getattr(callback, "monitor", None)
     steers = getattr(callback, "save_best_only", True)
     if isinstance(monitor, str) and steers and not _is_released(monitor):
@@ -77,19 +77,19 @@ def _saves_metrics(callback: Any) -> Leak | None:
 
 
 RULES: dict[str, Rule] = {
-    "BackupAndRestore": _none,  # weights, slots and steps spent; numbers of epoch and batch
-    "Callback": _uses_a_training_metric,  # so that all classes have this rule
-    "CallbackList": _none,  # its members are checked when it begins
+    "BackupAndRestore": _none,  # saves weights, slots, steps spent, epoch and batch numbers
+    "Callback": _uses_a_training_metric,  # the base class, so this rule is for all classes
+    "CallbackList": _none,  # its callbacks are checked when training begins
     "CSVLogger": _always("writes training metrics into a file", _LEAVE_OUT),
-    "EarlyStopping": _none,  # but that of Callback
+    "EarlyStopping": _none,  # only the rule of Callback
     "History": _none,  # stays in the process
-    "LambdaCallback": _none,  # its functions are somebody's own
-    "LearningRateScheduler": _none,  # is told the epoch and the learning rate
-    "ModelCheckpoint": _none,  # but that of Callback; weights, slots and steps spent
-    "MonitorCallback": _none,  # but that of Callback
+    "LambdaCallback": _none,  # its functions count as code of others
+    "LearningRateScheduler": _none,  # gets the epoch and the learning rate
+    "ModelCheckpoint": _none,  # only the rule of Callback; saves weights, slots, steps spent
+    "MonitorCallback": _none,  # only the rule of Callback
     "OrbaxCheckpoint": _saves_metrics,
-    "ProgbarLogger": _none,  # the console
-    "ReduceLROnPlateau": _none,  # but that of Callback
+    "ProgbarLogger": _none,  # writes to the console
+    "ReduceLROnPlateau": _none,  # only the rule of Callback
     "RemoteMonitor": _always("sends training metrics away", _LEAVE_OUT),
     "SwapEMAWeights": _none,  # averages of released weights
     "TensorBoard": _always("writes training metrics into a file", _LEAVE_OUT),
@@ -98,13 +98,13 @@ RULES: dict[str, Rule] = {
         "Leave it out: examples that are not finite are zeroed",
     ),
 }
-"""By the name of a class of Keras; a subclass has the rules of all its bases."""
+"""The rule of each Keras class by its name; a subclass has the rules of all its bases."""
 
 
 def install_callback_guard() -> None:
-    """Wraps `CallbackList.on_train_begin`, once: there Keras has all callbacks of a run together.
+    """Wraps `CallbackList.on_train_begin`, once: there all callbacks of a run are known.
 
-    A list may have been made before the model was compiled.
+    The list itself may have been made before the model was compiled.
     """
     original = keras.callbacks.CallbackList.on_train_begin
     if hasattr(original, "_dp_sparse_original"):
@@ -130,7 +130,7 @@ def _guard(callbacks: list[Any], model: keras.Model) -> None:
     for callback in callbacks:
         for leak in _leaks(callback):
             raise PrivacyError(
-                f"{type(callback).__name__} {leak.what}, which no epsilon covers. {leak.mend}, or "
+                f"{type(callback).__name__} {leak.what}, which no epsilon covers. {leak.fix}, or "
                 "accept the leak with PrivacyReport(diagnostics='non_private') among the callbacks."
             )
         reads = functools.partial(own_method_reads, callback, what="reads_training_metrics")
@@ -161,11 +161,11 @@ _told: set[str] = set()
 
 
 def _tell(name: str, strict: bool) -> None:
-    """Warns of a callback, once a process, or refuses it."""
+    """Warns of a callback, once in a process, or refuses it."""
     said = (
-        f"{name} is handed training metrics, which no epsilon covers: it must not write them to a "
+        f"{name} gets training metrics, which no epsilon covers: it must not write them to a "
         "file, send them away or steer training by them. Give its class reads_training_metrics = "
-        "False if it never looks at them"
+        "False if it never reads them"
     )
     if strict:
         raise PrivacyError(f"{said}, or leave out diagnostics='strict'.")
@@ -176,7 +176,7 @@ def _tell(name: str, strict: bool) -> None:
 
 
 class _TrainingNames(keras.callbacks.Callback):
-    """Refuses training metrics under the names of what is released, before others see them."""
+    """Refuses training metrics with the names of released values, before other callbacks run."""
 
     _seen = False
 
@@ -185,7 +185,7 @@ class _TrainingNames(keras.callbacks.Callback):
         _refuse_names(logs or {})
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if not self._seen:  # a loop that has logs at the end of epochs alone, without validation
+        if not self._seen:  # the loop has logs only at the end of epochs, without validation
             _refuse_names(logs or {})
 
 
@@ -193,9 +193,9 @@ def _refuse_names(logs: dict[str, Any]) -> None:
     wrong = sorted(name for name in logs if _is_released(name))
     if wrong:
         raise PrivacyError(
-            f"Expected training metrics whose names are not those of what is released, got "
-            f"{wrong[0]!r}: callbacks and reports would take it for one. Rename the metric or the "
-            "output."
+            f"Expected training metrics whose names are not those of released values, got "
+            f"{wrong[0]!r}: callbacks and reports would treat it as released. Rename the metric or "
+            "the output."
         )
 
 

@@ -1,8 +1,8 @@
 """`PrivacyReport`: ε in the progress bar, and a report of the run.
 
-What a report holds by default is a post-processing of the private run: ε, survivors per table, and
-metrics on validation data. Training loss, clip fraction, batch sizes and quarantine counts are
-covered by no ε; they enter a file only with `diagnostics="non_private"`.
+By default a report contains only post-processing of the private run: ε, noised rows per table, and
+metrics on validation data. No ε covers training loss, clip fraction, batch sizes and quarantine
+counts; a report contains them only with `diagnostics="non_private"`.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ class RunHistory:
     Attributes:
         steps: Steps spent at each point.
         epsilon: ε spent at each point.
-        rows: Mean rows noised a step in each table, since the point before.
+        rows: Mean rows noised a step in each table, since the previous point.
         validation: Each validation metric with its (step, value) pairs.
-        diagnostics: What no ε covers, likewise; empty unless asked for.
+        diagnostics: Each value that no ε covers, with its pairs; empty unless requested.
     """
 
     steps: list[int] = dataclasses.field(default_factory=list)
@@ -41,15 +41,16 @@ class RunHistory:
 class PrivacyReport(keras.callbacks.Callback):
     """Shows ε while training, and writes a report.
 
-    The ε shown is that of the next point of the report, so never below what was spent. Each point
-    costs one evaluation of the accountant (0.3 to 1 s).
+    The ε shown is that of the next point of the report, so it is never below what was spent. Each
+    point costs one evaluation of the accountant (0.3 to 1 s).
 
     Args:
         path: Where to write an HTML page, at every epoch's end; None writes nothing.
-        diagnostics: What no ε covers (training metrics, clip fraction, batch sizes, quarantine
-            counts). "private" keeps it out of the file, refuses callbacks of Keras that write it
-            or steer by it, and warns of callback classes of others that are handed it. "strict"
-            refuses these, too. "non_private" writes it into the file and accepts every callback.
+        diagnostics: What to do with values that no ε covers (training metrics, clip fraction,
+            batch sizes, quarantine counts). "private" keeps them out of the file, refuses callbacks
+            of Keras that write them or steer by them, and warns of callback classes of others that
+            get them. "strict" also refuses these. "non_private" writes them into the file and
+            accepts every callback.
         points: How many points to record over the plan's steps.
 
     Raises:
@@ -88,7 +89,7 @@ class PrivacyReport(keras.callbacks.Callback):
         self._aim_at_next_point(int(self._optimizer.steps_spent.numpy()))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Puts ε into the progress bar, and records a point when one is due."""
+        """Shows ε in the progress bar, and records a point at its step."""
         step = int(self._optimizer.steps_spent.numpy())
         if step >= self._next_point:
             self._record(step)
@@ -176,8 +177,7 @@ def _private_optimizer(model: keras.Model) -> PrivateOptimizer:
     if not isinstance(optimizer, PrivateOptimizer):
         raise ValueError(
             f"Expected a model compiled with a private optimizer, got {type(optimizer).__name__}: "
-            f"PrivacyReport has "
-            "nothing to report."
+            "PrivacyReport has nothing to report."
         )
     return optimizer
 

@@ -1,7 +1,8 @@
 """The `compile` hook that gives a model the private train step.
 
-Importing `dp_sparse` wraps the `compile` found on `keras.Model`'s MRO. Compiling with a private
-optimizer gives that model the private step; compiling with any other gives the stock step back.
+Importing `dp_sparse` wraps the `compile` method that `keras.Model` inherits. Compiling a model with
+a private optimizer gives it the private step; compiling it with another optimizer gives it Keras'
+own step again.
 """
 
 import functools
@@ -29,7 +30,7 @@ _REPLACED = ("train_step", "make_train_function", "_maybe_symbolic_build", "set_
 
 
 def install_compile_hook() -> None:
-    """Wraps `compile` where `keras.Model` finds it, once."""
+    """Wraps the `compile` that `keras.Model` inherits, once."""
     owner = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
     original = owner.compile
     if hasattr(original, "_dp_sparse_original"):
@@ -67,8 +68,7 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
         if not owner.__module__.startswith("keras."):
             raise PrivacyError(
                 f"{type(model).__name__} has a {name} of its own, which the private step would "
-                f"not run: remove it and pass "
-                "loss= and metrics= to compile."
+                "not run: remove it and pass loss= and metrics= to compile."
             )
     strategies.check(model._distribute_strategy, optimizer)
     optimizer.compiles = _compiles(optimizer, arguments)
@@ -90,8 +90,8 @@ def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
         raise ValueError(f"Expected jit_compile=False with {wrong}, got jit_compile=True.")
     if optimizer._distribution_strategy.num_replicas_in_sync > 1:
         raise ValueError(
-            "Expected jit_compile=False with several replicas, got jit_compile=True: what they do "
-            "together cannot be part of one kernel. Leave it out."
+            "Expected jit_compile=False with several replicas, got jit_compile=True: their common "
+            "operations cannot be part of one kernel. Leave it out."
         )
     return True
 
@@ -100,7 +100,7 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     clipping.register_unnoised(model, optimizer.diagnostics)
     step = functools.partial(private_train_step, model, optimizer)
     in_graph = tf.function(step, autograph=False, reduce_retracing=True)
-    # A graph shows all that a step does; under run_eagerly=True it is traced on its own.
+    # The graph guard needs a graph; with run_eagerly=True the step alone is traced.
     model.train_step = lambda data: (in_graph if tf.executing_eagerly() else step)(data)
     model.make_train_function = _making_train_function(model, optimizer)
     model._maybe_symbolic_build = _building_for_batches(model, optimizer)
@@ -109,7 +109,7 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
 
 
 def _making_train_function(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., Any]:
-    """Keras' own, with variables made before and errors of the step translated."""
+    """Keras' own function, with variables made before it and errors of the step translated."""
     stock = model.make_train_function
     traced: list[int] = []  # the variables that the train function was made for
 
@@ -119,8 +119,8 @@ def _making_train_function(model: keras.Model, optimizer: PrivateOptimizer) -> C
         if model.train_function is not None and traced and variables != traced:
             raise PrivacyError(
                 f"The trainable variables of {model.name} changed after its first fit (a layer was "
-                "frozen, added, or given LoRA), and training would not see it. Compile it again, "
-                "with a new optimizer and a new plan for the steps to come."
+                "frozen, added, or given LoRA), which training would ignore. Compile the model "
+                "again, with a new optimizer and a new plan for the steps to come."
             )
         if model.built:
             with model.distribute_strategy.scope():
@@ -135,10 +135,10 @@ def _making_train_function(model: keras.Model, optimizer: PrivateOptimizer) -> C
 
 
 def _building_for_batches(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., None]:
-    """Keras' own for data of other sources, and ours for batches of a sampler.
+    """Keras' own function for other data, and the package's for batches of a sampler.
 
-    Keras would take a batch of the sampler, and mean over shares, to learn its shapes. It also
-    takes a model for built that has a layer without its weights.
+    To learn the shapes, Keras would take a batch of the sampler, and on several replicas also
+    average over them. It also treats a model as built if one of its layers has no weights yet.
     """
     stock = model._maybe_symbolic_build
 
@@ -167,7 +167,7 @@ def _translating(model: keras.Model, function: Any) -> Any:
             with translated():
                 return function(iterator)
         except Exception:
-            model.train_function = None  # a half-made graph must not serve the next fit
+            model.train_function = None  # the next fit must not use an unfinished graph
             raise
 
     run._dp_sparse_translated = True  # type: ignore[attr-defined]

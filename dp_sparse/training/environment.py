@@ -1,8 +1,8 @@
-"""Settings of the whole process under which a private step would not be what it says.
+"""Process settings under which a private step would not be private.
 
-TensorFlow's graph optimizer can be told to drop assertions, which are the step's checks, or to
-round float32 to fewer bits, on which the clip norm rests. Nothing of a model shows it, so each run
-asks beforehand, and again whenever the settings changed.
+TensorFlow's graph optimizer can be set to drop assertions, which are the step's checks, or to round
+float32 to fewer bits, so that no clip norm holds. A model does not show this, so each run checks
+the settings before it begins, and again when they have changed.
 """
 
 import functools
@@ -14,28 +14,28 @@ import tensorflow as tf
 from dp_sparse import clipping, noise
 from dp_sparse.core import PrivacyError
 
-_HARMFUL = ("debug_stripper", "auto_mixed_precision")  # the beginnings of their names
-_ENTRY = 1 + 2.0**-12  # to fewer bits this is 1
-_SIZE = 64  # smaller products are left alone
+_HARMFUL = ("debug_stripper", "auto_mixed_precision")  # beginnings of the names of options
+_ENTRY = 1 + 2.0**-12  # rounded to fewer bits, this is 1
+_SIZE = 64  # products of smaller matrices are not changed
 
 
 def check(compiled: bool) -> None:
-    """Checks the process once, and anew when the graph optimizer's options changed.
+    """Checks the process once, and again when the graph optimizer's options have changed.
 
     Args:
         compiled: Whether XLA compiles the step.
 
     Raises:
-        PrivacyError: TensorFlow drops assertions, runs functions eagerly, or float32 has not its
-            own bits.
+        PrivacyError: TensorFlow drops assertions, runs functions eagerly, or rounds float32 to
+            fewer bits.
         ValueError: Keras' default float is not float32.
         RuntimeError: This machine's TensorFlow computes noise or products wrongly.
 
-    Costs some 10 µs, the first time a second.
+    It costs about 10 µs, and about a second the first time.
     """
     if tf.config.functions_run_eagerly():
         raise PrivacyError(
-            "Expected functions to be traced, since their graphs are audited, got "
+            "Expected traced functions, since the graph guard checks their graphs, got "
             "tf.config.run_functions_eagerly(True): set it to False."
         )
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -53,14 +53,14 @@ def _check_once(options: tuple[tuple[str, Any], ...], floatx: str, compiled: boo
     for name, on in options:
         if on and name.startswith(_HARMFUL):
             raise PrivacyError(
-                f"Expected {name} off, got it on, under which the step loses its checks or its "
-                "float32: call tf.config.optimizer.set_experimental_options("
+                f"Expected {name} off, got it on, which removes checks from the step or rounds "
+                "float32 to fewer bits: call tf.config.optimizer.set_experimental_options("
                 f"{{{name!r}: False}})."
             )
     if not _assertions_hold():
         raise PrivacyError(
-            "Expected TensorFlow to keep assertions, got a graph optimizer that drops them, and "
-            "with them the checks of a step: turn off what changes graphs "
+            "Expected TensorFlow to keep assertions, got a graph optimizer that drops them, which "
+            "are the checks of a step: turn off what changes graphs "
             "(tf.config.optimizer.set_experimental_options)."
         )
     if _rounding() > 2.0**-18:

@@ -1,9 +1,10 @@
-"""The roads by which tables leave training, made to settle delayed noise first.
+"""Makes everything that reads tables after training add the delayed noise first.
 
-Between two steps of an optimizer that delays noise a table in memory lacks it on the rows that no
-batch has looked up since, and so tells which were. `fit` and `train_on_batch` flush when they end,
-and the methods of a model that read its weights, and the saving of layers that own tables, before
-anybody sees a table. What no method call announces, a callback that acts on batches, is refused.
+Between two steps of an optimizer that delays noise, a table in memory lacks noise on the rows that
+no batch has looked up since, so it tells which rows were looked up. `fit` and `train_on_batch`
+flush (add the delayed noise) when they end. The methods of a model that read its weights, and the
+saving of layers that own tables, flush before they read. A callback that acts on batches could
+read a table without calling a method, and is refused.
 """
 
 import functools
@@ -32,7 +33,7 @@ _BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_tr
 
 
 def install(model: keras.Model, optimizer: PrivateOptimizer) -> None:
-    """Makes the model's own methods flush; `remove` takes that back."""
+    """Makes the methods of the model flush; `remove` undoes that."""
     for name in _READERS:
         setattr(model, name, _flushing_first(optimizer, getattr(model, name)))
     for name in _TRAINERS:
@@ -40,7 +41,7 @@ def install(model: keras.Model, optimizer: PrivateOptimizer) -> None:
 
 
 def remove(model: keras.Model) -> None:
-    """Flushes, and gives the model and its layers their methods back, if any were replaced."""
+    """Flushes, and restores the methods of the model and its layers that were replaced."""
     for owner in (model, *model._flatten_layers(include_self=False)):
         for name in (*_TRAINERS, *_READERS, _SAVES):
             method = vars(owner).get(name)
@@ -50,7 +51,7 @@ def remove(model: keras.Model) -> None:
 
 
 def guard_layers(model: keras.Model, optimizer: PrivateOptimizer) -> None:
-    """Makes the saving of each layer that owns a table flush, whoever saves it; idempotent."""
+    """Makes each layer that owns a table flush whenever it is saved; idempotent."""
     tables = {id(table) for table in optimizer.tables}
     for layer in model._flatten_layers():
         owns = any(id(variable) in tables for variable in layer._trainable_variables)
@@ -63,14 +64,14 @@ def guard_callbacks(callbacks: list[keras.callbacks.Callback], model: keras.Mode
 
     Raises:
         PrivacyError: A callback acts on batches, is neither Keras' own nor this package's, and does
-            not say of itself that it has `reads_weights = False`.
+            not have `reads_weights = False`.
     """
     for callback in callbacks:
         if any(own_method_reads(callback, name, "reads_weights") for name in _BATCH_HOOKS):
             raise PrivacyError(
                 f"{type(callback).__name__} acts on every batch, when tables lack noise that this "
                 "optimizer delays. Let it act at the end of epochs, give it reads_weights = False "
-                "if it never looks at the model's weights, or use DPSGDOptimizer."
+                "if it never reads the model's weights, or use DPSGDOptimizer."
             )
     flush = _FlushAtEpochEnd()
     flush.set_model(model)
@@ -105,17 +106,17 @@ def _flushing_last(optimizer: PrivateOptimizer, method: Callable[..., Any]) -> C
 
 
 def own_method_reads(callback: Any, name: str, what: str) -> bool:
-    """Whether somebody else's code runs in the callback's method and is not said to leave this be.
+    """Whether a callback's method runs code of others that may read something.
 
     Args:
         callback: Of any class.
-        name: Of the method.
-        what: The attribute that says so by being False, on the callback or in its very class: what
-            a base class says does not hold for the methods of a subclass.
+        name: The name of the method.
+        what: The attribute that is False if the code does not read it. It counts on the callback
+            and on its own class. On a base class it says nothing of the methods of a subclass.
     """
     of_instance, cls = vars(callback), type(callback)
     default = getattr(keras.callbacks.Callback, name)
     known = cls.__module__.partition(".")[0] in ("keras", "dp_sparse")
     inherited = not known and getattr(cls, name, default) is not default
-    acts = name in of_instance or inherited  # of the instance, as LambdaCallback has them
+    acts = name in of_instance or inherited  # on the instance, as in LambdaCallback
     return acts and bool(of_instance.get(what, vars(cls).get(what, True)))

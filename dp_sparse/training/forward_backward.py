@@ -76,11 +76,11 @@ def unchecked(
     A check needs the shape of all that is recorded, so all of it would be computed.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        settle = optimizer.before_lookup(draw) if settles and not xla.inside() else None
+        settle = optimizer.before_lookup(draw) if settles and not xla.static_shapes() else None
         recording = record(model, optimizer, examples.x, tape, draw, settle, part)
         losses, of_outputs = losses_with_padding(model, examples, recording.outputs)
         total = tf.reduce_sum(losses)
-    with clipping.audited():
+    with clipping.guarded():
         used = recording.uses(tape.gradient(total, recording.targets))
     used += _unused_tables(optimizer, used, tf.shape(losses)[0])
     return Pass(recording.outputs, losses, of_outputs, used, recording.seeds_drawn > 0)

@@ -1,9 +1,9 @@
 """Per-example losses of a compiled model: one number an example, from Keras' own loss objects.
 
 Keras reduces over the batch, and its masked reduction divides by a count over the batch, which
-couples the examples. Here each example's loss is the mean over its own (unmasked) positions, times
-its sample weight. Labels outside the range of their loss are refused by value before anything is
-computed from them.
+mixes the examples. Here an example's loss is the mean over its own (unmasked) positions, times its
+sample weight. Labels outside the range of their loss are refused, with their value, before anything
+is computed from them.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping import audited, metric_variables
+from dp_sparse.clipping import guarded, metric_variables
 from dp_sparse.core import BadExampleError, PrivacyError, replicas, require
 
 _PROBABILITY_LOSSES = (keras.losses.BinaryCrossentropy, keras.losses.BinaryFocalCrossentropy)
@@ -25,14 +25,14 @@ _REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 def per_example_losses(
     model: keras.Model, y: Any, y_pred: Any, sample_weight: Any
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Each example's weighted loss over all outputs, and that of each output that Keras tracks.
+    """Each example's weighted loss over all outputs, and for each output that Keras tracks.
 
-    All float32 `[batch]`; of a model with one output Keras tracks the whole alone.
+    All are float32 `[batch]`. For a model with one output Keras tracks no output separately.
 
     Raises:
-        ValueError: A loss that does not give a value for each example, or that is not a mean.
-        PrivacyError: A loss that reads a weight that trains or a metric, keeps or writes anything,
-            or draws random numbers.
+        ValueError: A loss does not give a value for each example, or is not a mean.
+        PrivacyError: A loss reads a trainable weight or a metric, keeps or writes anything, or
+            draws random numbers.
         BadExampleError: At run time, a label outside the range of its loss.
     """
     compiled = model._compile_loss
@@ -44,16 +44,16 @@ def per_example_losses(
         compiled.build(y, y_pred)
     with (
         _per_example(compiled) as trackers,
-        audited(PrivacyError, recorded=lambda: model.trainable_variables),
+        guarded(PrivacyError, recorded=lambda: model.trainable_variables),
         replicas.apart(),
-        _Audit(model),
+        _LossGuard(model),
     ):
         total = compiled(y, y_pred, sample_weight)
     return total, [tracker.values for tracker in trackers]
 
 
-class _Audit(keras.StatelessScope):
-    """Refuses what a loss does with variables, beside reading such as never change."""
+class _LossGuard(keras.StatelessScope):
+    """Refuses what a loss does with variables, except reading those that training never changes."""
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__()
@@ -61,25 +61,25 @@ class _Audit(keras.StatelessScope):
         self._refused = {id(variable) for variable in refused}
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Keras asks here for every variable it reads."""
+        """The value of a variable that Keras reads."""
         if id(variable) in self._refused:
             raise PrivacyError(
-                f"The loss reads {variable.path}: its gradient would be left out, or a statistic "
-                "without noise let in. Compute it in a layer, as one of the model's outputs."
+                f"The loss reads {variable.path}: its gradient would be left out, or it is a "
+                "statistic without noise. Compute it in a layer, as one of the model's outputs."
             )
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Keras reports every assignment here, also that of a seed."""
+        """Refuses an assignment, which Keras reports here, also that of a seed."""
         raise PrivacyError(
             f"The loss writes {update[0].path}: what it keeps from batch to batch has no noise, "
-            "and random numbers of its own can be foretold. Use a loss without state."
+            "and its own random numbers can be predicted. Use a loss without state."
         )
 
 
 @dataclasses.dataclass
 class _Tracker:
-    """Keeps what Keras hands to the tracker of one output's loss."""
+    """Keeps the values that Keras gives to the tracker of one output's loss."""
 
     values: Any = None  # float32 [batch]
 
@@ -89,7 +89,7 @@ class _Tracker:
 
 @contextlib.contextmanager
 def _per_example(compiled: Any) -> Iterator[list[_Tracker]]:
-    """Makes the compiled loss sum over outputs, not over examples, and leaves its metrics alone."""
+    """Makes the compiled loss sum over outputs, not over examples; its metrics do not change."""
     losses, metrics = compiled._flat_losses, compiled._metrics
     compiled._flat_losses = [entry._replace(loss=_PerExample(entry.loss)) for entry in losses]
     compiled._metrics = [_Tracker() for _ in metrics]
@@ -106,9 +106,8 @@ class _PerExample:
         if loss.reduction not in _REDUCTIONS:
             raise ValueError(
                 f"Expected a loss with reduction='sum_over_batch_size', got "
-                f"reduction={loss.reduction!r} in {loss.name}: "
-                "the private step takes the mean over an example and divides by the expected "
-                "batch size."
+                f"reduction={loss.reduction!r} in {loss.name}: the private step takes the mean "
+                "over an example and divides by the expected batch size."
             )
         self._loss = loss
 
@@ -120,9 +119,8 @@ class _PerExample:
         if values.shape.rank == 0:
             raise ValueError(
                 f"Expected loss {self._loss.name} to give one value for each example, got a "
-                f"scalar, which mixes the "
-                "examples of a batch. Return the values without reducing over the batch, from "
-                "outputs `[batch, ...]` of rank 2 or more."
+                "scalar, which mixes the examples of a batch. Return the values without reducing "
+                "over the batch, from outputs `[batch, ...]` of rank 2 or more."
             )
         if values.shape[0] not in (None, y_pred.shape[0]):
             raise ValueError(
@@ -144,7 +142,7 @@ def _own_mean(values: tf.Tensor, mask: Any, sample_weight: Any) -> tf.Tensor:
     count = tf.reduce_sum(weights, axis=positions)
     if sample_weight is not None:
         weights *= _like(tf.cast(sample_weight, tf.float32), values)
-    values = tf.where(weights > 0, values, 0.0)  # a padded example's loss may be anything
+    values = tf.where(weights > 0, values, 0.0)  # the loss of padding may be NaN
     return tf.math.divide_no_nan(tf.reduce_sum(values * weights, axis=positions), count)
 
 
@@ -170,7 +168,7 @@ def _checked_labels(loss: keras.losses.Loss, y_true: tf.Tensor, y_pred: tf.Tenso
         return y_true
     values = tf.concat([tf.reshape(y_true, [-1]), [0.0]], 0)
     first_bad = tf.argmax(tf.concat([tf.reshape(bad, [-1]), [True]], 0))
-    worst = tf.gather(values, first_bad)  # not a slice, which XLA would compile for each place
+    worst = tf.gather(values, first_bad)  # a slice would be compiled by XLA for each index
     message = (
         f"Expected labels in {accepted} for loss {loss.name}, got {{}}. "
         "Clean the labels, or choose another loss."

@@ -1,4 +1,4 @@
-"""Keras' loss and metrics over the real examples of a private batch: not private themselves."""
+"""Keras' loss and metrics over the real examples of a private batch. They are not private."""
 
 from typing import Any
 
@@ -17,19 +17,19 @@ def update(
     losses: tf.Tensor,
     output_losses: list[tf.Tensor],
 ) -> dict[str, Any]:
-    """Keras' loss and metrics over the real ones of the examples, which write their own variables.
+    """Updates Keras' loss and metrics with the real ones of the examples.
 
     Raises:
-        PrivacyError: A metric writes anything else, or runs Python code.
+        PrivacyError: A metric writes anything but its own variables, or runs Python code.
     """
-    with clipping.audited(PrivacyError, lambda: _written(model), trains=False):
+    with clipping.guarded(PrivacyError, lambda: _written(model), trains=False):
         return _updated(model, examples, outputs, losses, output_losses)
 
 
 def _written(model: keras.Model) -> list[keras.Variable]:
-    """The variables of the compiled loss and metrics, which no file of weights has.
+    """The variables of the compiled loss and metrics, which saved weights do not contain.
 
-    A metric may hold variables of the model, too, which it may not write.
+    A metric may also hold variables of the model. It may not write those.
     """
     metrics = [model._loss_tracker, model._compile_metrics, *model._compile_loss.metrics]
     kept = {id(variable) for variable in (*model.variables, *model.optimizer.variables)}
@@ -57,12 +57,12 @@ def _updated(
 def _track_losses(
     model: keras.Model, losses: tf.Tensor, output_losses: list[tf.Tensor], count: tf.Tensor
 ) -> None:
-    """Keras' loss over `count` real examples, regularisers included, and that of each output."""
+    """Updates Keras' loss over `count` real examples, with regularisers, and each output's loss."""
 
     def mean(losses: tf.Tensor) -> tf.Tensor:
         return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.cast(count, losses.dtype))
 
-    others = [  # of which Keras takes the share of one replica
+    others = [  # Keras divides them by the number of replicas
         model._aggregate_additional_loss(loss) * replicas.count() for loss in model.losses
     ]
     model._loss_tracker.update_state(tf.add_n([mean(losses), *others]), sample_weight=count)
@@ -71,7 +71,7 @@ def _track_losses(
 
 
 def _real(values: Any, present: tf.Tensor) -> Any:
-    """`values` without padding; not copied if there is none, since logits may be large."""
+    """`values` without padding; not copied if there is no padding, since logits may be large."""
 
     def without_padding() -> Any:
         return tf.nest.map_structure(lambda value: tf.boolean_mask(value, present > 0), values)

@@ -202,7 +202,7 @@ def _of_a_pass(model: keras.Model, specs: Any, batch_size: int) -> list[str]:
             outputs = tf.nest.flatten(recording.outputs)
             sums = [tf.reduce_sum(tf.cast(o, tf.float32)) for o in outputs if o.dtype.is_floating]
             total = tf.add_n(sums) if sums else tf.zeros([])
-        with clipping.audited():
+        with clipping.guarded():
             uses = recording.uses(tape.gradient(total, recording.targets))
         for _, use in uses:
             use.squared_norms()
@@ -252,7 +252,7 @@ def _recorded(
         else:
             losses = tf.add_n([_made_up(o) for o in tf.nest.flatten(recording.outputs)])
         total = tf.reduce_sum(losses)
-    with clipping.audited():
+    with clipping.guarded():
         uses = recording.uses(tape.gradient(total, recording.targets))
     present = tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1])
     named = clipping.recorded_tensors(uses, losses)

@@ -55,7 +55,7 @@ def chart(x_label: str, y_label: str, series: Mapping[str, Points], *, log_y: bo
     """A line chart as inline SVG.
 
     Raises:
-        ImportError: Without matplotlib, naming the extra that brings it.
+        ImportError: matplotlib is missing; the message names the extra that installs it.
     """
     try:
         import matplotlib

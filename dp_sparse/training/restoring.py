@@ -1,7 +1,7 @@
-"""An optimizer's state tree goes back with the steps that it spent, or not at all.
+"""Restores an optimizer's state tree completely, with the steps that it spent, or not at all.
 
-Keras assigns those values whose paths it finds and passes over the others, so a tree of an
-optimizer with another name, or of one not built yet, would restore weights and forget the steps.
+Keras assigns the values whose paths it finds and ignores the others. So the tree of an optimizer
+that has another name, or is not built yet, would restore weights and lose the spent steps.
 """
 
 import functools
@@ -15,7 +15,7 @@ from dp_sparse.optimizers import PrivateOptimizer
 
 
 def guard(model: keras.Model, optimizer: PrivateOptimizer) -> None:
-    """Makes `set_state_tree` refuse what does not fit the optimizer."""
+    """Makes `set_state_tree` refuse a state tree that does not fit the optimizer."""
     stock = model.set_state_tree
 
     @functools.wraps(stock)

@@ -1,4 +1,4 @@
-"""Which `tf.distribute` strategies a private step may run under, and what must fit them."""
+"""The `tf.distribute` strategies under which a private step may run, and what they require."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _SUPPORTED = (
     tf.distribute.TPUStrategy,
 )
 
-# What Keras does before the replicas' gradients meet, or where they cannot.
+# What Keras does before the gradients of the replicas are summed, or on each replica by itself.
 _NOT_SHARED = ("clipnorm", "global_clipnorm", "clipvalue", "ema_overwrite_frequency")
 
 
@@ -42,17 +42,17 @@ def check(strategy: tf.distribute.Strategy | None, optimizer: PrivateOptimizer) 
             if getattr(optimizer.optimizer, name, None):
                 raise ValueError(
                     f"Expected an optimizer without {name} on several replicas, got {name}="
-                    f"{getattr(optimizer.optimizer, name)}: Keras does it before replicas meet, "
-                    "or where they cannot. Leave it out."
+                    f"{getattr(optimizer.optimizer, name)}: Keras does it before the gradients of "
+                    "the replicas are summed. Leave it out."
                 )
 
 
 def check_fit(model: keras.Model) -> None:
-    """Refuses `fit` where it would go another way than the private step."""
+    """Refuses `fit` where it would not run the private step."""
     if tf.distribute.has_strategy() and model._distribute_strategy is None:
         raise PrivacyError(
-            "Expected fit outside strategy.scope(): build and compile the model inside, if it "
-            "shall train on several replicas."
+            "Expected fit outside strategy.scope(), got it inside: build and compile the model "
+            "inside to train on several replicas, and call fit outside."
         )
     if isinstance(model._distribute_strategy, tf.distribute.TPUStrategy):
         raise PrivacyError(
@@ -67,7 +67,7 @@ def check_fit(model: keras.Model) -> None:
 
 
 def check_shared_out(model: keras.Model, dataset: Any) -> None:
-    """Refuses what `fit` cannot share out; other data, as of `evaluate`, is Keras' business."""
+    """Refuses private batches that `fit` cannot divide among replicas; ignores other data."""
     if not is_sampled(dataset.element_spec):
         return
     if isinstance(model._distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -78,12 +78,12 @@ def check_shared_out(model: keras.Model, dataset: Any) -> None:
     if isinstance(dataset, tf.distribute.DistributedDataset):
         raise PrivacyError(
             "Expected the sampler's own batches, got a distributed dataset: pass "
-            "plan.sampling.batches(dataset) to fit, which shares them out."
+            "plan.sampling.batches(dataset) to fit, which divides them among replicas."
         )
 
 
 def _refuse_others(strategy: tf.distribute.Strategy | None) -> None:
-    """Refuses strategies under which a step is not one step.
+    """Refuses strategies whose workers do not do each step together.
 
     Raises:
         PrivacyError: Any but `OneDeviceStrategy`, `MirroredStrategy`,
@@ -94,12 +94,12 @@ def _refuse_others(strategy: tf.distribute.Strategy | None) -> None:
     name = type(strategy).__name__
     if name.startswith("ParameterServer"):
         raise PrivacyError(
-            f"Expected a synchronous strategy, got {name}: its workers update on their own, so no "
-            "batch is whole, no noise is drawn once, and what one worker releases enters the "
-            "gradients of another: the plan's accounting would not hold. Use MirroredStrategy or "
-            "MultiWorkerMirroredStrategy."
+            f"Expected a synchronous strategy, got {name}: each of its workers updates on its own, "
+            "without the whole batch and without common noise, and what one worker releases enters "
+            "the gradients of another, so the plan's accounting would not hold. Use "
+            "MirroredStrategy or MultiWorkerMirroredStrategy."
         )
     raise PrivacyError(
-        f"Expected MirroredStrategy, MultiWorkerMirroredStrategy or TPUStrategy, got {name}, for "
-        "which nothing here was shown to hold. Use one of those, or no strategy."
+        f"Expected MirroredStrategy, MultiWorkerMirroredStrategy or TPUStrategy, got {name}, which "
+        "was not tested. Use one of those, or no strategy."
     )

@@ -1,8 +1,8 @@
 """The demo: makes Criteo-shaped data, trains the pCTR model three ways, compares them and writes
 one page.
 
-`python -m pipelines.criteo.demo [--data=FILE]`: with a file, the same on real rows, and without
-what no ε covers. It first says how long it takes.
+`python -m pipelines.criteo.demo [--data=FILE]`: with a file it does the same on real rows, and the
+report leaves out what no ε covers. It first says how long it takes.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pipelines.criteo.train import RunResult, train
 
 ROWS, _SEED = 300_000, 0
 METHODS = ("non_private", "dp_sgd", "dp_adafest")
-# Of the processor, which two cores share out in part: to begin with, and for a step of each method.
+# On two cores: to begin with, and for a step of all three methods.
 _SECONDS, _SECONDS_PER_STEP = 40, 0.6
 
 
@@ -31,7 +31,7 @@ def run(data: Path | None, directory: Path) -> list[RunResult]:
     config.report.verbose = 1
     source = data or directory / f"made_up_{ROWS}_rows.tsv"
     if data is None:
-        config.report.diagnostics = "non_private"  # these clicks are nobody's
+        config.report.diagnostics = "non_private"  # made-up clicks need no privacy
         config.training.epochs = 1.0
         print(duration(config, ROWS))
         if not source.exists():

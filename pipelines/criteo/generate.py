@@ -5,10 +5,10 @@ in the Criteo Kaggle rows, and labels are Bernoulli with logit
 
     bias + spread · (√0.7 · category effects + √0.3 · count effects),
 
-both parts standardised. The effect of a category fades with its rank, so that a model can learn
-most of it in a few hundred batches; effects come from a hash, not from a table. A chunk of rows
-depends on the seed and its place alone: the same seed gives the same bytes, a longer file begins
-with the shorter one, and memory stays bounded. Time is some 10 µs per row.
+both parts standardised. The effect of a category decreases with its rank, so that a model can learn
+most of it in a few hundred batches. Effects come from a hash, not from a table. A chunk of rows
+depends only on the seed and its number: the same seed gives the same bytes, a longer file begins
+with the shorter one, and memory is bounded. Time is about 10 µs per row.
 
 `python -m pipelines.criteo.generate --rows N --out FILE --seed S`
 """
@@ -42,7 +42,7 @@ _CHUNK_ROWS = 1 << 14
 _MISSING = -1  # the rank of a missing category
 _RANK_BITS = 27  # with 5 bits of feature, a category is 32 bits: 8 hexadecimal digits
 _LOGIT_SPREAD = 1.35
-_CATEGORY_SHARE = 0.7  # of the variance of the logit
+_CATEGORY_SHARE = 0.7  # the part of the logit's variance that comes from categories
 _FADING_RANK = 32.0
 _MAX_DIGITS = 8
 
@@ -137,7 +137,7 @@ def planted_probabilities(
 def encode(rows: GeneratedRows) -> bytes:
     """Returns the rows as lines of text.
 
-    They are laid out in fixed-width fields padded with zero bytes, which are then squeezed out.
+    They are written into fixed-width fields padded with zero bytes, which are then removed.
     """
     columns = [
         (rows.labels + ord("0")).astype(np.uint8)[:, None, None],

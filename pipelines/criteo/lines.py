@@ -1,7 +1,7 @@
 """Reads lines from plain or gzip files in bounded memory.
 
-Lines come in blocks of about 1 MiB with a progress bar; memory depends neither on the length of
-the file nor on that of its longest line.
+Lines come in blocks of about 1 MiB, with a progress bar. Memory does not depend on the length of
+the file or of its longest line.
 """
 
 import gzip
@@ -27,8 +27,8 @@ def line_blocks(source: Path, max_line_bytes: int, progress: bool) -> Iterator[b
     middle or its tail, but stays longer than that.
 
     Raises:
-        EOFError, zlib.error, gzip.BadGzipFile: If a gzip source is truncated or damaged, after
-            the lines before that place; the line cut there is not among them.
+        EOFError, zlib.error, gzip.BadGzipFile: A gzip file is truncated or damaged. The whole
+            lines before the damage are yielded first.
     """
     rest = b""
     with source.open("rb") as raw:
@@ -37,14 +37,14 @@ def line_blocks(source: Path, max_line_bytes: int, progress: bool) -> Iterator[b
             if line_end:
                 yield rest + lines + line_end
                 rest = b""
-            # A byte beyond the limit and a carriage return are enough to see it exceeded.
+            # The limit, one more byte and a carriage return: enough to see that it is exceeded.
             rest = (rest + unfinished)[: max_line_bytes + 2]
     if rest:
         yield rest
 
 
 def _watched(raw: IO[bytes], name: str, progress: bool) -> Iterator[bytes]:
-    """The blocks of an open file, with a bar that moves by the bytes of the file itself."""
+    """The blocks of an open file, with a bar that counts the bytes of the file itself."""
     size = os.fstat(raw.fileno()).st_size
     with tqdm(total=size, unit="B", unit_scale=True, desc=name, disable=not progress) as bar:
         for block in _blocks(raw):
@@ -53,7 +53,7 @@ def _watched(raw: IO[bytes], name: str, progress: bool) -> Iterator[bytes]:
 
 
 def _blocks(raw: IO[bytes]) -> Iterator[bytes]:
-    """The bytes of a file, decompressed; those before a damaged place come before its error."""
+    """The bytes of a file, decompressed; bytes before a damage come before its error."""
     compressed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     raw.seek(0)
     stream: Any = gzip.GzipFile(fileobj=raw) if compressed else raw

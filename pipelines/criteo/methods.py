@@ -1,4 +1,4 @@
-"""The ways to train the click model: what each one needs of a plan, and its optimizer."""
+"""The methods to train the click model: the plan and the optimizer of each."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def private_optimizer(
     training: dp_sparse.RecordFile,
     steps: int,
 ) -> keras.optimizers.Optimizer:
-    """The optimizer of `config.method` with a calibrated plan; selects rows first if it needs any.
+    """The optimizer of `config.method` with a calibrated plan; selects rows first if needed.
 
     Raises:
         ValueError: A number of `config` is out of its range.
@@ -88,7 +88,7 @@ def _rows(
     data: PreparedData,
     training: dp_sparse.RecordFile,
 ) -> dp_sparse.SelectedRows:
-    """The `config.selection.rows` most frequent rows, with noise that takes a share of ε."""
+    """The `config.selection.rows` most frequent rows, for the share `selection.share` of ε."""
     settings = config.selection
     if settings.source not in _SOURCES:
         raise ValueError(
@@ -98,13 +98,13 @@ def _rows(
     calibrated = dp_sparse.calibrate_top_k(
         plan, tables, settings.rows, _SOURCES[settings.source], share=settings.share
     )
-    examples = len(training)  # the first ones of the file
+    examples = len(training)  # the first records of the file
     named = dp_sparse.RecordFile(data.path, RECORD_DTYPE, _categories_by_table, 0, examples)
     return dp_sparse.select_top_k(named, tables, settings.rows, calibrated.source, progress=False)
 
 
 def table_names(count: int) -> list[str]:
-    """Names of the layers that hold the tables, as the model has them."""
+    """The names of the layers that hold the tables in the model."""
     return [f"category_{index + NUM_INTEGERS + 1}" for index in range(count)]
 
 

@@ -1,9 +1,9 @@
 """The parser of Criteo rows: label TAB 13 integers TAB 26 hexadecimal categories, empty = missing.
 
-`parse_line` is a pure function of one line and is the definition; `parse_lines` gives exactly the
-same answers for a block of lines, vectorised over its bytes, at a few microseconds per row. A
-malformed row is an answer, never an exception: the first of the reasons in `Malformed`, in the
-order in which they stand there, that holds of the row.
+`parse_line` is a pure function of one line and is the definition. `parse_lines` gives exactly the
+same results for a block of lines, vectorised over its bytes, at a few microseconds per row. A
+malformed row gives a result, and no exception: the first reason that is true of it, in the order of
+`Malformed`.
 """
 
 import re
@@ -40,7 +40,7 @@ class Malformed(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """What is wrong, in words that carry nothing of the row itself."""
+        """What is wrong, in words that say nothing about the content of the row."""
         return _MEANINGS[self]
 
 
@@ -106,7 +106,7 @@ def _why_malformed(line: bytes, fields: list[bytes]) -> Malformed | None:
 
 @dataclass(frozen=True)
 class ParsedLines:
-    """What a block of lines holds.
+    """The result for a block of lines.
 
     Attributes:
         records: The well-formed rows, in the order of their lines.
@@ -119,7 +119,7 @@ class ParsedLines:
 
 def parse_lines(block: bytes, vocabularies: Sequence[int]) -> ParsedLines:
     """Parses the lines of `block`; the last one need not have a line end."""
-    # Digits are read at fixed offsets from the start of a field, beyond its end too: pad.
+    # Padded, since digits are read at fixed offsets from the start of a field, also past its end.
     text = np.frombuffer(block + bytes(_MAX_DECIMALS + 2), np.uint8)
     starts, ends = _line_bounds(text, len(block))
     tabs = np.flatnonzero(text == _TAB)
@@ -148,7 +148,7 @@ def _line_bounds(
     if size and text[size - 1] != _LINE_FEED:
         ends = np.append(ends, size)
     starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
-    # Before an empty line stands a line feed or, at the very start (index -1), the padding.
+    # Before an empty line is a line feed or, at the start (index -1), the padding.
     carriage_return = text[ends - 1] == _CARRIAGE_RETURN
     return starts, ends - carriage_return
 
@@ -156,13 +156,13 @@ def _line_bounds(
 def _has_unprintable(
     text: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.bool_]:
-    positions = np.flatnonzero(_IS_UNPRINTABLE[text])
-    before = np.searchsorted(positions, starts)
-    return np.asarray(np.searchsorted(positions, ends) > before)
+    places = np.flatnonzero(_IS_UNPRINTABLE[text])
+    before = np.searchsorted(places, starts)
+    return np.asarray(np.searchsorted(places, ends) > before)
 
 
 def _mark(reasons: npt.NDArray[np.int8], reason: Malformed, holds: npt.NDArray[np.bool_]) -> None:
-    """Gives `reason` to the rows where it holds, or holds of a field, and none before it did."""
+    """Gives `reason` to the rows for which it holds, or a field of which, and no earlier one."""
     of_row = holds if holds.ndim == 1 else holds.any(axis=1)
     reasons[of_row & (reasons == WELL_FORMED)] = REASONS.index(reason)
 
@@ -209,9 +209,9 @@ def _read_digits(
     lengths = ends - starts
     well_formed = lengths <= max_digits
     values = np.zeros(starts.shape, np.int64)
-    for position in range(min(int(lengths.max(initial=0)), max_digits)):
-        inside = position < lengths
-        digits = _DIGIT_VALUES[text[starts + position]]
+    for place in range(min(int(lengths.max(initial=0)), max_digits)):
+        inside = place < lengths
+        digits = _DIGIT_VALUES[text[starts + place]]
         well_formed &= ~inside | (digits < base)
         values = np.where(inside, values * base + digits, values)
     return values, well_formed

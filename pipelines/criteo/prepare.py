@@ -1,10 +1,10 @@
 """Prepares Criteo rows for training: TSV or gzip in, a file of fixed-width records out.
 
 `X.records` holds one record of `schema.RECORD_DTYPE` per well-formed row, in the order of the
-source; the sidecar `X.records.json` says how many there are, how categories were hashed, and how
-many rows were set aside for which reason. Both are written beside and renamed, so that a reader
-finds a whole pair or none. One pass over the source, a few microseconds per row, in memory that
-does not depend on its length.
+source file. The sidecar `X.records.json` says how many there are, how categories were hashed, and
+how many rows were left out for which reason. Both are written under other names and then renamed,
+so that a reader finds a complete pair or none. It reads the file once, at a few microseconds per
+row, in memory that does not depend on its length.
 
 `python -m pipelines.criteo.prepare SOURCE DESTINATION`
 """
@@ -29,7 +29,7 @@ _FORMAT = "criteo-records-1"
 
 
 class PrepareError(ValueError):
-    """A source that cannot be prepared, or prepared data that cannot be used."""
+    """A file cannot be prepared, or prepared data cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class PreparedData:
         path: The records file.
         num_records: The number of records, one per well-formed row.
         vocabularies: The number of hash buckets of each categorical feature.
-        quarantined: The number of malformed rows by reason; a reason that never held is absent.
+        quarantined: The number of malformed rows by reason, for reasons that occurred.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class _Tally:
         self.records += int(np.count_nonzero(reasons == WELL_FORMED))
 
     def report(self) -> dict[str, dict[str, int | str]]:
-        """The quarantine, without anything of the rows but the first line number."""
+        """The malformed rows: counts, reasons and first line numbers, nothing of their content."""
         return {
             reason: {
                 "rows": self.quarantined[reason],
@@ -96,13 +96,13 @@ def prepare(
     Malformed rows are counted by reason and left out. A failure leaves `destination` as it was.
 
     Args:
-        source: Tab-separated rows, plain or gzip-compressed, whatever the name says.
+        source: Tab-separated rows, plain or gzip-compressed; the file name does not matter.
         destination: The records file to write; the sidecar is named `destination` + ".json".
         vocabularies: The number of hash buckets of each of the 26 categorical features.
         progress: Whether to show a progress bar.
 
     Raises:
-        PrepareError: If the source is missing, empty, damaged or without a well-formed row, or a
+        PrepareError: The source file is missing, empty, damaged or without a well-formed row, or a
             vocabulary is out of range.
     """
     source, destination = Path(source), Path(destination)
@@ -121,8 +121,8 @@ def prepare(
             "source": fingerprint,
         }
         new_sidecar.write(f"{json.dumps(description, indent=1)}\n".encode())
-        # Without a sidecar there is no prepared data: at no moment do old and new make a pair, for
-        # the block ends with the records in their place, and the sidecar after them.
+        # Without a sidecar there is no prepared data. The block renames the records first and the
+        # sidecar after them, so an old and a new file are never taken as a pair.
         sidecar.unlink(missing_ok=True)
     return load(destination)
 
@@ -131,7 +131,7 @@ def load(destination: Path) -> PreparedData:
     """Opens prepared data.
 
     Raises:
-        PrepareError: If a file is missing, or the records do not match the sidecar.
+        PrepareError: A file is missing, or the records do not match the sidecar.
     """
     destination = Path(destination)
     description = _read_sidecar(destination)
@@ -168,7 +168,7 @@ def load_or_prepare(
     vocabularies: Sequence[int] = TABLE3_VOCABULARIES,
     progress: bool = True,
 ) -> PreparedData:
-    """Prepares `source` unless `destination` is current already."""
+    """Prepares `source`, unless `destination` is current."""
     if is_current(source, destination, vocabularies):
         return load(destination)
     return prepare(source, destination, vocabularies, progress)

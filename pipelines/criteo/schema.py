@@ -1,9 +1,9 @@
-"""What one Criteo example is, and how its stored values follow from the raw ones.
+"""What one Criteo example is, and how its stored values are computed from the raw ones.
 
 A row of the Criteo display advertising data is a click label, 13 counts and 26 categories. It is
-kept as one packed, little-endian record of 160 bytes, so that example i of a memory-mapped file is
-at byte 160·i. Counts are stored log-transformed, categories as hash buckets; both maps are fixed
-and public, nothing in them is fitted on private rows. Time and memory are linear in the rows.
+stored as one packed, little-endian record of 160 bytes, so that example i of a memory-mapped file
+is at byte 160·i. Counts are stored log-transformed, categories as hash buckets. Both maps are fixed
+and public: nothing in them is fitted on private rows. Time and memory are linear in the rows.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ RECORD_DTYPE = np.dtype(
     ]
 )
 
-# A category is a 32-bit number; a missing one is the first number that no category can be.
+# A category is a 32-bit number. A missing one is the first number beyond them.
 MISSING_CATEGORY = 1 << 32
 
 _MAX_VOCABULARY = 2**31 - 1
@@ -64,9 +64,9 @@ def validate_vocabularies(vocabularies: Sequence[int]) -> tuple[int, ...]:
 def log_transform(integers: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """Returns log(1 + max(x, 0)) in float32, of the same shape.
 
-    Counts have tails over six orders of magnitude, hence the logarithm. The few negative values of
-    Criteo (-1, -2 and -3 in one feature) are codes, not counts: they map to 0, as zero does and as
-    a missing count does.
+    Counts range over six orders of magnitude, so the logarithm is taken. The few negative values of
+    Criteo (-1, -2 and -3 in one feature) are codes, not counts: they map to 0, like zero and like a
+    missing count.
     """
     counts = np.maximum(np.asarray(integers, np.float64), 0.0)
     return np.log1p(counts).astype(np.float32)
@@ -89,8 +89,8 @@ def category_buckets(
     """Hashes raw categories to embedding rows: bucket = mix64(feature·2³³ + value) mod V.
 
     The hash is public and fixed: a vocabulary counted on private rows would leak which categories
-    occur. Distinct categories may share a bucket; a missing one hashes `MISSING_CATEGORY`, so that
-    it has one stable bucket per feature.
+    occur. Different categories may have the same bucket. A missing one hashes `MISSING_CATEGORY`,
+    so it has one fixed bucket per feature.
 
     Args:
         categories: Raw values, [rows, 26] uint64, each below 2**32 or `MISSING_CATEGORY`.
@@ -111,7 +111,7 @@ def examples_from_records(
 
     Returns:
         ({"integers": [rows, 13] float32, "categories": [rows, 26] int32}, labels [rows] float32),
-        each a contiguous copy that does not hold on to `records`.
+        each a contiguous copy, so that `records` can be freed.
     """
     inputs: dict[str, npt.NDArray[np.float32 | np.int32]] = {
         "integers": records["integers"].copy(),

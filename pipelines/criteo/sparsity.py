@@ -1,8 +1,8 @@
 """How sparse the embedding gradients of the click model are, feature by feature.
 
 Figure 1b of Ghazi et al., NeurIPS 2023: the fraction of a table's gradient that is zero, averaged
-over 50 batches, for the five features with the most buckets and for all. Without privacy, and so
-not to be published of private rows.
+over 50 batches, for the five features with the most buckets and for all. It is computed without
+privacy, so do not publish it for private rows.
 
 `python -m pipelines.criteo.sparsity --data=FILE`
 """
@@ -31,8 +31,8 @@ def sparsity(data: PreparedData, batch_size: int, seed: int = 0) -> dict[str, fl
     sizes = np.array(data.vocabularies)
     looked_up = np.zeros(len(sizes))
     for _ in range(_BATCHES):
-        rows = np.sort(rng.choice(data.num_records, min(batch_size, data.num_records), False))
-        ids = records["categories"][rows]
+        batch = np.sort(rng.choice(data.num_records, min(batch_size, data.num_records), False))
+        ids = records["categories"][batch]
         looked_up += [len(np.unique(column)) for column in ids.T]
     used = looked_up / _BATCHES
     widths = np.array([embedding_width(size) for size in sizes])

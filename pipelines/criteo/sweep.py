@@ -1,13 +1,13 @@
-"""Runs many training runs, each in a process of its own, and goes on where it was stopped.
+"""Runs many training runs, each in its own process, and continues after an interruption.
 
 `python -m pipelines.criteo.sweep --config=CONFIG --config.data.path=FILE`, with a config such as
 `configs/criteo_kaggle/tradeoff.py`.
 
 A config has `base`, a config of the Criteo pipeline, and `points`: a name, a seed and changes of
-`base` for each run; besides, `directory` for all results, `workers`, how many points run at a
-time, and `kind`, what `pipelines.criteo.sweep_report` makes of them at the end: "tradeoff",
+`base` for each run. It also has `directory` for all results, `workers`, how many points run at a
+time, and `kind`, which report `pipelines.criteo.sweep_report` writes at the end: "tradeoff",
 "hyperparameters" or "models". A finished point is one JSON file under `directory`, written whole or
-not at all, with the held-out logits beside it; a point whose file is there is not run again.
+not at all, together with the held-out logits. A point whose file exists is not run again.
 """
 
 import concurrent.futures
@@ -39,9 +39,9 @@ class Point:
     """One run of a sweep.
 
     Attributes:
-        name: What it is called in tables; points that differ in their seed alone share it.
-        seed: Of the initial weights.
-        changes: Dotted keys of the base config with their values.
+        name: Its name in tables; points that differ in their seed alone have the same name.
+        seed: The seed of the initial weights.
+        changes: Dotted keys of the base config, with their values.
     """
 
     name: str
@@ -58,8 +58,8 @@ def run_config(config: ml_collections.ConfigDict, point: Point) -> ml_collection
     """The Criteo config of one point.
 
     Raises:
-        KeyError: A change of a key that the base does not have.
-        ValueError: A change of the data, which all points share.
+        KeyError: The base does not have a key that is changed.
+        ValueError: A change of the data, which must be the same for all points.
     """
     own = config.base.copy_and_resolve_references()
     own.data.path = config.data.path
@@ -78,14 +78,14 @@ def run_config(config: ml_collections.ConfigDict, point: Point) -> ml_collection
 
 
 def result_path(config: ml_collections.ConfigDict, point: Point) -> Path:
-    """Where a point's result belongs: named by everything that decides it."""
+    """The path of a point's result; its name depends on everything that decides the result."""
     settings = run_config(config, point)
     flat = {name: str(value) for name, value in _flattened(settings).items()}
     decisive = {name: value for name, value in flat.items() if name not in _UNNAMED}
-    rows = os.stat(config.data.path)
-    source = [rows.st_size, rows.st_mtime_ns]
-    digest = hashlib.sha256(json.dumps([source, decisive], sort_keys=True).encode()).hexdigest()
-    return Path(config.directory) / "points" / f"{point.name}-{point.seed}-{digest[:12]}.json"
+    status = os.stat(config.data.path)
+    source = [status.st_size, status.st_mtime_ns]
+    hashed = hashlib.sha256(json.dumps([source, decisive], sort_keys=True).encode()).hexdigest()
+    return Path(config.directory) / "points" / f"{point.name}-{point.seed}-{hashed[:12]}.json"
 
 
 def _flattened(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -128,13 +128,13 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> None:
 
 
 def _prepared(config: ml_collections.ConfigDict) -> PreparedData:
-    """The records that all points share."""
+    """The records, which are the same for all points."""
     directory, source = Path(config.directory), Path(config.data.path)
     return prepared_in(directory, source, config.base.data.vocabularies)
 
 
 def run_all(config: ml_collections.ConfigDict) -> list[str]:
-    """Runs what is missing, `config.workers` at a time; the names of the points that failed."""
+    """Runs the missing points, `config.workers` at a time; returns a line for each that failed."""
     missing = [p for p in points_of(config) if not result_path(config, p).exists()]
     print(f"{len(points_of(config))} points, {len(missing)} to run", flush=True)
     failed = []

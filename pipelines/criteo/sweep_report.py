@@ -15,11 +15,11 @@ import numpy as np
 
 from pipelines.criteo.prepare import PreparedData
 
-Result = Mapping[str, Any]  # what `pipelines.criteo.sweep` wrote of one point, and where
+Result = Mapping[str, Any]  # the JSON that `pipelines.criteo.sweep` wrote for a point, and its path
 
 _RESAMPLES = 2_000
 _LOSSES = (0.001, 0.005, 0.01, 0.02)
-_FROZEN = "frozen_tables"  # in the names of points that train no row
+_FROZEN = "frozen_tables"  # part of the names of points that train no row
 
 
 def write_report(config: ml_collections.ConfigDict, data: PreparedData, done: list[Result]) -> None:
@@ -101,7 +101,7 @@ def _hyperparameters(directory: Path, done: list[Result], labels: np.ndarray) ->
 
 
 def _models(directory: Path, done: list[Result], labels: np.ndarray) -> list[str]:
-    """One table of all points, of which no figure is drawn."""
+    """One table of all points, without a figure."""
     del directory, labels
     rows = [
         (*_row(group, {})[:5], _reduction(group), f"{_mean(group, 'ms_per_step'):.0f}")

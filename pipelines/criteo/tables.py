@@ -1,4 +1,4 @@
-"""The click model with its tables in an embedding layer, on a Cloud TPU or off one."""
+"""The click model with its tables in an embedding layer, on a Cloud TPU or without one."""
 
 import contextlib
 from typing import Any
@@ -37,10 +37,10 @@ def tpu_strategy(name: str) -> tf.distribute.TPUStrategy:
 def engine_of(
     strategy: tf.distribute.TPUStrategy, tables: dp_sparse.distribution.PrivateTables
 ) -> Any:
-    """The embedding layer that the TPU has.
+    """The embedding layer for the kind of TPU.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The TPU has no support for embeddings.
     """
     kinds = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
     hardware, config = strategy.extended.tpu_hardware_feature, tables.feature_config
@@ -48,22 +48,22 @@ def engine_of(
         return _E.TPUEmbedding(config, None)
     if hardware.embedding_feature != kinds.V2:
         raise ValueError("Expected a TPU with support for embeddings, got one without.")
-    room = tables.sparse_core_config
-    return _E.TPUEmbeddingV2(config, None, sparse_core_embedding_config=room)
+    capacities = tables.sparse_core_config
+    return _E.TPUEmbeddingV2(config, None, sparse_core_embedding_config=capacities)
 
 
 class LayerJob:
-    """Everything that is trained: the model over rows, the tables, the layer that holds them.
+    """What is trained: the model over looked-up rows, the tables, and the layer that holds them.
 
     Args:
-        config: That of the run; `dp_adafest` and `pctr`.
-        data: The prepared rows.
-        training: Those of them to train on.
-        steps: Of the whole run.
-        strategy: Of a TPU, or None.
+        config: The config of the run, with method `dp_adafest` and model `pctr`.
+        data: The prepared records.
+        training: The records to train on.
+        steps: Steps of the whole run.
+        strategy: The strategy of a TPU, or None.
 
     Raises:
-        ValueError: Another method or model.
+        ValueError: The config has another method or model.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LayerJob:
             self.model: keras.Model = pctr_over_rows(widths)
 
     def scores(self, x: Any) -> np.ndarray:
-        """Logits of inputs, float32 `[rows]`, by tables as they are now."""
+        """Logits of inputs, float32 `[examples]`, with the tables as they are now."""
         layer = dp_sparse.distribution.serving_layer(self.tables, self.layer)
         inputs = dp_sparse.distribution.model_inputs(self.tables, layer, x)
         return self.model.predict(inputs, batch_size=8192, verbose=0)[:, 0]

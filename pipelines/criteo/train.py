@@ -1,10 +1,10 @@
 """Trains one model on prepared Criteo records, privately or not, and evaluates it on the last rows
 in time.
 
-The first rows train, the last `test_fraction` are held out: neither selection nor training sees
-them, nor those of `validation_fraction` before them, by which hyper-parameters may be chosen. All
-methods share the model, the batches' expected size and the wrapped optimizer, so their
-AUC and step times compare.
+The first rows of the file train. The last `test_fraction` are held out: neither selection nor
+training reads them. It does not read those of `validation_fraction` before them either, which may
+be used to choose hyper-parameters. All methods have the same model, expected batch size and wrapped
+optimizer, so their AUC and step times can be compared.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ Scores = Callable[[Any], np.ndarray]  # from inputs to logits
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What one run gave.
+    """The result of one run.
 
     Attributes:
         method: One of `METHODS`.
         auc: Exact AUC on the held-out rows.
-        validation_auc: The same on the rows before them; None without any.
-        scores: The held-out rows' logits, float32 `[rows]`.
+        validation_auc: AUC on the validation rows before them; None without any.
+        scores: Logits of the held-out rows, float32 `[examples]`.
         steps: Steps taken.
         ms_per_step: Median time of a step, after the first.
         reduction: Table parameters ÷ mean table entries noised a step; 1 without selection.
@@ -79,7 +79,7 @@ def train(
         raise ValueError(f"Expected method to be one of {METHODS}, got method={config.method!r}.")
     keras.utils.set_random_seed(
         config.seed
-    )  # initial weights; noise and sampling have keys of their own
+    )  # of the initial weights; noise and sampling have their own keys
     training, validation, held_out = _split(data, config.data)
     epochs, steps = _schedule(config, len(training))
     if config.tables == "layer":
@@ -116,7 +116,7 @@ def _train_with_layer(
     data: PreparedData,
     strategy: tf.distribute.TPUStrategy | None,
 ) -> RunResult:
-    """The same model with an embedding layer for its tables, by `train_tables`."""
+    """Trains the same model with its tables in an embedding layer, by `train_tables`."""
     training, validation, held_out = _split(data, config.data, examples_by_feature)
     epochs, steps = _schedule(config, len(training))
     job = LayerJob(config, data, training, steps, strategy)
@@ -171,7 +171,7 @@ def exact_auc(labels: np.ndarray, scores: np.ndarray) -> float:
 def _split(
     data: PreparedData, config: ml_collections.ConfigDict, unpack: Any = examples_from_records
 ) -> tuple[dp_sparse.RecordFile, dp_sparse.RecordFile | None, dp_sparse.RecordFile]:
-    """Rows to train on, to choose by (or None) and to judge by, in the order of time."""
+    """Training, validation (or None) and held-out rows, in the order of time."""
     held_out, chosen_by = config.test_fraction, config.validation_fraction
     if not 0 < held_out < 1:
         raise ValueError(f"Expected 0 < data.test_fraction < 1, got {held_out}.")
@@ -191,7 +191,7 @@ def _split(
 
 
 def _schedule(config: ml_collections.ConfigDict, num_examples: int) -> tuple[int, int]:
-    """Keras epochs (one an evaluation) and steps in all, a multiple of the epochs."""
+    """Keras epochs (one for each evaluation), and all steps, a multiple of the epochs."""
     wanted = max(1, round(config.training.epochs * num_examples / config.training.batch_size))
     epochs = max(1, min(config.training.evaluations, wanted))
     return epochs, wanted // epochs * epochs
@@ -221,7 +221,7 @@ def _stock_batches(training: dp_sparse.RecordFile, batch_size: int, steps: int) 
 
 
 class StepTimer(keras.callbacks.Callback):
-    """Times each step, batch in hand to weights updated."""
+    """Times each step, from when its batch is there until the weights are updated."""
 
     reads_weights = False
     reads_training_metrics = False

@@ -16,7 +16,7 @@ _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 class ImageDataError(ValueError):
-    """The images or their labels are not there, or not what the pipeline reads."""
+    """The images or their labels are missing, or in a form that the pipeline does not read."""
 
 
 @dataclasses.dataclass(frozen=True)

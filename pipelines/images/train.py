@@ -1,7 +1,7 @@
 """Trains one classifier on labelled images by DP-SGD and evaluates it on images held out.
 
-The images held out are the test split; or, while hyper-parameters are being chosen, the last
-`data.validation_fraction` of the training split, and then the test split is not looked at.
+The held-out images are the test split. With `data.validation_fraction`, which is for choosing
+hyper-parameters, they are that last part of the training split, and the test split is not used.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ MODELS: dict[str, Callable[..., keras.Model]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """What one run gave.
+    """The result of one run.
 
     Attributes:
-        accuracy: Share of the held-out images classified rightly.
+        accuracy: The part of the held-out images that are classified correctly.
         evaluated_on: "test" or "validation".
         steps: Steps taken.
-        seconds: The training's time.
+        seconds: The time of training.
         statement: The plan's statement.
         epsilon: ε spent.
         delta: Its δ.
@@ -81,7 +81,7 @@ def train(
 
 
 def accuracy(model: keras.Model, held_out: LabelledImages) -> float:
-    """The share of images whose largest logit is that of their label."""
+    """The part of the images whose largest logit is that of their label."""
     logits = model.predict(held_out.images, batch_size=512, verbose=0)
     return float(np.mean(np.argmax(logits, axis=1) == held_out.labels))
 

@@ -335,19 +335,19 @@ def test_streams_pay_by_the_pass() -> None:
 
 
 FACTS = (  # of every statement
-    "Not covered are choices made by looking at this data, hyper-parameters first",
-    "no bad value ended the run",
+    "Not covered are choices made from this data, such as hyper-parameters",
+    "no bad value stopped the run",
     "Nor are training loss, metrics, clip fraction, realised batch sizes, quarantine counts",
     "false survivors, step time",
     "Covered are weights, optimizer state and updated rows of one run, at every step",
-    "LazyDP (float32 rows) covers no updated rows",
-    "weights and state only as fit and model methods give them",
+    "LazyDP (float32 rows) covers weights and state only as fit and model methods return them",
+    "and no updated rows",
     "dp-accounting's privacy loss distributions (interval 0.0001) give epsilon",
     "noise beyond 8.2 deviations is in delta",
     "architecture, initial and non-trainable weights, hyper-parameters",
-    "Adapted statistics and vocabularies and held-out data are assumed public",
-    "batches to reach fit as sampled",
-    "Philox, keyed by the operating system and not cryptographic",
+    "Assumed: adapted statistics, vocabularies and held-out data are public",
+    "batches reach fit as sampled",
+    "Philox (keyed by the operating system, not cryptographic)",
     "rounded to about 2^-10 deviations",
 )
 MANY = PoissonSampling(45_840_617, 2048, 22_384)
@@ -415,7 +415,7 @@ def test_statement_of_a_stream(statements: list[str]) -> None:
     text = statements[2]
     assert "after 30 of 30 steps" in text and "zero-out" in text and "Poisson" not in text
     assert "1000 examples in batches of 100, each example at most once in each of 3 passes" in text
-    assert "no amplification" in text and "left in the middle counts whole" in text
+    assert "no amplification" in text and "has begun counts as a whole" in text
 
 
 def test_statement_of_exponential_selection_and_a_release(statements: list[str]) -> None:
@@ -475,10 +475,10 @@ def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
         PrivacyPlan(**given)
 
 
-def test_unknown_members_of_families_are_named() -> None:
+def test_unregistered_classes_are_named() -> None:
     config = plan().get_config()
-    for name, family in (("sampling", "Sampling"), ("mechanism", "Mechanism")):
-        with pytest.raises(ValueError, match=f"Expected a {family} among .*got 'Nothing'"):
+    for name, base in (("sampling", "Sampling"), ("mechanism", "Mechanism")):
+        with pytest.raises(ValueError, match=f"Expected a {base} among .*got 'Nothing'"):
             PrivacyPlan.from_config(config | {name: {"class": "Nothing"}})
 
 

@@ -1,4 +1,4 @@
-"""The share of a run that checks take, and one trace more than a step has without them."""
+"""The part of a run that checks take, and one trace more than a step has without them."""
 
 from collections.abc import Callable
 

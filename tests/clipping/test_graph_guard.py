@@ -1,4 +1,4 @@
-"""State that no audit of Keras' variables sees: what is refused, on every road, and what is not."""
+"""State that the variable guard does not see: refused in all ways to train, if it is harmful."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from dp_sparse import (
     check_model,
     distribution,
 )
-from dp_sparse.clipping.graph_guard import audited
+from dp_sparse.clipping.graph_guard import guarded
 from dp_sparse.core.errors import PrivacyError
 from tests.clipping.guarded_steps import SIZE, Calls, features, model_with, train
 from tests.replicas import strategy_of
@@ -248,7 +248,7 @@ def lazily(model: keras.Model) -> None:
     model.fit(marked_dataset(plan, *features()), verbose=0)
 
 
-ROADS: dict[str, Callable[[keras.Model], None]] = {
+WAYS: dict[str, Callable[[keras.Model], None]] = {
     "xla": lambda model: train(model, jit_compile=True),
     "micro-batches": lambda model: train(model, microbatch_size=2),
     "eager": lambda model: train(model, run_eagerly=True),
@@ -258,11 +258,11 @@ ROADS: dict[str, Callable[[keras.Model], None]] = {
 }
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_on_every_road(road: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_in_every_way(way: str) -> None:
     layer = Calls(around, weight)
     with pytest.raises(UnsupportedLayerError, match=r"does_it.*\(AssignAddVariableOp\)"):
-        ROADS[road](model_with(layer))
+        WAYS[way](model_with(layer))
     np.testing.assert_array_equal(np.array(layer.made), np.zeros(3))
 
 
@@ -390,7 +390,7 @@ def test_noise_that_is_delayed_is_written_before_rows_are_read() -> None:
 def test_a_function_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     @tf.function(autograph=False)
     def step(values: tf.Tensor) -> tf.Tensor:
-        with audited(PrivacyError):
+        with guarded(PrivacyError):
             return tf.cond(values > 0, lambda: values + 1, lambda: values)
 
     monkeypatch.setattr(tf.Graph, "_get_function", lambda self, name: None)

@@ -29,18 +29,18 @@ class Rereads(keras.metrics.Metric):
         return self.total
 
 
-@pytest.mark.parametrize("road", [{}, {"microbatch_size": 2}, {"jit_compile": True}])
-def test_metrics_write_their_own_variables(road: dict[str, Any]) -> None:
-    train(model_with(keras.layers.Dense(2)), metrics=[Rereads(), "mae"], **road)
+@pytest.mark.parametrize("way", [{}, {"microbatch_size": 2}, {"jit_compile": True}])
+def test_metrics_write_their_own_variables(way: dict[str, Any]) -> None:
+    train(model_with(keras.layers.Dense(2)), metrics=[Rereads(), "mae"], **way)
 
 
-@pytest.mark.parametrize("road", [{}, {"microbatch_size": 2}, {"jit_compile": True}])
-def test_metrics_write_nothing_else(road: dict[str, Any]) -> None:
+@pytest.mark.parametrize("way", [{}, {"microbatch_size": 2}, {"jit_compile": True}])
+def test_metrics_write_nothing_else(way: dict[str, Any]) -> None:
     model = model_with(keras.layers.Dense(2))
     kept = model.weights[0]
     metric = Rereads(lambda y: kept.value.assign_add(tf.fill(kept.shape, tf.reduce_sum(y))))
     with pytest.raises(PrivacyError, match=r"\(AssignAddVariableOp\): keeps what was computed"):
-        train(model, metrics=[metric], **road)
+        train(model, metrics=[metric], **way)
 
 
 def test_metrics_run_no_python() -> None:

@@ -1,4 +1,4 @@
-"""What is recorded, and what is refused, each refusal with the layer's path and the mend."""
+"""What is recorded, and what is refused, each refusal with the layer's path and the fix."""
 
 from collections.abc import Callable
 from typing import Any
@@ -158,7 +158,7 @@ def test_lora_of_a_layer_without_a_rule_for_it() -> None:
     assert f"{layer.path} (Conv1D): LoRA has a clipping rule for Dense" in str(caught.value)
     assert "freeze it with trainable=False" in str(caught.value)
     layer.trainable = False
-    assert_as_brute_force(model, values(4, 5, 3))  # the mend that the message names
+    assert_as_brute_force(model, values(4, 5, 3))  # the fix that the message names
 
 
 @pytest.mark.parametrize("kind", ["while_loop", "map_fn", "cond", "function"])
@@ -199,7 +199,7 @@ def test_a_layer_in_a_function_that_was_traced_before(nested: bool) -> None:
     with pytest.raises(UnsupportedLayerError, match="dense.*/kernel where its gradient cannot"):
         recorded_in_a_graph(model)
     model.dense.trainable = False
-    recorded_in_a_graph(model)  # as the mend says
+    recorded_in_a_graph(model)  # as the fix says
 
 
 def test_a_weight_read_past_keras() -> None:
@@ -379,7 +379,7 @@ def adapted(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 
 @pytest.mark.parametrize(
-    ("make", "mend"),
+    ("make", "fix"),
     [
         (lambda: adapted(keras.layers.Normalization()), "public mean="),
         (lambda: keras.Sequential([adapted(keras.layers.Normalization())]), "public mean="),
@@ -387,9 +387,9 @@ def adapted(layer: keras.layers.Layer) -> keras.layers.Layer:
     ],
     ids=["normalization", "nested", "discretization"],
 )
-def test_layers_adapted_to_the_data_are_refused(make: Any, mend: str) -> None:
+def test_layers_adapted_to_the_data_are_refused(make: Any, fix: str) -> None:
     model = keras.Sequential([keras.Input((3,)), make(), keras.layers.Dense(1)])
-    with pytest.raises(UnsupportedLayerError, match=f"adapted to data without privacy.*{mend}"):
+    with pytest.raises(UnsupportedLayerError, match=f"adapted to data without privacy.*{fix}"):
         clipping.tapped_layers(model)
 
 

@@ -379,7 +379,7 @@ def test_importing_leaves_devices_to_be_configured() -> None:
 
 def test_parameter_servers_are_refused_saying_why() -> None:
     strategy = object.__new__(tf.distribute.ParameterServerStrategy)
-    with pytest.raises(PrivacyError, match="workers update on their own.*Use MirroredStrategy"):
+    with pytest.raises(PrivacyError, match="workers updates on its own.*Use MirroredStrategy"):
         strategies.check(strategy, None)
 
 

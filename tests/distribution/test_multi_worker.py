@@ -14,7 +14,7 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse import distribution
 from dp_sparse.core.errors import PrivacyError
-from dp_sparse.sampling.base import Share
+from dp_sparse.sampling.base import BatchPart
 from tests.subprocesses import start_python
 from tests.training_cases import assert_deviation, click_model, clicks, plan_for
 
@@ -77,7 +77,7 @@ BY_HAND = """
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     import dp_sparse
     from dp_sparse.core.errors import translated
-    from dp_sparse.sampling import Share, batch_of
+    from dp_sparse.sampling import BatchPart, batch_of
     from dp_sparse.training import build_for
     from tests.distribution.test_multi_worker import SIZE, VOCABULARIES, compiled
     from tests.training_cases import clicks
@@ -92,9 +92,9 @@ BY_HAND = """
         model.optimizer.steps_spent.assign(1)
     if sys.argv[4] != "key":
         model.optimizer.use_noise_key(tf.constant([1, 2], tf.int64))
-    share = Share(index * 7, min(SIZE, index * 7 + 7), 5, 2**62)
+    part = BatchPart(index * 7, min(SIZE, index * 7 + 7), 5, 2**62)
     batches = model.optimizer.plan.sampling.batches_of(
-        clicks(SIZE, VOCABULARIES), share, first_step=0
+        clicks(SIZE, VOCABULARIES), part, first_step=0
     )
     build_for(model, model.optimizer, batch_of(batches.element_spec).examples)
     iterator = iter(strategy.distribute_datasets_from_function(lambda _: batches))
@@ -218,12 +218,12 @@ def test_noise_is_drawn_once(workers: list[dict[str, Any]]) -> None:
     assert_deviation(changes[0], 0.5 * LOUD / SIZE)
 
 
-def test_shares_of_one_key_are_one_sample() -> None:
-    """What all workers see together is what one draw of the sampler gives, each row once."""
+def test_parts_with_one_key_are_one_sample() -> None:
+    """What all workers see together is what one draw of the sampler gives, each example once."""
     sampling = dp_sparse.PoissonSampling(60, 15, 5)
     cut, capacity, data = 7, sampling.batch_capacity, (np.arange(60), np.zeros(60))
-    shares = [Share(*ends, 99, 1) for ends in ((0, capacity), (0, cut), (cut, capacity))]
-    whole, left, right = (list(sampling.batches_of(data, share, first_step=0)) for share in shares)
+    workers = [BatchPart(*ends, 99, 1) for ends in ((0, capacity), (0, cut), (cut, capacity))]
+    whole, left, right = (list(sampling.batches_of(data, part, first_step=0)) for part in workers)
     assert len(whole) == 5 and len({batch[0].numpy().tobytes() for batch in whole}) == 5
     for together, *parts in zip(whole, left, right, strict=True):
         joined = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, 0), *parts)

@@ -96,7 +96,7 @@ def test_a_calibrated_plan_and_its_statement() -> None:
     assert 0.99 < plans[0].spent(50).epsilon <= 1.0
     assert "300 exponential mechanisms of epsilon" in plans[0].statement()
     assert dp_sparse.PrivacyPlan.from_config(plans[0].get_config()) == plans[0]
-    assert len({plan.digest for plan in plans}) == 3
+    assert len({plan.fingerprint for plan in plans}) == 3
 
 
 def test_plans_and_optimizers_must_agree() -> None:

@@ -29,7 +29,7 @@ def spend(
     saved = saved_count(plan) if saved is None else saved
     mark = Marker(plan.sampling.fingerprint, nonce, index)
     with translated():
-        ledger.spend(tf.constant(mark.rows(plan.sampling.batch_capacity)), saved)
+        ledger.spend(tf.constant(mark.of_examples(plan.sampling.batch_capacity)), saved)
     return int(saved.steps)
 
 
@@ -139,7 +139,7 @@ def spoiled(rows: np.ndarray, how: str) -> np.ndarray:
 def test_a_batch_that_is_not_whole(how: str, message: str) -> None:
     plan = plan_for(8)
     ledger, saved = StepLedger(plan), saved_count(plan)
-    rows = spoiled(Marker(plan.sampling.fingerprint, new_nonce(None), 0).rows(8), how)
+    rows = spoiled(Marker(plan.sampling.fingerprint, new_nonce(None), 0).of_examples(8), how)
     refused = tf.errors.InvalidArgumentError if how == "empty" else PrivacyError
     with pytest.raises(refused, match=message), translated():
         ledger.spend(tf.constant(rows), saved)
@@ -255,9 +255,9 @@ def test_in_a_graph_the_update_waits_for_the_checks() -> None:
             weight.assign_add(1.0)
 
     mark = Marker(plan.sampling.fingerprint, new_nonce(None), 0)
-    step(tf.constant(mark.rows(8)))
+    step(tf.constant(mark.of_examples(8)))
     with pytest.raises(PrivacyError), translated():
-        step(tf.constant(mark._replace(position=1).rows(8)))
+        step(tf.constant(mark._replace(position=1).of_examples(8)))
     assert float(weight) == 1.0
     assert int(saved.steps) == 1
 

@@ -1,4 +1,4 @@
-"""Preparing: whole pairs of files or none, every malformed row counted, errors with a mend."""
+"""Preparing: complete pairs of files or none, malformed rows counted, errors with what to do."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Sources with random access: record files, arrays, datasets; and what is refused with a reason."""
+"""Data sources with random access: record files, arrays, datasets; what is refused, and why."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse.core.errors import translated
-from dp_sparse.sampling.data_source import RecordFile, as_source, unpacked
+from dp_sparse.sampling.data_source import RecordFile, as_data_source, unpacked
 from dp_sparse.sampling.poisson import PoissonSampling
 from dp_sparse.sampling.stream import StreamSampling
 
@@ -56,7 +56,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("indices", [[], [0], [49, 3, 3, 17], list(range(N))])
 def test_gather(source: Any, indices: list[int]) -> None:
-    found = as_source(source)
+    found = as_data_source(source)
     assert len(found) == N
     x, y = found.gather(np.array(indices, np.int64))
     expected_x, expected_y = unpack(records()[indices])
@@ -123,7 +123,7 @@ def test_a_missing_record_file(tmp_path: Path) -> None:
 )
 def test_arrays_of_several_lengths_are_refused(source: Any) -> None:
     with pytest.raises(ValueError, match="Expected arrays of one common length, got shapes"):
-        as_source(source)
+        as_data_source(source)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_examples_without_a_fixed_shape_are_refused(ragged: Any) -> None:
     rows = tf.data.Dataset.from_tensor_slices(arrays)
     name = type(ragged).__name__
     with pytest.raises(ValueError, match=f"Expected dense arrays, got {name}: .* to_tensor"):
-        as_source(arrays)
+        as_data_source(arrays)
     with pytest.raises(ValueError, match=f"Expected dense arrays, got {name}Spec"):
-        as_source(rows)
+        as_data_source(rows)
     with pytest.raises(ValueError, match=f"Expected dense arrays, got {name}Spec"):
         StreamSampling(num_examples=2, batch_size=1).batches(rows)
 
@@ -144,7 +144,7 @@ def test_examples_without_a_fixed_shape_are_refused(ragged: Any) -> None:
 @pytest.mark.parametrize("source", [[np.zeros(5), np.zeros(5)], None, 3, "file", np.zeros(5)])
 def test_other_sources_are_refused(source: Any) -> None:
     with pytest.raises(ValueError, match=rf"Expected \(x, y\) .* got {type(source).__name__}"):
-        as_source(source)
+        as_data_source(source)
 
 
 def generated() -> tf.data.Dataset:
@@ -182,7 +182,7 @@ def test_a_batched_dataset_is_refused() -> None:
 
 
 def test_a_shuffled_dataset_holds_each_example_once() -> None:
-    x, _ = as_source(dataset().shuffle(N)).gather(np.arange(N))
+    x, _ = as_data_source(dataset().shuffle(N)).gather(np.arange(N))
     assert sorted(x["id"].tolist()) == list(range(N))
 
 

@@ -200,7 +200,7 @@ def test_a_batch_is_padded_to_the_capacity() -> None:
         for leaf in (x["id"], x["vector"], y, found["sample_weight"]):
             assert leaf.shape[0] == 90 and not np.any(leaf.numpy()[count:])
         mark = Marker(*found["marker"].numpy()[0, :3])
-        np.testing.assert_array_equal(found["marker"], mark.rows(90))
+        np.testing.assert_array_equal(found["marker"], mark.of_examples(90))
         assert mark.fingerprint == sampling.fingerprint and mark.position == index
 
 

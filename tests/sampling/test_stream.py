@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse.core.errors import PrivacyError, translated
-from dp_sparse.sampling.base import Sampling, Share
+from dp_sparse.sampling.base import BatchPart, Sampling
 from dp_sparse.sampling.marker import OWN_ORDER, Marker
 from dp_sparse.sampling.stream import StreamSampling
 
@@ -191,7 +191,9 @@ def test_batches_before_the_gap_are_whole() -> None:
 def test_a_source_of_another_size_is_refused(count: int) -> None:
     values = np.arange(count)
     for source in (numbers(count), (values, values)):
-        with pytest.raises(ValueError, match=f"Expected a source of num_examples={N}.*got {count}"):
+        with pytest.raises(
+            ValueError, match=f"Expected a data source of num_examples={N}.*got {count}"
+        ):
             sampler().batches(source)
 
 
@@ -215,11 +217,11 @@ def test_a_pass_that_does_not_end_is_refused(source: str, batch_size: int) -> No
 
 def test_several_workers_do_not_read_a_dataset_each() -> None:
     """One that shuffles would give a worker examples that the other had in another batch."""
-    shares = [Share(*ends, 1, 2) for ends in ((0, 5), (5, 8))]
-    for share in shares:
+    workers = [BatchPart(*ends, 1, 2) for ends in ((0, 5), (5, 8))]
+    for part in workers:
         with pytest.raises(PrivacyError, match="Expected arrays .* as the stream of several work"):
-            sampler().batches_of(numbers(), share, first_step=0)
-    parts = (sampler().batches_of(arrays(), share, first_step=1) for share in shares)
+            sampler().batches_of(numbers(), part, first_step=0)
+    parts = (sampler().batches_of(arrays(), part, first_step=1) for part in workers)
     assert [members(one) + members(other) for one, other in zip(*parts, strict=True)] == EXPECTED[
         1:
     ]

@@ -35,7 +35,7 @@ def trains_to_its_end(model: keras.Model, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_is_the_same(name: str) -> None:
     assert plan_saved(name) == plan_of(name)
-    assert plan_saved(name).digest == plan_of(name).digest
+    assert plan_saved(name).fingerprint == plan_of(name).fingerprint
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -179,7 +179,7 @@ def test_setting_counters_back_gives_no_steps_back() -> None:
     )
 
 
-# ---- Gradients by another road.
+# ---- Gradients that the private step did not compute.
 
 
 def test_every_entry_of_the_optimizer_refuses_gradients() -> None:
@@ -189,7 +189,7 @@ def test_every_entry_of_the_optimizer_refuses_gradients() -> None:
     optimizer.build(model.trainable_variables)
     gradients = [tf.ones(v.shape) for v in model.trainable_variables]
     pairs = list(zip(gradients, model.trainable_variables, strict=True))
-    for road in (
+    for way in (
         lambda: optimizer.apply_gradients(pairs),
         lambda: optimizer.apply(gradients, model.trainable_variables),
         lambda: optimizer.apply(gradients),
@@ -198,7 +198,7 @@ def test_every_entry_of_the_optimizer_refuses_gradients() -> None:
         ),
         lambda: optimizer.update_step(gradients[0], model.trainable_variables[0], 0.1),
     ):
-        refused(road, model, "got gradients that its private step did not make")
+        refused(way, model, "got gradients that its private step did not make")
 
 
 def test_a_hand_written_loop() -> None:
@@ -382,7 +382,7 @@ def test_constant_seeds_of_masks() -> None:
     model, plan = dense_model(before=noisy), plan_for(4)
     model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse")
     x, y = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
-    with pytest.raises(dp_sparse.UnsupportedLayerError, match="can be foretold"):
+    with pytest.raises(dp_sparse.UnsupportedLayerError, match="can be predicted"):
         model.fit(marked_dataset(plan, x, y), verbose=0)
 
 

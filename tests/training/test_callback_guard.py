@@ -125,7 +125,7 @@ def classes_of_keras() -> set[str]:
         for name in names
         if not name.endswith("_test")
     ]
-    found = [cls for room in [*modules, keras.callbacks] for _, cls in inspect.getmembers(room)]
+    found = [cls for module in [*modules, keras.callbacks] for _, cls in inspect.getmembers(module)]
     return {
         cls.__name__
         for cls in found
@@ -217,9 +217,9 @@ def test_stock_models_keep_their_callbacks(tmp_path: Path) -> None:
 def test_every_loop_refuses(tmp_path: Path, loop: str) -> None:
     with pytest.raises(PrivacyError, match="which no epsilon covers"):
         LOOPS[loop](compiled(), LEAKS["csv"](tmp_path))
-    with pytest.raises(PrivacyError, match="Mine is handed training metrics"):
+    with pytest.raises(PrivacyError, match="Mine gets training metrics"):
         LOOPS[loop](compiled(), Mine(), strict())
-    with pytest.warns(UserWarning, match="Mine is handed training metrics"):
+    with pytest.warns(UserWarning, match="Mine gets training metrics"):
         LOOPS[loop](compiled(), Mine())
 
 
@@ -336,7 +336,7 @@ def told(model: keras.Model, *callbacks: Any) -> list[str]:
 
 def test_a_class_of_the_users_is_told_about_once(model: keras.Model) -> None:
     (message,) = told(model, Mine(), Mine())
-    assert message.startswith(f"{__name__}.Mine is handed training metrics, which no epsilon")
+    assert message.startswith(f"{__name__}.Mine gets training metrics, which no epsilon")
     assert told(model, Mine()) == []
     (other,) = told(model, Mine(), OfOneThatDenies())
     assert "OfOneThatDenies" in other
@@ -344,7 +344,7 @@ def test_a_class_of_the_users_is_told_about_once(model: keras.Model) -> None:
 
 def test_functions_are_the_users_own(model: keras.Model) -> None:
     (message,) = told(model, C.LambdaCallback(on_epoch_end=print))
-    assert "LambdaCallback(on_epoch_end=print) is handed" in message
+    assert "LambdaCallback(on_epoch_end=print) gets" in message
     assert told(model, C.LambdaCallback(on_epoch_end=print)) == []
     assert len(told(model, C.LambdaCallback(on_train_batch_end=lambda batch, logs: None))) == 1
     assert told(model, C.LambdaCallback(on_epoch_begin=lambda epoch, logs: None)) == []
@@ -369,7 +369,7 @@ def test_a_strict_run_refuses_them(
     if not refused:
         assert told(model, make(), strict()) == []
         return
-    with pytest.raises(PrivacyError, match="is handed training metrics, .*leave out diagnostics"):
+    with pytest.raises(PrivacyError, match="gets training metrics, .*leave out diagnostics"):
         begin(model, make(), strict())
 
 

@@ -42,7 +42,7 @@ def test_a_change_after_the_first_fit_is_refused(
     for _ in range(2):
         model.fit(marked_dataset(plan, x, y), verbose=0)
     change(model)
-    with pytest.raises(PrivacyError, match="Compile it again"):
+    with pytest.raises(PrivacyError, match="Compile the model again"):
         model.fit(marked_dataset(plan, x, y), verbose=0)
     again = plan_for(6, steps=4)
     model.compile(optimizer=dp_sparse.DPSGDOptimizer("sgd", again, 1.0), loss="mse")

@@ -1,4 +1,4 @@
-"""Every layer family through `compile` and `fit`: audits and isolation checks included."""
+"""Every kind of layer through `compile` and `fit`, with its guards and isolation checks."""
 
 from collections.abc import Callable
 

@@ -262,16 +262,16 @@ def in_python(kept: Any, values: Any) -> Any:
         (lambda: tf.Variable(0.0), running_mean, r"\(AssignVariableOp\): keeps what was computed"),
         (lambda: keras.Variable(0.0), around_keras, r"\(AssignAddVariableOp\): keeps"),
         (lambda: keras.random.SeedGenerator(1), drawn, "The loss writes .*seed_generator_state"),
-        (lambda: 7, drawn, "draws random numbers that can be foretold"),
+        (lambda: 7, drawn, "draws random numbers that can be predicted"),
         (lambda: None, in_python, r"\(EagerPyFunc\): runs Python code"),
     ],
     ids=["running mean", "tf.Variable", "around keras", "random", "known seed", "python"],
 )
-@pytest.mark.parametrize("road", [{}, {"run_eagerly": True}], ids=["graph", "eager"])
-def test_a_loss_with_state_is_refused(make: Any, of: Any, message: str, road: Any) -> None:
+@pytest.mark.parametrize("way", [{}, {"run_eagerly": True}], ids=["graph", "eager"])
+def test_a_loss_with_state_is_refused(make: Any, of: Any, message: str, way: Any) -> None:
     kept = make()
     with pytest.raises(PrivacyError, match=message):
-        train(Centred(kept, of), **road)
+        train(Centred(kept, of), **way)
     if isinstance(kept, tf.Variable | keras.Variable):
         assert float(kept) == 0.0
 

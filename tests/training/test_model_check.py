@@ -1,4 +1,4 @@
-"""check_model: every variable with its rule, every problem with its mend, nothing changed."""
+"""check_model: every variable with its rule, every problem with its fix, nothing changed."""
 
 from typing import Any
 

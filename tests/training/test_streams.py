@@ -1,4 +1,4 @@
-"""Streams on every road: no example is used more often than passes were begun, and so paid for."""
+"""Streams in all ways to train: no example is used more often than passes have begun."""
 
 import dataclasses
 import pathlib

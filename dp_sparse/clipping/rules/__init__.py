@@ -1,6 +1,6 @@
-"""One file per layer family; a rule covers exactly the layer class it names.
+"""Clipping rules, one file for each kind of layer; a rule covers exactly the classes it is for.
 
-A subclass may differ, so it is never covered. A recurrent layer goes by the class of its cell.
+A subclass may differ, so it is never covered. For a recurrent layer the class of its cell counts.
 
 A rule runs the layer's own `call` and tells the tap which tensors' cotangents determine the
 gradients of the layer's variables: `rule(layer, call, tap, *args, **kwargs) -> outputs`.
@@ -40,8 +40,8 @@ _RULES: dict[type[keras.layers.Layer], Rule] = {
 }
 
 
-# Classes of optional packages by their public names, since importing those packages is left to the
-# user: a layer of one can only be there once its package is.
+# Classes of optional packages by their public names. The package does not import them: a model has
+# such a layer only if its user imported the package.
 _RULES_BY_NAME: dict[str, Rule] = {
     "keras_hub.layers.PositionEmbedding": position_embedding.call_position_embedding,
     "keras_hub.layers.ReversibleEmbedding": embedding.call_reversible_embedding,
@@ -56,7 +56,7 @@ _LOOKUPS = (
 
 
 def rule_for(layer: keras.layers.Layer) -> Rule | None:
-    """The rule of this exact layer class, or of that of its cell, or None."""
+    """The rule of this exact layer class or, for a recurrent layer, of its cell's; or None."""
     kind = type(layer)
     by_name = (rule for name, rule in _RULES_BY_NAME.items() if _imported(name) is kind)
     return _RULES.get(kind) or recurrent.rule_for(layer) or next(by_name, None)
@@ -81,15 +81,15 @@ def fallback_for(layer: keras.layers.Layer) -> Rule:
 
 
 def covers_inner_layers(rule: Rule) -> bool:
-    """Whether a rule records the variables of layers inside its own, too.
+    """Whether a rule also records the variables of the layers inside its layer.
 
-    The others leave them to rules of their own, like that of a PReLU that is a Dense's activation.
+    Otherwise those have rules of their own, as a PReLU that is the activation of a Dense.
     """
     return rule is fallback.call_any_layer or rule in recurrent.RULES
 
 
 def _imported(name: str) -> Any:
-    """The class of this full name, or None as long as nothing has imported its module."""
+    """The class of this full name, or None if its module has not been imported."""
     module, _, attribute = name.rpartition(".")
     return getattr(sys.modules.get(module), attribute, None)
 

@@ -1,4 +1,4 @@
-"""A layer's pre-activation, learnt by swapping its `activation` while its own call runs."""
+"""Reads a layer's pre-activation, by replacing its `activation` while its own call runs."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ import tensorflow as tf
 def watched_preactivation(
     layer: keras.layers.Layer, watch: Callable[[tf.Tensor], tf.Tensor]
 ) -> Iterator[None]:
-    """While it is open, `watch` gets each pre-activation of `layer` and what it returns is used.
+    """Passes each pre-activation of `layer` to `watch`, and uses what it returns instead.
 
     A layer without an activation calls `watch` too.
     """

@@ -1,9 +1,9 @@
 """Convolutions: `z = x ∗ W + b`, plain, grouped, depthwise, separable and transposed.
 
-A kernel whose per-example gradients fit a budget is recorded by them: one pass of the size of an
-ordinary weight gradient (`convolution_form`), read twice more, for the norms and for the sum. A
-larger one is recorded as a bilinear form: norms block by block, then the weight gradient of the
-scaled cotangents, without any per-example gradient.
+A kernel whose per-example gradients fit a budget is recorded by these gradients: computing them
+costs what an ordinary weight gradient costs (`convolution_form`), and they are read twice more, for
+the norms and for the sum. A larger kernel is recorded as a bilinear form: norms block by block,
+then the weight gradient of the scaled cotangents, without any per-example gradient.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ Form = Convolution | TransposedConvolution
 
 @dataclasses.dataclass(frozen=True)
 class KernelGradients:
-    """A kernel small enough for its per-example gradients, left in the blocks they came in.
+    """The per-example gradients of a small kernel, in the blocks in which they were computed.
 
     Attributes:
         parts: g_i by block of the kernel, each float32 `[batch, ...]`.
-        form: What the blocks are of.
+        form: The convolution that the blocks belong to.
     """
 
     float_fields: ClassVar[tuple[str, ...]] = ("parts",)
@@ -87,7 +87,7 @@ def call_separable_convolution(
 ) -> tf.Tensor:
     """Runs the two steps of SeparableConv1D or SeparableConv2D; records both kernels and the bias.
 
-    The layer's own call fuses them, and hides the tensor between, whose cotangent is needed.
+    The layer's own call fuses them and hides the tensor between them, whose cotangent is needed.
     """
     del call
     depthwise, pointwise = layer.depthwise_kernel, layer.pointwise_kernel
@@ -140,7 +140,7 @@ def _recorded(
 
 
 def _kernel_use(tap: Tap, kernel: keras.Variable, form: Form, x: tf.Tensor, dz: tf.Tensor) -> Use:
-    """Of one kind for all calls of a kernel in a step, so that they can be joined."""
+    """The use of a kernel, of one kind for all its calls in a step, so that they can be joined."""
     if 4 * tap.batch_capacity * math.prod(kernel.shape) <= DIRECT_BUDGET:
         return KernelGradients(form.example_gradients(x, dz), form)
     return Linear((x,), (dz,), form)
@@ -173,7 +173,7 @@ def _channels_last(values: tf.Tensor, layer: Any) -> tf.Tensor:
 
 
 def _bias_gradients(cotangents: tf.Tensor, layer: Any) -> tf.Tensor:
-    """Sums over the positions that share an entry of the bias, float32 `[batch, bias]`.
+    """Sums over the positions that an entry of the bias is added to, float32 `[batch, bias]`.
 
     Keras adds a bias along the last axis whenever the sizes match, even if channels come first.
     """

@@ -2,10 +2,11 @@
 
 Each kernel offset sees a strided slice of the padded input, and a run of offsets along the last
 spatial axis is a matrix product over output positions (Rochette et al. 2019 give the per-example
-gradient as a convolution; this is its im2col form, one kernel row at a time). All products together
-cost what an ordinary weight gradient does; a row's slices are `[batch, positions, width]`, and one
-row's are in memory at a time. A kernel of few channels is narrow enough for all of its rows to be
-one product. A transposed convolution swaps the roles of input and cotangent.
+gradient as a convolution; this is its im2col form, one line of the kernel at a time). All products
+together cost what an ordinary weight gradient costs. The slices of a line are
+`[batch, positions, width]`, and those of one line are in memory at a time. A kernel of few channels
+is one product for all of its lines. A transposed convolution swaps the roles of input and
+cotangent.
 """
 
 import dataclasses
@@ -19,14 +20,14 @@ import tensorflow as tf
 
 from dp_sparse.clipping.uses import Product
 
-_BLOCK_WIDTH = 1024  # columns of one block's inputs, at most (or one offset's channels)
-_NARROW_WIDTH = 64  # the same of a kernel that is a single block
-_FEW_CHANNELS = 8  # below, slices are copied faster with channels first
+_BLOCK_WIDTH = 1024  # most columns of a block's inputs, unless one offset has more channels
+_NARROW_WIDTH = 64  # most columns of a kernel that is a single block
+_FEW_CHANNELS = 8  # with fewer channels, slices are copied faster with channels first
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupedProduct(Product):
-    """One product for each group of channels, their weights disjoint.
+    """One product for each group of channels; the groups have separate weights.
 
     Attributes:
         inputs: float32 `[batch, groups, positions, in / groups]`.
@@ -59,7 +60,7 @@ class Convolution:
     groups: int = 1
 
     def blocks(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> Iterator[Product]:
-        """Products over the output positions, each with a run of offsets of one kernel row.
+        """Products over the output positions, each with a run of offsets of one kernel line.
 
         Args:
             inputs: x, float32 `[batch, *spatial, in]`.
@@ -106,9 +107,9 @@ class Convolution:
 
     def assembled(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """The kernel's gradient from its blocks' in order, `[(groups,) out / groups, width]`."""
-        rows = len(parts) // len(self._runs())
-        runs = [tf.stack(parts[i : i + rows], axis=-2) for i in range(0, len(parts), rows)]
-        kernel = tf.concat(runs, axis=-1)  # [(groups,) out / groups, rows, width]
+        lines = len(parts) // len(self._runs())
+        runs = [tf.stack(parts[i : i + lines], axis=-2) for i in range(0, len(parts), lines)]
+        kernel = tf.concat(runs, axis=-1)  # [(groups,) out / groups, lines, width]
         kernel = tf.reshape(kernel, [self.kernel_shape[-1], -1])
         return tf.reshape(tf.transpose(kernel), self.kernel_shape)
 
@@ -127,7 +128,7 @@ class Convolution:
     def _narrow_gradients(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
         """g_i as one block, float32 `[batch, groups, out / groups, width]`.
 
-        Channels come first, so that what is copied for an offset is whole rows of positions.
+        Channels come first, so that whole lines of positions are copied for an offset.
         """
         first, *rest, channels, _ = self.kernel_shape
         padded, sizes = self._padded_by_group(inputs, cotangents), _spatial_sizes(cotangents)
@@ -184,7 +185,7 @@ class Convolution:
         return GroupedProduct(tf.reshape(slab, shapes[0]), tf.reshape(dz, shapes[1]))
 
     def _padded_by_group(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
-        """`[batch · groups, *spatial, in / groups]`, not before there are cotangents."""
+        """`[batch · groups, *spatial, in / groups]`, computed after the cotangents."""
         with tf.control_dependencies([cotangents]):  # no slices in memory in the forward pass
             inputs = tf.identity(inputs)
         return self._by_group(self._padded(inputs))
@@ -217,12 +218,12 @@ class Convolution:
 
 @dataclasses.dataclass(frozen=True)
 class TransposedConvolution:
-    """The transpose of `forward`, which maps the outputs back to the inputs; same kernel."""
+    """The transpose of `forward`, with the same kernel: it maps outputs back to inputs."""
 
     forward: Convolution
 
     def blocks(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> Iterator[Product]:
-        """The blocks of `forward`, roles swapped."""
+        """The blocks of `forward`, with input and cotangent swapped."""
         return self.forward.blocks(cotangents, inputs)
 
     def gradient(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
@@ -234,7 +235,7 @@ class TransposedConvolution:
         return self.forward.example_gradients(cotangents, inputs)
 
     def assembled(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The kernel's gradient from its blocks'."""
+        """The kernel's gradient from those of its blocks."""
         return self.forward.assembled(parts)
 
 

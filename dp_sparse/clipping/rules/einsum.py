@@ -20,7 +20,7 @@ from dp_sparse.clipping.uses import Direct, Linear, Product, Use
 
 @dataclasses.dataclass(frozen=True)
 class Einsum:
-    """The bilinear form `inputs,weight->outputs`, letters only, the batch's first of both.
+    """The bilinear form `inputs,weight->outputs`, letters only; the batch's is the first of both.
 
     Attributes:
         inputs: Letters of x.
@@ -33,7 +33,7 @@ class Einsum:
     outputs: str
 
     def blocks(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> Iterator[Product]:
-        """One product for each index of the letters that all three share."""
+        """One product for each index of the letters that all three have."""
         groups = [c for c in self.weight if c in self.inputs and c in self.outputs]
         positions = [c for c in self.inputs[1:] if c in self.outputs and c not in self.weight]
         ins = [c for c in self.weight if c in self.inputs and c not in groups]

@@ -1,8 +1,8 @@
 """keras-rs' EmbedReduce: looked-up rows r_l, reduced to Σ w_l·r_l over a combiner's divisor.
 
 The rows are recorded before they are reduced, so the table is used through lookups like any other:
-the tape brings the cotangent of each row, w_l · dz / divisor, and leads through the weights to
-whatever made them.
+the tape gives the cotangent of each row, w_l · dz / divisor, and passes through the weights to
+whatever computed them.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def call_embed_reduce(
 ) -> tf.Tensor:
     """Gathers the rows of `inputs`, records them as lookups, and reduces them as keras-rs does.
 
-    A lookup of weight 0 does not train its row, and so does not claim it either: that is padding.
+    A lookup of weight 0 is padding: it does not train its row, and does not count as a lookup.
     `mask_zero` takes no lookup out of the reduction; row 0 is trained like the others.
 
     Args:
@@ -34,7 +34,7 @@ def call_embed_reduce(
         tap: Records the lookups.
         inputs: Ids, integer `[batch]` or `[batch, ..., lookups]`; dense.
         weights: Of the shape of the ids, or of its first axes, or with an axis for the width;
-            dense. Ids `[batch]` have no use for them but with the combiner "sum".
+            dense. With ids `[batch]` only the combiner "sum" uses them.
 
     Returns:
         `[batch, width]`, or `[batch, ..., width]` without the axis of lookups.
@@ -67,7 +67,7 @@ def _factors(layer: Any, row_ids: tf.Tensor, weights: tf.Tensor | None) -> tf.Te
 
 
 def _reduced(weighted: tf.Tensor, factors: tf.Tensor, combiner: str) -> tf.Tensor:
-    """Sum, mean or sqrtn over the axis of lookups, the last but one; 0 where the divisor is."""
+    """Sum, mean or sqrtn over the axis of lookups, the last but one; 0 if the divisor is 0."""
     total = tf.reduce_sum(weighted, axis=-2)
     if combiner == "sum":
         return total

@@ -63,7 +63,7 @@ def call_reversible_embedding(
     inputs: tf.Tensor,
     reverse: bool = False,
 ) -> tf.Tensor:
-    """Looks rows up, or multiplies with the table; untied, the latter is a matrix of its own."""
+    """Looks rows up, or multiplies with the table; if not tied, with a matrix of its own."""
     if reverse:
         return _logits(layer, tap, inputs)
     if not layer.tie_weights:
@@ -91,7 +91,7 @@ def _tied_rows(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Ten
 
 
 def _logits(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Tensor) -> tf.Tensor:
-    """H·Wᵀ as the layer computes it; the cotangent is that before the soft cap."""
+    """H·Wᵀ as the layer computes it; the cotangent is the one before the soft cap."""
     tied, dtype = layer.tie_weights, layer.reverse_dtype or layer.compute_dtype
     variable = layer._embeddings if tied else layer.reverse_embeddings
     weights = tf.cast(variable.value, dtype)
@@ -161,18 +161,18 @@ def _lookups(row_ids: tf.Tensor) -> int:
 
 
 def _checked_ids(layer: keras.layers.Embedding, row_ids: tf.Tensor) -> tf.Tensor:
-    mend = "Hash or clip them to the vocabulary before training."
-    return in_range("ids", row_ids, layer.input_dim, layer.path, mend)
+    fix = "Hash or clip them to the vocabulary before training."
+    return in_range("ids", row_ids, layer.input_dim, layer.path, fix)
 
 
-def in_range(name: str, values: tf.Tensor, limit: int, path: str, mend: str) -> tf.Tensor:
-    """`values`, int64 of any shape, which must be in [0, limit).
+def in_range(name: str, values: tf.Tensor, limit: int, path: str, fix: str) -> tf.Tensor:
+    """`values`, int64 of any shape, if they are in [0, limit).
 
     Raises:
         BadExampleError: When the step runs, naming the argument, a value and the layer's path.
     """
-    worst = tf.reduce_max(tf.bitcast(values, tf.uint64))  # below 0 wraps round to the largest
-    message = f"Expected {name} in [0, {limit}) at layer {path}, got {{}}. {mend}"
+    worst = tf.reduce_max(tf.bitcast(values, tf.uint64))  # negative values wrap to the largest
+    message = f"Expected {name} in [0, {limit}) at layer {path}, got {{}}. {fix}"
     inside = worst < tf.constant(limit, tf.uint64)
     check = require(inside, BadExampleError, message, tf.bitcast(worst, tf.int64))
     with tf.control_dependencies([check]):

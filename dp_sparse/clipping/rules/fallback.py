@@ -1,9 +1,9 @@
-"""Any layer that works on each example alone: its per-example vector-Jacobian product, vectorised.
+"""The rule for any other layer that works on each example alone: a vectorised per-example product.
 
-The layer is called once more on each example, as a batch of one, so it costs a second pass of this
-layer and memory batch × (its trainable parameters); above a budget it is refused. A layer that drew
-random numbers cannot be called again with the same result, and is refused too. So is one in whose
-second call a tensor of the whole batch is found, or whose outputs have another shape then.
+The layer is called once more on each example, as a batch of one. That costs a second pass of this
+layer, and memory batch × (its trainable parameters); above a budget the layer is refused. It is
+also refused if it drew random numbers, since it cannot be called again with the same result, if its
+second call uses a tensor of the whole batch, or if its outputs then have another shape.
 """
 
 import contextlib
@@ -34,9 +34,8 @@ def call_any_layer(
     if tap.seeds_drawn() != drawn:
         raise UnsupportedLayerError(
             f"{_name(layer)}: has trainable variables, no rule of its own, and draws random "
-            f"numbers, so it cannot be called "
-            "again for its per-example gradients. Move the randomness (dropout) into a layer of "
-            "its own, or set it to 0."
+            "numbers, so it cannot be called again for its per-example gradients. Move the "
+            "randomness (dropout) into a layer of its own, or set it to 0."
         )
     flat_outputs = tf.nest.flatten(outputs)
     _refuse(layer, variables, [*inputs, *flat_outputs], tap.batch_capacity)
@@ -55,9 +54,9 @@ def call_any_layer(
 
 
 def _mapped(function: Callable[[Any], list[tf.Tensor]], examples: Any) -> list[tf.Tensor]:
-    """`function` of each example; one that is alone is taken twice.
+    """`function` of each example; a single example is computed twice.
 
-    TensorFlow's loops (as an LSTMCell's) cannot be vectorised over one element.
+    TensorFlow's loops, as in an LSTMCell, cannot be vectorised over one element.
     """
     leaf = tf.nest.flatten(examples)[0]
     if leaf.shape[0] not in (None, 1):
@@ -76,14 +75,14 @@ def _mapped(function: Callable[[Any], list[tf.Tensor]], examples: Any) -> list[t
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """A call of a layer, to be made again with other tensors: with its masks, as in training.
+    """A call of a layer that can be made again with other tensors, with its masks, as in training.
 
     Attributes:
         layer: The layer.
-        variables: Those that train.
+        variables: The variables that train.
         arguments: `args` and `kwargs`.
-        masked: For each tensor among them, whether it carries a mask of Keras.
-        context: What Keras tells the layers inside, `training` above all.
+        masked: For each tensor among the arguments, whether it has a Keras mask.
+        context: Keras' call context for the layers inside, such as `training`.
     """
 
     layer: keras.layers.Layer
@@ -93,7 +92,7 @@ class _Call:
     context: dict[str, Any]
 
     def outputs(self, values: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Those of a batch, `tensors` being its inputs and then their masks."""
+        """The outputs of a batch; `tensors` are its inputs and then their masks."""
         inputs, masks = iter(tensors), iter(tensors[len(self.masked) :])
         for own, masked in zip(tensors, self.masked, strict=False):
             if masked:
@@ -108,7 +107,7 @@ class _Call:
     def gradients(
         self, values: list[tf.Tensor], tensors: list[tf.Tensor], cotangents: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Of the variables, for one example: all given is without the batch's axis."""
+        """The gradients of the variables for one example; arguments have no axis of the batch."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             outputs = self.outputs(values, [tensor[tf.newaxis] for tensor in tensors])
@@ -122,7 +121,7 @@ class _Call:
 
     @contextlib.contextmanager
     def _as_before(self) -> Iterator[None]:
-        """Layers inside learn from Keras' context what they learnt in the model's own call."""
+        """Gives the layers inside the same Keras context as in the model's own call."""
         context = self.layer._get_call_context()
         for name, value in self.context.items():
             context.set_value(name, value)
@@ -135,7 +134,7 @@ class _Call:
 def _call_to_repeat(
     layer: keras.layers.Layer, variables: list[keras.Variable], arguments: Any
 ) -> tuple[_Call, list[tf.Tensor]]:
-    """A call that is being made, and its inputs, their masks behind."""
+    """The call that is being made, and its inputs, followed by their masks."""
     inputs = [value for value in tf.nest.flatten(arguments) if tf.is_tensor(value)]
     masks = [getattr(value, "_keras_mask", None) for value in inputs]
     context = {k: v for k, v in vars(layer._get_call_context()).items() if k != "entry_layer"}
@@ -146,7 +145,7 @@ def _call_to_repeat(
 def _refuse_the_batch(
     again: _Call, values: list[tf.Tensor], inputs: list[tf.Tensor], outputs: list[tf.Tensor]
 ) -> None:
-    """Raises if the call on one example would use more of the batch, or give no example."""
+    """Raises if the call on one example uses more of the batch, or does not give one example."""
     specs = [tf.TensorSpec([1, *value.shape[1:]], value.dtype) for value in inputs]
     traced = tf.function(again.outputs, autograph=False).get_concrete_function(values, specs)
     name, own = _name(again.layer), handles_of(again.variables)
@@ -154,8 +153,8 @@ def _refuse_the_batch(
         if origin_of(outside, own) is not None:
             raise UnsupportedLayerError(
                 f"{name}: uses {origin_of(outside, own)} by .value, or in a function that was "
-                "traced before (tf.function), where its gradient cannot be had. Use the variable "
-                "itself, and leave tf.function out."
+                "traced before (tf.function), where its gradient cannot be computed. Use the "
+                "variable itself, and leave tf.function out."
             )
         if outside.dtype != tf.resource and not is_constant(outside):
             raise UnsupportedLayerError(
@@ -167,15 +166,15 @@ def _refuse_the_batch(
         if one.shape[:1] != [1] or not one.shape[1:].is_compatible_with(whole.shape[1:]):
             raise UnsupportedLayerError(
                 f"{name}: gives {one.shape} for one example and {whole.shape} for a batch, so the "
-                "example's gradient cannot be told. Give outputs [batch, ...] of one shape."
+                "example's gradient is not known. Give outputs [batch, ...] of one shape."
             )
 
 
 def _same_sizes(layer: keras.layers.Layer, tensors: list[tf.Tensor]) -> list[tf.Operation]:
-    """Checks that all tensors have as many examples, now or when the step runs."""
+    """Checks that all tensors have the same number of examples, now or when the step runs."""
     message = (
-        f"{_name(layer)}: takes or gives tensors with {{}} and {{}} examples, so an example's "
-        "cannot be told. Fold no axis into the batch."
+        f"{_name(layer)}: takes or gives tensors with {{}} and {{}} examples, so "
+        "an example's own part is not known. Do not fold an axis into the batch."
     )
     known = {value.shape[0] for value in tensors} - {None}
     if len(known) > 1:
@@ -202,10 +201,9 @@ def _refuse(
     if needed > MEMORY_BUDGET:
         raise UnsupportedLayerError(
             f"{name}: has no rule of its own, and its per-example gradients would take {needed:,} "
-            f"bytes at a batch of "
-            f"{batch} (limit {MEMORY_BUDGET:,}). Use microbatch_size, build it from layers with "
-            f"rules (Dense, Embedding, "
-            "LayerNormalization), or freeze it with trainable=False."
+            f"bytes at a batch of {batch} (limit {MEMORY_BUDGET:,}). Use microbatch_size, build it "
+            "from layers with rules (Dense, Embedding, LayerNormalization), or freeze it with "
+            "trainable=False."
         )
 
 

@@ -1,7 +1,7 @@
 """Normalisation layers: per-feature scale and offset.
 
-Their per-example gradients are sums over the positions of an example. Gradients are summed over
-positions before anything is squared. UnitNormalization has no variables and needs no rule.
+Their per-example gradients are sums over the positions of an example, and are summed before they
+are squared. UnitNormalization has no variables and needs no rule.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def call_group_normalization(
 
     def normalised(x: tf.Tensor) -> tf.Tensor:
         grouped = layer._reshape_into_groups(x)
-        channels = layer.axis % x.shape.rank  # groups stand here, their channels behind
+        channels = layer.axis % x.shape.rank  # the axis of groups; their channels come after it
         inner = [axis for axis in range(1, grouped.shape.rank) if axis != channels]
         mean, variance = tf.nn.moments(grouped, inner, keepdims=True)
         return tf.reshape((grouped - mean) * tf.math.rsqrt(variance + layer.epsilon), tf.shape(x))
@@ -64,7 +64,7 @@ def _scaled(
     offset: keras.Variable | None,
     axes: Any,
 ) -> tf.Tensor:
-    """Records `z = scale · n(x) + offset`; n is taken again from the inputs, in float32."""
+    """Records `z = scale · n(x) + offset`; n(x) is computed again from the inputs, in float32."""
     outputs = call(inputs)
     given = [axes] if isinstance(axes, int) else axes
     kept = {axis % outputs.shape.rank for axis in given}

@@ -1,7 +1,7 @@
 """keras-hub's PositionEmbedding: rows of W by position, the same rows for every example.
 
-An example's gradient is its cotangent, placed at the positions it has. Since all examples use all
-rows, W is no table for a selection of rows: it is dense.
+An example's gradient is its cotangent, at its positions. Since all examples use all rows, W is a
+dense variable, and no table for a selection of rows.
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ def call_position_embedding(
         tap: Records the use of W.
         inputs: `[batch, ..., sequence, width]`, of which only the shape counts.
         start_index: The position of the first element, an integer scalar.
-        positions: Instead of it, the position of each: integer `[sequence]`, or like `inputs`
+        positions: Instead, the position of each element: integer `[sequence]`, or like `inputs`
             without the width. A position may occur more than once in an example.
 
     Raises:
@@ -106,8 +106,8 @@ def _checked_positions(layer: Any, inputs: tf.Tensor, positions: Any) -> tf.Tens
         )
     if given is None:
         return None
-    mend = "Raise sequence_length, or cut the sequences."
-    return in_range("positions", given, layer.sequence_length, layer.path, mend)
+    fix = "Raise sequence_length, or cut the sequences."
+    return in_range("positions", given, layer.sequence_length, layer.path, fix)
 
 
 def _at_positions(cotangents: tf.Tensor, positions: tf.Tensor, num_rows: int) -> tf.Tensor:

@@ -1,13 +1,14 @@
 """SimpleRNN, LSTM, GRU: `h_t = gates(x_t·W + b + h_{t-1}·U)`, exact through the loop over time.
 
-The input projection `x·W + b` of all steps is one product ahead of the loop, which keeps only what
+The input projection `x·W + b` of all steps is one product before the loop, which computes only what
 is recurrent. The projection is watched: its cotangent is the pre-activation cotangent of every
-step, and with the states each step saw it determines the gradients of W, U and b. Masks, initial
-states, direction and return flags stay with Keras' own loop; a masked step has a cotangent of 0,
-so nothing recorded of it matters.
+step. Together with the states that each step read, it determines the gradients of W, U and b.
+Keras' own loop handles masks, initial states, direction and return flags. A masked step has a
+cotangent of 0, so what is recorded of it does not matter.
 
-In time it costs the layer's own step and the norms of two products (`uses.Product`); in memory the
-projection's cotangent and the states of all steps, `[batch, time, (gates + 1) · units]`.
+The time is that of the layer's own step and of the norms of two products (`uses.Product`). The
+memory is that of the projection's cotangent and the states of all steps,
+`[batch, time, (gates + 1) · units]`.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ from dp_sparse.clipping.uses import Direct, Linear, Product, Use
 
 @dataclasses.dataclass(frozen=True)
 class ColumnBlocks:
-    """`z_k = x_k·W_k` side by side: each block of W's columns has inputs of its own.
+    """`z_k = x_k·W_k` for each block of W's columns; each block has its own inputs.
 
     Inputs are `[batch, time, blocks · in]`, cotangents `[batch, time, Σ widths]`.
 
@@ -57,12 +58,12 @@ class ColumnBlocks:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What a call's loop went through, in the order of the inputs whatever its direction.
+    """What the loop of a call computed, in the order of the inputs for either direction.
 
     Attributes:
         inputs: x after dropout, `[batch, time, in]`: one for all gates, or one per gate.
         states: h_{t-1} after dropout, `[batch, time, units]`: one for all gates, or one per gate.
-        gates: What else each step reported (a GRU its reset gate), `[batch, time, units]`.
+        gates: What else each step reported (in a GRU the reset gate), `[batch, time, units]`.
     """
 
     inputs: list[tf.Tensor]
@@ -172,7 +173,7 @@ def _recorded_loop(
     step_of: Callable[[Any, tf.Tensor, list[tf.Tensor]], Step],
     recurrent: Recurrent,
 ) -> Iterator[None]:
-    """While it is open, the layer's loop over time runs on projected inputs and is recorded."""
+    """Runs the layer's loop over time on projected inputs, and records it."""
     cell = layer.cell
 
     def inner_loop(
@@ -219,9 +220,9 @@ def _uses(
 
 
 def _product_use(cell: Any, inputs: list[tf.Tensor], cotangents: tf.Tensor) -> Use:
-    """The use of a kernel whose columns are all fed by one input, or each block by its own.
+    """The use of a kernel whose columns all have the same input, or each block its own.
 
-    A last input of several feeds one gate; the first feeds what the others leave.
+    With several inputs each but the first is for one gate; the first is for the rest.
     """
     inputs = [tf.cast(x, tf.float32) for x in inputs]
     if len(inputs) == 1:
@@ -234,7 +235,7 @@ def _product_use(cell: Any, inputs: list[tf.Tensor], cotangents: tf.Tensor) -> U
 def _dropout_masks(cell: Any, training: bool) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """The masks `[batch, width]` of inputs and states: none, one, or one per gate.
 
-    Keras has drawn them before the loop, for all of its steps; the getters only read them then.
+    Keras draws them before the loop, for all of its steps; here they are only read.
     """
     if not training:
         return [], []
@@ -253,7 +254,7 @@ def _dropped(values: tf.Tensor, masks: list[tf.Tensor]) -> list[tf.Tensor]:
 def _projected(cell: Any, inputs: list[tf.Tensor]) -> tf.Tensor:
     """`x·W + b` of all steps, `[time, batch, gates · units]`, b without a GRU's recurrent row.
 
-    Time comes first as in Keras' loop, so that there this wide tensor needs no transposition.
+    Time comes first, as in Keras' loop, which then need not transpose this wide tensor.
     """
     projected = _product([axes_swapped(x) for x in inputs], _value(cell, cell.kernel))
     if cell.bias is None:
@@ -265,7 +266,7 @@ def _projected(cell: Any, inputs: list[tf.Tensor]) -> tf.Tensor:
 def _product(inputs: list[tf.Tensor], kernel: tf.Tensor) -> tf.Tensor:
     """`x·W` over the last axis, W's columns in as many equal blocks as there are inputs.
 
-    No gradient flows to the kernel, which would be computed only to be left: it has its use.
+    No gradient flows to the kernel: its use is recorded, and the tape's would not be read.
     """
     blocks = tf.split(tf.stop_gradient(kernel), len(inputs), axis=1)
     multiply = tf.matmul if inputs[0].shape.rank == 2 else functools.partial(tf.tensordot, axes=1)
@@ -274,7 +275,7 @@ def _product(inputs: list[tf.Tensor], kernel: tf.Tensor) -> tf.Tensor:
 
 
 def _single(mask: Any) -> Any:
-    """The mask of the inputs; with initial states there may be one for each of those too."""
+    """The mask of the inputs; with initial states Keras gives a list, the inputs' first."""
     return mask[0] if isinstance(mask, list | tuple) else mask
 
 
@@ -292,7 +293,7 @@ RULES = tuple(_OF_CELLS.values())
 
 
 def rule_for(layer: keras.layers.Layer) -> Callable[..., Any] | None:
-    """The rule of a layer's cell: each of these layers runs whatever cell it holds."""
+    """The rule for the cell of a recurrent layer; None for other layers and cells."""
     if type(layer) not in _LAYERS or "call" in vars(layer.cell):
         return None
     return _OF_CELLS.get(type(layer.cell))

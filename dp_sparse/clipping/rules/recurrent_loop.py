@@ -1,4 +1,4 @@
-"""Keras' own loop over time, of another step: masks, states, direction and flags stay with it."""
+"""Keras' own loop over time with another step: Keras handles masks, states, direction, flags."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +17,9 @@ def looped(
 ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
     """Keras' own loop of `step`: the outputs, the last states, and what the steps reported.
 
-    The outputs `[batch, time, units]` are the last state alone if the layer returns only that: then
-    no gradient passes through the outputs of all steps. Reports leave the loop as outputs do, so
-    the loop itself must not zero those of masked steps.
+    The outputs `[batch, time, units]` are the last state alone if the layer returns only that; then
+    no gradient passes through the outputs of all steps. Reports leave the loop in the same way as
+    outputs, so the loop must not set those of masked steps to zero.
     """
     all_outputs = layer.return_sequences
 
@@ -43,14 +43,14 @@ def looped(
 
 
 def masked_outputs(layer: Any, outputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """The outputs with zeros where Keras has them: all of the loop's, or its last state alone.
+    """The outputs with zeros where Keras has them: those of all steps, or the last state alone.
 
-    A last state is no output before the first valid step.
+    Before the first valid step the last state is no output.
     """
     shape = tf.shape(mask)[:2]
     valid = tf.reshape(tf.cast(mask, tf.bool), tf.concat([shape, [1]], 0))
     if layer.go_backwards and not (layer.unroll and layer.return_sequences):
-        valid = tf.reverse(valid, [1])  # which Keras forgets when it unrolls
+        valid = tf.reverse(valid, [1])  # Keras does not do this when it unrolls
     if not layer.return_sequences:
         last, reached = valid[:, -1:], tf.reduce_any(valid, axis=1, keepdims=True)
         valid = last if layer.zero_output_for_mask else reached
@@ -66,7 +66,7 @@ def axes_swapped(values: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def swapped(owner: keras.layers.Layer, name: str, value: Any) -> Iterator[None]:
-    """While it is open, the instance's attribute `name` is `value`."""
+    """Sets the attribute `name` of an instance to `value` while the block runs."""
     missing = object()
     original = vars(owner).get(name, missing)
     setattr(owner, name, value)

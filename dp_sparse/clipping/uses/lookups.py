@@ -62,7 +62,7 @@ class Rows:
         """Σ_i f_i g_i on the step's rows, float64 `[num_slots, width]`; slot -1 is dropped."""
         slots, cotangents = tf.reshape(self.slots, [-1]), flat(self.cotangents)
         factors = tf.repeat(factors, tf.shape(self.slots)[1])
-        if not xla.inside():  # most lookups may be of rows that were not chosen
+        if not xla.static_shapes():  # most lookups may be of rows that were not chosen
             chosen = tf.where(slots >= 0)[:, 0]
             slots, cotangents, factors = (
                 tf.gather(each, chosen) for each in (slots, cotangents, factors)

@@ -25,7 +25,7 @@ def squares(values: tf.Tensor, start: int = 1) -> tf.Tensor:
     entries = values.shape[start:].num_elements()
     count = tf.reduce_prod(tf.shape(values)[start:]) if entries is None else entries
     floor = tf.cast(count, tf.float32) * _SMALLEST_NORMAL
-    if xla.inside():  # which fuses this, has no kernel for norms, and would add in float32 in a row
+    if xla.static_shapes():  # which fuses this, has no kernel for norms, adds float32 in a row
         return tf.cast(tf.reduce_sum(tf.square(exact(values)), axis=axes), tf.float32) + floor
     return tf.square(tf.math.reduce_euclidean_norm(values, axis=axes)) + floor
 

@@ -111,7 +111,7 @@ class Tied:
 
         (example, row), int64 `[distinct, 2]`, and float64 `[distinct, width]`.
         """
-        if xla.inside():
+        if xla.static_shapes():
             raise UnsupportedLayerError(
                 "Tied embeddings have no static shapes yet: compile with jit_compile=False, or "
                 "untie the output layer."

@@ -1,8 +1,8 @@
-"""Private training where the embedding tables are those of a TPU embedding layer.
+"""Private training of models whose embedding tables are in a TPU embedding layer.
 
 Such layers (`tf.tpu.experimental.embedding`, TensorFlow Recommenders' `TPUEmbedding`, keras-rs'
-`DistributedEmbedding`) update their tables in the backward pass of a lookup, so privacy goes in as
-the gradients of its activations. All three run off TPU, too, with the same numbers.
+`DistributedEmbedding`) update their tables in the backward pass of a lookup. So the lookup is given
+private gradients of its activations. All three also run off TPU, with the same numbers.
 """
 
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables

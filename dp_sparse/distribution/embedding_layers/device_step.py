@@ -38,7 +38,7 @@ def sums_of(
         activations = {f.name: lookup.activations[f.name] for f in tables.features}
         run = _backward(model, tables, batch, activations, draw)
         optimizer, real = tables.private_optimizer, real_examples(batch["examples"])
-        clip_norm, style = tables.lattice.clip_norm_before_rounding, optimizer.clipping
+        clip_norm, style = tables.grid.clip_norm_before_rounding, optimizer.clipping
         found = clipping.scaled(run.uses, clip_norm, run.losses, real, style)
         sums = found.dense_sums()
     good = tf.reduce_all([check.condition for check in checks]) if checks else tf.constant(True)
@@ -65,7 +65,7 @@ def recorded_pass(
     activations show that as well as true ones.
     """
     numbered = enumerate((t, f) for t in tables.tables for f in t.features)
-    rows = tables.rows // tables.replicas
+    rows = tables.examples // tables.replicas
     seeds = _seeds(draw)
     activations = {
         feature.name: tf.random.stateless_normal([rows, t.width], seeds(_MADE_UP + i, "int32"))
@@ -112,7 +112,7 @@ def _backward(
         recording, losses, of_outputs = _forward(model, tables, batch, activations, tape, draw)
         total = tf.reduce_sum(losses)
     targets = recording.targets
-    with clipping.audited():
+    with clipping.guarded():
         gradients = tape.gradient(total, [*targets, *activations.values()])
         uses = recording.uses(gradients[: len(targets)])
     cotangents = {
@@ -134,7 +134,7 @@ def _forward(
 ) -> tuple[clipping.Recording, tf.Tensor, list[tf.Tensor]]:
     examples: Examples = batch["examples"]
     x = {**examples.x, **activations}
-    recording = clipping.record(model, x, tape, tables.rows, _seeds(draw))
+    recording = clipping.record(model, x, tape, tables.examples, _seeds(draw))
     if recording.seeds_drawn > _ROUNDING:
         raise UnsupportedLayerError(
             f"Expected at most {_ROUNDING} random layers, got {recording.seeds_drawn}: the secret "
@@ -169,7 +169,7 @@ def _output_gradients(
 ) -> dict[str, tf.Tensor]:
     """Of each of the layer's features: the clipped mean's share, or the noise; 0 unless `good`.
 
-    All of them are points of the lattice.
+    All of them are points of the grid.
     """
     divisor = tables.private_optimizer.plan.sampling.expected_batch_size
     of_table = {id(variable): (use, factor) for variable, use, factor in found.uses}
@@ -180,8 +180,8 @@ def _output_gradients(
         shares = use.cotangents * (factor / divisor)[:, tf.newaxis, tf.newaxis]
         if table.path in batch["first"]:
             shares = _once_a_row(shares, batch["first"][table.path])
-        shares = tables.lattice.rounded(shares, _seeds(draw)(_ROUNDING + number, "int32"))
-        widths = [feature.lookups for feature in table.features]
+        shares = tables.grid.rounded(shares, _seeds(draw)(_ROUNDING + number, "int32"))
+        widths = [feature.most_ids for feature in table.features]
         for feature, own in zip(table.features, tf.split(shares, widths, 1), strict=True):
             if feature.bag:
                 sent[feature.name] = tf.zeros_like(cotangents[feature.name])

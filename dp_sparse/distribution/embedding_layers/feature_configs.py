@@ -16,7 +16,7 @@ def num_rows(feature: Any) -> int:
 
 
 def width(feature: Any) -> int:
-    """Of a row of a feature's table."""
+    """The width of a row of a feature's table."""
     return int(feature.table.embedding_dim if _of_keras_rs(feature) else feature.table.dim)
 
 
@@ -26,7 +26,7 @@ def checked(
     """The features, if each can be trained privately.
 
     Raises:
-        ValueError: Naming the feature, its value and the mend.
+        ValueError: A feature cannot be; the message has its name, the value and the fix.
     """
     if not features:
         raise ValueError("Expected at least one feature, got none.")
@@ -36,7 +36,7 @@ def checked(
             raise ValueError(f"Expected {name} of features, got {unknown[0]!r}, which is none.")
     loose = sorted(set(weights) - set(bags))
     if loose:
-        raise ValueError(f"Expected weights for bags only, got some for {loose[0]!r}: name it so.")
+        raise ValueError(f"Expected weights for bags only, got some for {loose[0]!r}, not in bags.")
     for name, most in bags.items():
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise ValueError(f"Expected bags[{name!r}] >= 1, the most ids, got {most!r}.")
@@ -46,7 +46,7 @@ def checked(
         if tables.setdefault(feature.table.name, feature.table) is not feature.table:
             raise ValueError(
                 f"Expected one table of each name, got two named {feature.table.name!r}: features "
-                "share a table by sharing its TableConfig."
+                "use a common table by having the same TableConfig."
             )
     return dict(features)
 
@@ -86,17 +86,18 @@ def _check_feature(name: str, feature: Any) -> None:
     if table.optimizer not in (None, "adam"):  # keras-rs' default
         raise ValueError(
             f"Expected no optimizer for {table.name!r}, got {table.optimizer!r}: tables are "
-            "updated by that of the private optimizer. Leave it out."
+            "updated by the private optimizer. Leave it out."
         )
 
 
 @dataclasses.dataclass
 class Derived:
-    """Makes configurations like the user's, with the private optimizer's twin.
+    """Makes configurations like the user's, with another optimizer.
 
     Attributes:
-        optimizer: Of all tables.
-        replicas: On a TPU, how many share a batch; there alone shapes must be known beforehand.
+        optimizer: The optimizer of all tables.
+        replicas: How many replicas a batch is divided among on a TPU, which needs shapes
+            beforehand; None off TPU.
     """
 
     optimizer: Any
@@ -104,7 +105,7 @@ class Derived:
     _tables: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def feature(self, user: Any, name: str, ragged: bool, rows: int) -> Any:
-        """A feature of the same table with `rows` rows; `ragged` if they may have no ids."""
+        """A feature of the same table with `rows` output rows; `ragged` if some may have no id."""
         if _of_keras_rs(user):
             ids = (rows, None) if ragged else (rows,)
             return type(user)(name, self._table(user.table), ids, (rows, width(user)))

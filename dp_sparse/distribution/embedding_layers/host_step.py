@@ -5,7 +5,7 @@ A choice rests on ids alone, so it is made in the input pipeline, ahead of the s
 ### Formal Guarantees
 Selection and noise are those of DP-AdaFEST, from a secret key that is new for every pass; a choice
 belongs to one batch, whose marker goes with it, and is released by the step that takes that batch.
-Noise of rows, of deviation C·σ2, is drawn in float64 and rounded to the `lattice` of the gradients
+Noise of rows, of deviation C·σ2, is drawn in float64 and rounded to the `grid` of the gradients
 that the layer adds to it.
 """
 
@@ -76,7 +76,7 @@ class HostStep:
 
     def to_look_up(self, x: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """The layer's features and weights for ids `[rows, ...]`, with no row chosen."""
-        tables, real = self._tables.tables, tf.ones([self._tables.rows])
+        tables, real = self._tables.tables, tf.ones([self._tables.examples])
         ids = {feature.name: read_ids(feature, x, table) for table, feature in self._pairs()}
         lookups = [self._lookups(table, ids, real) for table in tables]
         nothing = tf.zeros([0], tf.int64)
@@ -91,7 +91,7 @@ class HostStep:
         return [(table, feature) for table in self._tables.tables for feature in table.features]
 
     def _padded(self, batch: Batch) -> Batch:
-        missing = self._tables.rows - self._optimizer.plan.sampling.batch_capacity
+        missing = self._tables.examples - self._optimizer.plan.sampling.batch_capacity
         return tf.nest.map_structure(
             lambda leaf: tf.pad(leaf, [[0, missing]] + [[0, 0]] * (leaf.shape.rank - 1)), batch
         )
@@ -105,7 +105,7 @@ class HostStep:
         self, table: Table, lookups: TableLookups, choice: RowChoice, ids: dict[str, Ids]
     ) -> dict[str, dict[str, Any]]:
         kept = tf.cast(lookups.valid & (choice.slots >= 0), tf.float32)
-        widths = [feature.lookups for feature in table.features]
+        widths = [feature.most_ids for feature in table.features]
         sent: dict[str, dict[str, Any]] = {key: {} for key in ("features", "id_weights", "keep")}
         for feature, own in zip(table.features, tf.split(kept, widths, 1), strict=True):
             found = ids[feature.name]
@@ -128,9 +128,9 @@ class HostStep:
         self, chosen: Sequence[RowChoice], draw: noise.Draw
     ) -> list[dict[str, dict[str, Any]]]:
         """The chosen rows as ids, and the noise of each; places without an id have none."""
-        lattice, pairs = self._tables.lattice, list(zip(self._tables.tables, chosen, strict=True))
+        grid, pairs = self._tables.grid, list(zip(self._tables.tables, chosen, strict=True))
         sizes = [tf.size(choice.row_ids) * table.width for table, choice in pairs]
-        noisy = lattice.noise(noise.normal(draw, noise.Purpose.ROWS, tf.add_n(sizes)))
+        noisy = grid.noise(noise.normal(draw, noise.Purpose.ROWS, tf.add_n(sizes)))
         parts = tf.split(noisy, tf.stack(sizes), num=len(sizes))
         return [
             self._spread(table, choice.row_ids, tf.reshape(own, [-1, table.width]))
@@ -192,8 +192,8 @@ def read_ids(feature: Feature, x: Any, table: Table) -> Ids:
     given = tf.cast(given, tf.int64)
     if not feature.bag and given.shape.rank == 1:
         given = given[:, tf.newaxis]
-    if given.shape[1:] != [feature.lookups]:
-        shape = f"[batch, {feature.lookups}]" if feature.bag else "[batch] or [batch, 1]"
+    if given.shape[1:] != [feature.most_ids]:
+        shape = f"[batch, {feature.most_ids}]" if feature.bag else "[batch] or [batch, 1]"
         raise ValueError(
             f"Expected ids of {feature.name!r} of shape {shape}, got {given.shape}: name features "
             "with several ids in bags=, with the most ids that an example has."

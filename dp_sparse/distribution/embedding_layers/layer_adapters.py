@@ -1,8 +1,8 @@
-"""Three ways to the tables of an embedding layer, each a lookup with one gradient handed over.
+"""Adapters for three kinds of embedding layers: each makes a lookup and pushes one gradient.
 
 On a TPU the layers of TensorFlow Recommenders and keras-rs update their tables whenever a backward
-pass reaches the lookup, with whatever gradient arrives. So a model sees only activations that no
-tape leads back from, and one gradient, the private one, goes through the tape of the lookup.
+pass reaches the lookup, by any gradient that arrives. So the model gets activations that are
+detached from every tape, and only the private gradient passes through the tape of the lookup.
 """
 
 import abc
@@ -23,12 +23,12 @@ Tensors = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Lookup:
-    """One lookup of all features of a layer.
+class LookedUp:
+    """What a layer looked up for all of its features.
 
     Attributes:
         activations: `[rows, width]` of each feature, detached from every tape.
-        push: Takes the gradient of each activation, and updates the tables; to be called once.
+        push: Updates the tables by the gradient of each activation; call it once.
     """
 
     activations: Tensors
@@ -36,86 +36,86 @@ class Lookup:
 
 
 class TableLayer(abc.ABC):
-    """An embedding layer, of whatever kind."""
+    """An embedding layer of any kind."""
 
     @abc.abstractmethod
-    def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
-        """Looks ids up, to be updated by one push; `weights` are those of some features."""
+    def look_up(self, features: Tensors, weights: Tensors) -> LookedUp:
+        """Looks ids up, for one push; `weights` are those of the features that have weights."""
 
     @abc.abstractmethod
     def build(self, features: Tensors, weights: Tensors) -> None:
-        """Creates the layer's variables, with features to look up, before anything is traced."""
+        """Creates the layer's variables from features to look up, before anything is traced."""
 
 
 class RecordedLayer(TableLayer):
-    """A layer that a tape leads through, to its tables, or to what stands for them on a TPU.
+    """A layer whose gradients a tape computes, for its tables or their stand-ins on a TPU.
 
     Args:
-        call: Looks features up, given them and their weights, or None.
-        sources: The variables that the tape leads to.
-        updates: Off TPU, where the variables are the tables, what updates them.
+        call: Looks up features, given them and their weights, or None.
+        variables: Gives the variables for which the tape computes gradients.
+        updates: Off TPU, where the variables are the tables, what updates them; else None.
     """
 
     def __init__(
         self,
         call: Callable[[Tensors, Tensors | None], Tensors],
-        sources: Callable[[], Sequence[tf.Variable]],
+        variables: Callable[[], Sequence[tf.Variable]],
         updates: RowUpdates | None,
     ) -> None:
-        self._call, self._sources, self._updates = call, sources, updates
+        self._call, self._variables, self._updates = call, variables, updates
 
     def build(self, features: Tensors, weights: Tensors) -> None:
-        """Off TPU, by a lookup; on one its library does."""
+        """Off TPU, by a lookup; on a TPU the library builds it."""
         if self._updates is not None:
             self.look_up(features, weights)
 
-    def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
+    def look_up(self, features: Tensors, weights: Tensors) -> LookedUp:
         """Under a tape of its own."""
         with tf.GradientTape() as tape:
             live = self._call(features, _of_all(features, weights))
 
         def push(gradients: Tensors) -> None:
             tf.nest.assert_same_structure(live, gradients)
-            sources = list(self._sources())
-            found = tape.gradient(live, sources, output_gradients=gradients)
+            variables = list(self._variables())
+            found = tape.gradient(live, variables, output_gradients=gradients)
             if self._updates is not None:
-                self._updates.apply(sources, found)
+                self._updates.apply(variables, found)
 
-        _refuse_other_dtypes([*live.values(), *self._sources()])
-        return Lookup(_detached(live), push)
+        _refuse_other_dtypes([*live.values(), *self._variables()])
+        return LookedUp(_detached(live), push)
 
 
 class _Engine(TableLayer):
-    """What the classes of `tf.tpu.experimental.embedding` for TPUs share."""
+    """What the TPU classes of `tf.tpu.experimental.embedding` have in common."""
 
     def __init__(self, embedding: Any) -> None:
         self._embedding = embedding
 
     def build(self, features: Tensors, weights: Tensors) -> None:
-        """All shapes are in its configuration."""
+        """By its configuration, which has all shapes."""
         self._embedding.build()
 
 
 class SparseCoreLayer(_Engine):
     """`TPUEmbeddingV2`, whose tables are in SparseCores."""
 
-    def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
+    def look_up(self, features: Tensors, weights: Tensors) -> LookedUp:
         """By its call, which keeps what `apply_gradients` needs."""
         live, kept = self._embedding(features, _of_all(features, weights))
 
         def push(gradients: Tensors) -> None:
             self._embedding.apply_gradients(gradients, preserved_outputs=kept)
 
-        return Lookup(_detached(live), push)
+        return LookedUp(_detached(live), push)
 
 
 class TensorCoreLayer(_Engine):
     """`TPUEmbedding`, of TPUs without SparseCores: one enqueue and one dequeue a step."""
 
-    def look_up(self, features: Tensors, weights: Tensors) -> Lookup:
+    def look_up(self, features: Tensors, weights: Tensors) -> LookedUp:
         """Through the queue of the engine."""
         self._embedding.enqueue(features, _of_all(features, weights), training=True)
-        return Lookup(_detached(self._embedding.dequeue()), self._embedding.apply_gradients)
+        return LookedUp(_detached(self._embedding.dequeue()), self._embedding.apply_gradients)
 
 
 def layer_of(layer: Any, tables: PrivateTables) -> TableLayer:
@@ -123,8 +123,8 @@ def layer_of(layer: Any, tables: PrivateTables) -> TableLayer:
 
     Raises:
         ValueError: Any other kind of layer.
-        PrivacyError: A layer that was not made with `tables.feature_config`, or with options under
-            which a step is not one update of the chosen rows.
+        PrivacyError: The layer was not made with `tables.feature_config`, or has options with which
+            a step is not one update of the selected rows.
     """
     made = _made(layer, tables.updates)
     for part in (layer, getattr(layer, "_tpu_embedding", None)):
@@ -137,8 +137,8 @@ def layer_of(layer: Any, tables: PrivateTables) -> TableLayer:
     if others or names != set(tables.feature_config):
         raise PrivacyError(
             f"Expected a {type(layer).__name__} made with tables.feature_config, got another "
-            "configuration: without its features there is no noise, and other optimizers move rows "
-            "that were looked up."
+            "configuration: without these features there is no noise, and other optimizers change "
+            "all rows that were looked up."
         )
     return made
 
@@ -185,8 +185,8 @@ def _of_keras_rs(layer: Any, updates: RowUpdates) -> TableLayer:
     placements = set(layer._placement_to_path_to_feature_config)
     if len(placements) != 1:
         raise ValueError(
-            f"Expected all tables of {layer.name} in one place, got {sorted(placements)}: give "
-            "those on other devices to the model as keras.layers.Embedding."
+            f"Expected all tables of {layer.name} on one kind of device, got "
+            f"{sorted(placements)}: use keras.layers.Embedding in the model for the others."
         )
     variables = lambda: [variable.value for variable in layer.trainable_variables]  # noqa: E731
     return RecordedLayer(layer, variables, updates if placements == {"default_device"} else None)
@@ -201,7 +201,7 @@ def _refuse_other_dtypes(values: Sequence[Any]) -> None:
     if others:
         raise PrivacyError(
             f"Expected an embedding layer in float32, got {sorted(others)[0]}, in which gradients "
-            "and their noise do not add exactly: make the layer under "
+            "and their noise are not added exactly: make the layer under "
             'keras.config.set_dtype_policy("float32").'
         )
 

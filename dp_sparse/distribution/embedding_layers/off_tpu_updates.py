@@ -1,4 +1,4 @@
-"""Off TPU, what a TPU does with the gradients of its tables' rows."""
+"""The updates of tables off TPU, which are those that a TPU makes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,16 +9,16 @@ from dp_sparse.optimizers import adagrad_rows, sgd_rows
 
 
 class RowUpdates(tf.Module):
-    """Off TPU, the update that a TPU makes: once for each row, of the sum of its gradients.
+    """Updates tables off TPU as a TPU does: each row once, by the sum of its gradients.
 
     Args:
-        optimizer: Of the tables, `tf.tpu.experimental.embedding.SGD` or `Adagrad`.
+        optimizer: That of the tables: `tf.tpu.experimental.embedding.SGD` or `Adagrad`.
     """
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__()
         self._optimizer = optimizer
-        self._slots: list[tf.Variable] = []  # of Adagrad, one for each table
+        self._slots: list[tf.Variable] = []  # Adagrad's, one for each table
 
     def apply(self, tables: Sequence[tf.Variable], gradients: Sequence[tf.IndexedSlices]) -> None:
         """Updates tables by their gradients, whose rows may repeat. O(rows · width)."""
@@ -45,7 +45,7 @@ def summed_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def _changed(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Without rows of gradient 0: writing a row at all would flush its denormal numbers."""
+    """The gradient without rows that are 0: writing a row would flush its denormal numbers."""
     there = tf.reduce_any(tf.not_equal(gradient.values, 0), axis=1)
     rows, values = (tf.boolean_mask(part, there) for part in (gradient.indices, gradient.values))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)

@@ -1,4 +1,4 @@
-"""What an embedding layer is told: the user's features, and those that carry noise and updates."""
+"""The configuration of an embedding layer: the user's features, and those for noise and updates."""
 
 import dataclasses
 import inspect
@@ -13,12 +13,12 @@ from dp_sparse.clipping import AutomaticClipping, FlatClipping
 from dp_sparse.core import PrivacyError
 from dp_sparse.distribution.embedding_layers import feature_configs
 from dp_sparse.distribution.embedding_layers.off_tpu_updates import RowUpdates
-from dp_sparse.distribution.embedding_layers.rounding_grid import Lattice
+from dp_sparse.distribution.embedding_layers.rounding_grid import RoundingGrid
 from dp_sparse.optimizers import DPAdaFESTOptimizer
 
-# Of Keras; layers' own Adagrad has none.
+# That of Keras' Adagrad; the Adagrad of embedding layers has no epsilon.
 _EPSILON = inspect.signature(keras.optimizers.Adagrad).parameters["epsilon"].default
-_CORES = 8  # SparseCores that share the slots of a replica, at most
+_CORES = 8  # at most so many SparseCores divide the ids of a replica
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,22 +26,22 @@ class Feature:
     """One of the user's features.
 
     Attributes:
-        name: Its key, in the inputs and in the layer's configuration.
-        lookups: The most ids of an example.
-        bag: Whether an example may have any number of ids up to that, and not exactly one.
-        combiner: What a bag's rows are reduced by: "sum", "mean" or "sqrtn".
-        weights: The key of its ids' weights in the inputs, if it has any.
+        name: Its key in the inputs and in the layer's configuration.
+        most_ids: The most ids of an example.
+        bag: Whether an example may have any number of ids up to `most_ids`, and not exactly one.
+        combiner: How a bag's rows are reduced: "sum", "mean" or "sqrtn".
+        weights: The key of its ids' weights in the inputs, if it has weights.
     """
 
     name: str
-    lookups: int
+    most_ids: int
     bag: bool
     combiner: str
     weights: str | None
 
     @property
     def backward(self) -> str:
-        """The feature through which a bag's table is updated, one id a row."""
+        """The name of the feature that updates a bag's table, with one id for each output row."""
         return f"private_backward_{self.name}"
 
 
@@ -51,11 +51,10 @@ class Table:
 
     Attributes:
         path: Its name.
-        num_rows: Its rows.
-        width: Of a row.
-        features: The user's features that look rows up in it.
-        capacity: The most rows of a step's choice: what all lookups of a batch and the noise can
-            choose together.
+        num_rows: How many rows it has.
+        width: The width of a row.
+        features: The user's features that look up rows in it.
+        capacity: The most rows that a step can select, by all lookups of a batch and by noise.
     """
 
     path: str
@@ -66,12 +65,12 @@ class Table:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and width."""
+        """The number of rows and their width."""
         return self.num_rows, self.width
 
     @property
     def noise(self) -> str:
-        """The feature whose ids are the chosen rows, and whose gradients are their noise."""
+        """The name of the feature whose ids are the selected rows and whose gradients are noise."""
         return f"private_noise_{self.path}"
 
 
@@ -81,23 +80,23 @@ class PrivateTables(tf.Module):
     Args:
         features: A flat dictionary from names to `FeatureConfig`s, of
             `tf.tpu.experimental.embedding` or of keras-rs. Tables need names, and no optimizer:
-            theirs comes from `optimizer`.
+            `optimizer` updates them.
         optimizer: A `DPAdaFESTOptimizer` over all rows. Its `table_optimizer`, or else the
             optimizer that it wraps, must be Keras' SGD or Adagrad.
-        bags: For each feature with several ids, the most ids of an example: inputs `[batch, most]`
-            filled up with -1; of all other features `[batch]` or `[batch, 1]`.
-        weights: For bags whose ids have weights >= 0, the key of these among the inputs.
-        strategy: The `TPUStrategy` that the layer is made under; None off TPU.
+        bags: For each feature with several ids, the most ids of an example. Its inputs are
+            `[batch, most]`, padded with -1; those of other features `[batch]` or `[batch, 1]`.
+        weights: For bags whose ids have weights >= 0, the key of the weights in the inputs.
+        strategy: The `TPUStrategy` under which the layer is made; None off TPU.
 
     Attributes:
         tables: The tables, in the order of their first feature.
-        private_optimizer: The `optimizer` that was given.
-        layer_optimizer: That of the layer's tables; it reads the private one's learning rate.
+        private_optimizer: The argument `optimizer`.
+        layer_optimizer: The optimizer of the layer's tables, with the private one's learning rate.
         on_tpu: Whether there is a strategy.
-        replicas: How many share a batch.
-        lattice: The points on which gradients and noise of rows meet.
+        replicas: How many replicas each batch is divided among.
+        grid: The grid to which gradients and noise of rows are rounded.
         updates: What updates the tables off TPU; `tf.train.Checkpoint(tables=...)` keeps its slots.
-        rows: Of a batch, padding included: the plan's capacity, up to a multiple of 8 a replica.
+        examples: Examples of a batch, padding included: the plan's capacity, in whole shards.
 
     Raises:
         ValueError: A feature or table that cannot be trained privately; batches or bags so large
@@ -116,10 +115,11 @@ class PrivateTables(tf.Module):
         ['private_noise_users', 'user']
 
     ### Formal Guarantees
-    `feature_config` adds a feature of noise for each table, with room for every row that any batch
-    can choose, so its size tells nothing; and for each bag one with its chosen ids alone, one id a
-    row; an example's second id of the same row gets no gradient. Updates are by SGD or Adagrad
-    alone, which leave a row without a gradient as it is and square the sum of a row's gradients.
+    `feature_config` adds two kinds of features. For each table, one for noise, with room for every
+    row that any batch can select, so its size reveals nothing. For each bag, one with its selected
+    ids, one id for each output row; an example's second id of the same row gets no gradient. Only
+    SGD and Adagrad update tables: they do not change a row without a gradient, and Adagrad squares
+    the sum of a row's gradients.
     """
 
     def __init__(
@@ -137,18 +137,18 @@ class PrivateTables(tf.Module):
         self.private_optimizer = optimizer
         self.on_tpu = strategy is not None
         self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-        self.rows = self.in_whole_shards(optimizer.plan.sampling.batch_capacity)
+        self.examples = self.in_whole_shards(optimizer.plan.sampling.batch_capacity)
         self._configs = feature_configs.checked(features, bags or {}, weights or {})
         self.tables = self._tables(bags or {}, weights or {})
         self._refuse_taken_names()
         optimizer.outside_tables = self.tables
-        self.lattice = self._lattice()
+        self.grid = self._grid()
         self.layer_optimizer = self._layer_optimizer()
         self.updates = RowUpdates(self.layer_optimizer)
         self._frozen = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Noise, clipping and layout are traced at different times, so nothing may change."""
+        """Refuses changes: noise, clipping and layout are traced at different times."""
         if getattr(self, "_frozen", False) and not name.startswith("_"):
             raise AttributeError(f"PrivateTables.{name} cannot change: make another PrivateTables.")
         super().__setattr__(name, value)
@@ -158,15 +158,15 @@ class PrivateTables(tf.Module):
         """The user's features, table by table."""
         return [feature for table in self.tables for feature in table.features]
 
-    def _lattice(self) -> Lattice:
+    def _grid(self) -> RoundingGrid:
         optimizer = self.private_optimizer
-        lookups = [(sum(f.lookups for f in table.features), table.width) for table in self.tables]
-        return Lattice(
+        ids = [(sum(f.most_ids for f in table.features), table.width) for table in self.tables]
+        return RoundingGrid(
             optimizer.clip_norm,
             optimizer.clip_norm * optimizer.gradient_noise_multiplier,
             optimizer.plan.sampling.expected_batch_size,
-            self.rows,
-            math.sqrt(sum(own * width for own, width in lookups)),
+            self.examples,
+            math.sqrt(sum(own * width for own, width in ids)),
         )
 
     def _layer_optimizer(self) -> Any:
@@ -181,7 +181,7 @@ class PrivateTables(tf.Module):
 
     @property
     def feature_config(self) -> dict[str, Any]:
-        """What the embedding layer must be made with: `features` and those of noise and bags."""
+        """The features to make the layer with: `features`, and those for noise and bags."""
         return self._features_for(self.replicas if self.on_tpu else None)
 
     @property
@@ -194,39 +194,39 @@ class PrivateTables(tf.Module):
         found = {}
         for table in self.tables:
             for feature in table.features:
-                user = self._configs[feature.name]
-                found[feature.name] = derived.feature(user, feature.name, feature.bag, self.rows)
+                user, name = self._configs[feature.name], feature.name
+                found[name] = derived.feature(user, name, feature.bag, self.examples)
                 if feature.bag:
-                    places = self.rows * feature.lookups
-                    found[feature.backward] = derived.feature(user, feature.backward, True, places)
+                    ids = self.examples * feature.most_ids
+                    found[feature.backward] = derived.feature(user, feature.backward, True, ids)
             user = self._configs[table.features[0].name]
             found[table.noise] = derived.feature(user, table.noise, True, table.capacity)
         return found
 
     @property
     def sparse_core_config(self) -> Any:
-        """For SparseCores: room for all ids that any batch can have, none of which is dropped."""
+        """For SparseCores: room for all ids that a batch can have, so that none is dropped."""
         room = {table.path: self._ids_of_a_core(table) for table in self.tables}
         return tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(
             disable_table_stacking=True,
-            max_ids_per_chip_per_sample=max(feature.lookups for feature in self.features),
+            max_ids_per_chip_per_sample=max(feature.most_ids for feature in self.features),
             max_ids_per_table=room,
             max_unique_ids_per_table=room,
             allow_id_dropping=False,
         )
 
     def _ids_of_a_core(self, table: Table) -> int:
-        """The most that one core sends to another: all that it has, of a bag also backward."""
-        lookups = sum(f.lookups * (2 if f.bag else 1) for f in table.features)
-        return (self.rows * lookups + table.capacity) // self.replicas
+        """The most ids that one core sends another: all that it has, a bag's twice."""
+        ids = sum(f.most_ids * (2 if f.bag else 1) for f in table.features)
+        return (self.examples * ids + table.capacity) // self.replicas
 
     def in_whole_shards(self, count: int) -> int:
-        """`count`, up to a multiple of 8 for each replica, as SparseCores want it."""
+        """`count`, rounded up to a multiple of 8 for each replica, which SparseCores require."""
         return math.ceil(count / self.shards) * self.shards
 
     @property
     def shards(self) -> int:
-        """Over how many parts the rows of a choice are spread."""
+        """How many parts the selected rows of a table are divided into."""
         return _CORES * self.replicas
 
     def _tables(self, bags: Mapping[str, int], weights: Mapping[str, str]) -> list[Table]:
@@ -247,8 +247,8 @@ class PrivateTables(tf.Module):
                 )
                 for name in names
             )
-            lookups = self.rows * sum(feature.lookups for feature in features)
-            capacity = self.in_whole_shards(min(sizes[path], lookups + false_rows))
+            ids = self.examples * sum(feature.most_ids for feature in features)
+            capacity = self.in_whole_shards(min(sizes[path], ids + false_rows))
             width = feature_configs.width(self._configs[names[0]])
             tables.append(Table(path, sizes[path], width, features, capacity))
         return tables
@@ -265,12 +265,12 @@ def check_optimizer(optimizer: Any) -> None:
     if type(optimizer) is not DPAdaFESTOptimizer or optimizer.rows is not None:
         raise PrivacyError(
             f"Expected a DPAdaFESTOptimizer without rows=, got {type(optimizer).__name__}: rows "
-            "are chosen by ids alone, ahead of the step, and noise has a fixed number of rows."
+            "are selected by ids alone, before the step, and noise has a fixed number of rows."
         )
     if type(optimizer.clipping) not in (FlatClipping, AutomaticClipping):
         raise PrivacyError(
             f"Expected FlatClipping or AutomaticClipping, got {type(optimizer.clipping).__name__}: "
-            "the noise of rows is drawn ahead of the step, for one clip norm of all variables."
+            "the noise of rows is drawn before the step, for one clip norm of all variables."
         )
     if optimizer.microbatch_size is not None:
         raise PrivacyError(
@@ -280,14 +280,14 @@ def check_optimizer(optimizer: Any) -> None:
     own = optimizer.table_optimizer or optimizer.optimizer
     if type(own) not in (keras.optimizers.SGD, keras.optimizers.Adagrad):
         raise PrivacyError(
-            f"Expected SGD or Adagrad for the tables, got {type(own).__name__}, under which a row "
-            "without a gradient moves: who sees it knows that it was looked up. Pass "
+            f"Expected SGD or Adagrad for the tables, got {type(own).__name__}, which changes "
+            "rows without a gradient, and so reveals which rows were looked up. Pass "
             "table_optimizer=keras.optimizers.Adagrad(...)."
         )
     if getattr(own, "epsilon", _EPSILON) != _EPSILON:
         raise PrivacyError(
-            f"Expected Adagrad's default epsilon for the tables, got {own.epsilon}: an embedding "
-            "layer's own Adagrad has none. Leave it out."
+            f"Expected Adagrad's default epsilon for the tables, got {own.epsilon}: the "
+            "Adagrad of embedding layers has no epsilon. Leave it out."
         )
 
 
@@ -295,6 +295,6 @@ def _refuse_several_hosts(strategy: tf.distribute.TPUStrategy | None) -> None:
     hosts = 1 if strategy is None else strategy.extended.num_hosts
     if hosts > 1:
         raise PrivacyError(
-            f"Expected a TPU with one host, got {hosts}: each would choose rows and draw noise "
-            "with a key of its own, for its own part of a batch. Use a smaller slice."
+            f"Expected a TPU with one host, got {hosts}: each would select rows and draw noise "
+            "with its own key, for its own part of a batch. Use a smaller slice."
         )

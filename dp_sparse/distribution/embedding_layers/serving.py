@@ -1,4 +1,4 @@
-"""Tables off the TPU: to evaluate, predict and serve with."""
+"""Copies of a TPU's tables on the host, to evaluate, predict and serve with."""
 
 import tempfile
 from typing import Any
@@ -19,17 +19,17 @@ def serving_layer(tables: PrivateTables, layer: Any) -> Any:
 
     Args:
         tables: What the layer was made with.
-        layer: The embedding layer; of keras-rs' on a TPU see its own `get_embedding_tables`.
+        layer: The embedding layer; for one of keras-rs on a TPU use its `get_embedding_tables`.
 
     Returns:
-        A `TPUEmbeddingForServing`, for `model_inputs`; it does not follow further training.
+        A `TPUEmbeddingForServing`, for `model_inputs`; later training does not change it.
 
     Raises:
         ValueError: A layer of another kind.
         PrivacyError: A layer of another configuration.
 
-    Costs a file in the folder for temporary ones, as large as the tables and their slots. To be
-    called outside of `strategy.scope()`.
+    It writes a temporary file as large as the tables and their slots. Call it outside of
+    `strategy.scope()`.
 
     Examples:
         >>> import dp_sparse, tensorflow as tf
@@ -46,18 +46,18 @@ def serving_layer(tables: PrivateTables, layer: Any) -> Any:
     layer_of(layer, tables)
     if not tables.on_tpu:
         return layer
-    engine = getattr(layer, "_tpu_embedding", layer)  # of TensorFlow Recommenders'
+    engine = getattr(layer, "_tpu_embedding", layer)  # TensorFlow Recommenders' has it inside
     if not isinstance(engine, _E.TPUEmbedding | _E.TPUEmbeddingV2):
         raise ValueError(
             "Expected a TPUEmbedding or TPUEmbeddingV2 of tf.tpu.experimental.embedding or of "
-            f"tensorflow_recommenders, got {type(layer).__name__}: read its tables as its own "
-            "library does."
+            f"tensorflow_recommenders, got {type(layer).__name__}: read its tables by its "
+            "own library."
         )
     return copied(engine, tables)
 
 
 def copied(embedding: Any, tables: PrivateTables) -> Any:
-    """A `TPUEmbeddingForServing` with the tables of another, by way of a checkpoint.
+    """A `TPUEmbeddingForServing` with the tables of another layer, copied by a checkpoint.
 
     Raises:
         ValueError: The checkpoint lacks a table.
@@ -69,8 +69,8 @@ def copied(embedding: Any, tables: PrivateTables) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         saved = tf.train.Checkpoint(embedding=embedding).save(f"{folder}/tables")
         restored = tf.train.Checkpoint(embedding=copy).restore(saved)
-        copy.build()  # reads; how SparseCores laid tables out is needed before there are variables
-        restored.expect_partial()  # tables that were laid out count as not matched
+        copy.build()  # reads now: the layout of SparseCores is needed before there are variables
+        restored.expect_partial()  # tables in the layout of SparseCores count as not matched
     for table, values in copy.embedding_tables.items():
         if tf.reduce_all(tf.math.is_nan(values)):
             raise ValueError(
@@ -85,12 +85,12 @@ def _unread(shape: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
 
 
 def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Inputs of the model, to evaluate or predict with, from those of a source; off TPU.
+    """Inputs of the model, to evaluate or predict with, from those of a data source; off TPU.
 
     Args:
         tables: What the layer was made with.
-        layer: The embedding layer; of a TPU's tables, what `serving_layer` made of it.
-        x: Ids of each feature, and whatever else, arrays `[examples, ...]`.
+        layer: The embedding layer; for tables on a TPU, the result of `serving_layer`.
+        x: Ids of each feature, and all other inputs, arrays `[examples, ...]`.
 
     Returns:
         Float32 `[examples, width]` for each feature, and the rest of `x`.
@@ -116,15 +116,15 @@ def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[s
     """
     if tables.on_tpu and not isinstance(layer, _E.TPUEmbeddingForServing):
         raise ValueError(
-            f"Expected what serving_layer made of the layer, got {type(layer).__name__}: a TPU "
-            "looks up for training alone."
+            f"Expected the result of serving_layer, got {type(layer).__name__}: a TPU looks rows "
+            "up in training alone."
         )
-    own, host, rows = layer_of(layer, tables), HostStep(tables), tables.rows
+    own, host, most = layer_of(layer, tables), HostStep(tables), tables.examples
     size = _common_length(x)
     parts = []
-    for begin in range(0, size, rows):
+    for begin in range(0, size, most):
         part = {
-            name: _filled(np.asarray(value)[begin : begin + rows], rows)
+            name: _filled(np.asarray(value)[begin : begin + most], most)
             for name, value in x.items()
         }
         with translated():
@@ -138,7 +138,7 @@ def model_inputs(tables: PrivateTables, layer: Any, x: dict[str, Any]) -> dict[s
 def _common_length(x: dict[str, Any]) -> int:
     if not isinstance(x, dict):
         raise ValueError(
-            f"Expected inputs in a dictionary, of each feature its ids, got {type(x).__name__}."
+            f"Expected inputs in a dictionary, the ids of each feature, got {type(x).__name__}."
         )
     lengths = {name: len(value) for name, value in x.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
@@ -146,6 +146,6 @@ def _common_length(x: dict[str, Any]) -> int:
     return next(iter(lengths.values()))
 
 
-def _filled(values: np.ndarray, rows: int) -> tf.Tensor:
-    missing = [(0, rows - len(values))] + [(0, 0)] * (values.ndim - 1)
+def _filled(values: np.ndarray, examples: int) -> tf.Tensor:
+    missing = [(0, examples - len(values))] + [(0, 0)] * (values.ndim - 1)
     return tf.constant(np.pad(values, missing))

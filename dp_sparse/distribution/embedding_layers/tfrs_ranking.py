@@ -1,8 +1,8 @@
 """`tfrs.experimental.models.Ranking`, trained privately through its own variables.
 
 Ranking is a model of legacy Keras, whose train step would apply raw gradients. Here its stacks run
-inside a Keras 3 model in which each of their Dense layers is replaced, while they run, by a Keras 3
-twin on the same variables: what is trained is Ranking itself, and it serves as before.
+inside a Keras 3 model. While they run, each of their Dense layers is replaced by a Keras 3 layer
+with the same variables. So Ranking itself is trained, and can be served as before.
 """
 
 import contextlib
@@ -19,34 +19,36 @@ Parts = tuple[Any, Any, Any]  # the stacks: bottom, interaction, top
 
 
 class RankingModel(keras.Model):
-    """What Ranking computes from activations: a click probability, `[batch, 1]`.
+    """The Keras 3 model of a Ranking: a click probability `[batch, 1]` from activations.
 
     Its inputs are `dense_features`, float32 `[batch, num_dense]`, and the activations of each
     feature, `[batch, width]`. Compile it with a loss of Keras 3, train it with `train_tables`, and
-    keep or serve the Ranking.
+    save or serve the Ranking.
 
     Args:
         ranking: A `tfrs.experimental.models.Ranking` whose embedding layer was made with
             `tables.feature_config`. Its stacks may have Dense layers, and layers without variables
             and without randomness.
         tables: The private tables.
-        num_dense: Dense features.
+        num_dense: How many dense features there are.
 
     Raises:
-        UnsupportedLayerError: A stack with other variables, randomness, regularisers or
-            constraints, naming the layer.
+        UnsupportedLayerError: A stack has other variables, randomness, regularisers or constraints;
+            the message names the layer.
 
     ### Formal Guarantees
-    Every variable that is read belongs to a twin, whose gradient is clipped like any Keras 3
-    Dense's; others are refused when the model is made. Ranking's own `fit` is not private.
+    Every variable that is read belongs to such a Keras 3 Dense layer, whose gradient is clipped as
+    usual. Other variables are refused when the model is made. Ranking's own `fit` is not private.
     """
 
     def __init__(self, ranking: Any, tables: PrivateTables, num_dense: int) -> None:
         super().__init__(name="ranking")
-        self._names = sorted(feature.name for feature in tables.features)  # as Ranking flattens
+        self._names = sorted(
+            feature.name for feature in tables.features
+        )  # in the order in which Ranking flattens them
         self._concatenates = bool(ranking._concat_dense)
         parts: Parts = ranking._bottom_stack, ranking._feature_interaction, ranking._top_stack
-        # Not to be tracked: they are no layers of Keras 3.
+        # In a function, so that Keras 3 does not track layers of another Keras.
         self._parts: Callable[[], Parts] = lambda: parts
         widths = {f.name: table.width for table in tables.tables for f in table.features}
         examples = {name: tf.zeros([2, widths[name]]) for name in self._names}
@@ -71,7 +73,7 @@ class RankingModel(keras.Model):
 
 
 def _denses(parts: Parts) -> Iterator[Any]:
-    """The Dense layers of the stacks, each once, if there is nothing else to train."""
+    """The Dense layers of the stacks, each once; refuses anything else to train."""
     seen: set[int] = set()
     known: set[int] = set()
     for part in parts:

@@ -84,7 +84,7 @@ def train_tables(
     Those of DP-AdaFEST (`DPAdaFESTOptimizer`), with one Gaussian mechanism of the plan's σ a step.
     Dense variables get their noise as on every other road, in float64 and rounded. What the layer
     applies is the clipped sum of the chosen rows plus their noise over the expected batch size, on
-    a lattice where float32 adds exactly (`tables.lattice`), once a step: the model sees activations
+    a grid where float32 adds exactly (`tables.grid`), once a step: the model sees activations
     that no backward pass leads through, and the gradient of the lookup is taken once. A failed
     check leaves tables and variables as they were.
     """
@@ -94,7 +94,7 @@ def train_tables(
 
     def begin(first_step: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
         sampling = tables.private_optimizer.plan.sampling
-        share = epochs_of.whole_share(sampling)
+        share = epochs_of.whole_batch(sampling)
         batches = sampling.batches_of(
             source, share, first_step=first_step, class_weight=class_weight
         )
@@ -141,8 +141,8 @@ def _check(model: keras.Model, tables: PrivateTables) -> None:
 def _build(model: keras.Model, tables: PrivateTables, layer: TableLayer, spec: Any) -> None:
     """Creates all variables, those of the layer too, before anything is traced."""
     examples, _ = batch_of(spec)
-    x = examples.x
-    nothing = tf.nest.map_structure(lambda of: tf.zeros([tables.rows, *of.shape[1:]], of.dtype), x)
+    x, size = examples.x, tables.examples
+    nothing = tf.nest.map_structure(lambda of: tf.zeros([size, *of.shape[1:]], of.dtype), x)
     layer.build(*HostStep(tables).to_look_up(nothing))
     widths = {feature.name: table.width for table in tables.tables for feature in table.features}
     rows = tables.private_optimizer.plan.sampling.batch_capacity
@@ -280,7 +280,7 @@ class _Steps:
         noisy = self._optimizer.release(sums, noise.Draw(*draw))
         with clipping.update_from(noisy.tensors()):
             variables, means = zip(*self._optimizer.update_tables(noisy), strict=True)
-            apply = lambda means: self._optimizer.optimizer.apply(replicas.shares(means), variables)  # noqa: E731
+            apply = lambda means: self._optimizer.optimizer.apply(replicas.parts(means), variables)  # noqa: E731
             self._strategy.run(apply, args=(means,))
 
     def _summed(self, value: Any) -> tf.Tensor:

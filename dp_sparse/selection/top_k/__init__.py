@@ -1,1 +1,1 @@
-"""Rows chosen before training: counts, noise, the top k, and the price of it all."""
+"""Rows selected before training: counts, noise, the top k, and what all of it costs."""

@@ -1,4 +1,4 @@
-"""How many of the k rows each table gets, and which tables have to be counted for that."""
+"""How many of the k rows each table gets, and which tables must be counted for that."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from dp_sparse.selection.top_k.counting import TopKTable
 
 
 @dataclasses.dataclass(frozen=True)
-class Shares:
-    """k rows shared out over tables. Public.
+class RowAllocation:
+    """How the k rows to select are divided among the tables. Public.
 
     Attributes:
         tables: Every table by name.
-        shares: Rows to select of each.
+        rows: How many rows to select of each table.
     """
 
     tables: Mapping[str, TopKTable]
-    shares: Mapping[str, int]
+    rows: Mapping[str, int]
 
     @property
     def num_rows(self) -> dict[str, int]:
@@ -28,7 +28,7 @@ class Shares:
     @property
     def counted(self) -> dict[str, TopKTable]:
         """Tables of which some rows are selected and some are not: others release nothing."""
-        return {n: t for n, t in self.tables.items() if 0 < self.shares[n] < t.num_rows}
+        return {n: t for n, t in self.tables.items() if 0 < self.rows[n] < t.num_rows}
 
     @property
     def lookups(self) -> int:
@@ -38,18 +38,18 @@ class Shares:
     @property
     def selected(self) -> int:
         """Rows to select in the tables that are counted."""
-        return sum(self.shares[name] for name in self.counted)
+        return sum(self.rows[name] for name in self.counted)
 
 
-def share_rows(
+def allocate_rows(
     k: int, tables: Mapping[str, TopKTable], weights: Mapping[str, float] | None = None
-) -> Shares:
-    """Shares `k` rows out over tables, in proportion to their weights.
+) -> RowAllocation:
+    """Divides `k` rows among the tables, in proportion to their weights.
 
-    A table smaller than its share is kept whole and the rest shared out among the others. Fractions
-    go to the largest remainders, the first table winning a tie, so that shares add up to k exactly,
-    or to all rows of the tables of positive weight if k is larger. (The paper rounds k/p down and
-    leaves the rest.)
+    A table with fewer rows than it would get is kept whole, and the other tables get the rest.
+    Fractions go to the largest remainders; of equal ones the first table gets it. The numbers add
+    up to k exactly, or to all rows of the tables of positive weight if k is larger. (The paper
+    rounds k/p down and gives the rest to no table.)
 
     Args:
         k: >= 0.
@@ -64,11 +64,11 @@ def share_rows(
     num_rows = {name: table.num_rows for name, table in tables.items()}
     weights = _checked_weights(num_rows, weights)
     whole, quotas = _quotas(int(k), num_rows, {n: Fraction(weights[n]) for n in num_rows})
-    shares = {name: num_rows[name] if name in whole else int(quotas[name]) for name in num_rows}
+    rows = {name: num_rows[name] if name in whole else int(quotas[name]) for name in num_rows}
     left = sum(quotas.values()) - sum(int(quota) for quota in quotas.values())
     for name in sorted(quotas, key=lambda name: int(quotas[name]) - quotas[name])[: int(left)]:
-        shares[name] += 1
-    return Shares(dict(tables), shares)
+        rows[name] += 1
+    return RowAllocation(dict(tables), rows)
 
 
 def _quotas(

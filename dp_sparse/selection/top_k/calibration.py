@@ -1,9 +1,9 @@
-"""What a selection costs beside training, and the noise that keeps this to a given share.
+"""The noise with which a selection, together with training, costs a given share of epsilon.
 
 Composed with training, a selection costs a fraction of what it would cost on its own: privacy
-losses add up like independent random variables, and that of training is the larger by far. So ε is
-one budget: training alone is calibrated to (1 − share)·ε, and the selection gets the smallest noise
-for which both together meet ε. One evaluation takes about 0.5 s, after 1 s for training.
+losses add up like independent random variables, and that of training is much larger. So there is
+one budget ε: training alone is calibrated to (1 − share)·ε, and the selection gets the smallest
+noise for which both together meet ε. One evaluation takes about 0.5 s, after 1 s for training.
 """
 
 import dataclasses
@@ -14,33 +14,35 @@ import dp_accounting
 
 from dp_sparse.accounting import Accountant, PrivacyPlan, epsilon_of, smallest_meeting
 from dp_sparse.core import validate
-from dp_sparse.selection.top_k.allocation import share_rows
+from dp_sparse.selection.top_k.allocation import allocate_rows
 from dp_sparse.selection.top_k.counting import TopKTable, as_tables
 from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,
     GumbelTopK,
     LaplaceTopK,
-    TopKSource,
+    NoiseSource,
 )
 
-_INTERVAL = 1e-4  # of the privacy loss, where ε is at most 1
+_INTERVAL = 1e-4  # of the privacy loss, if ε is at most 1
 _NOISY = (GaussianTopK, GumbelTopK, LaplaceTopK)
 _NOISE_LIMITS = (0.1, 1e9)  # in counts, or deviations over the sensitivity
 
 
 @dataclasses.dataclass(frozen=True)
 class CalibratedTopK:
-    """A source whose noise meets a share of a plan's budget.
+    """A noise source for a selection that costs a given share of a plan's epsilon.
 
     Attributes:
-        source: To select with: the smallest noise that meets the budget composed with training.
-        apart: What the same share would need if it were spent apart from training's.
-        share: The share of ε that training leaves.
-        lookups: p, which the calibration assumed.
+        source: The noise source to select with. Its noise is the smallest that, composed with
+            training, meets the budget.
+        apart: The noise source that a selection would need if it were not composed with training
+            and cost share·ε on its own.
+        share: The part of ε that training does not use.
+        lookups: p, the most counts of one example, for which the noise was calibrated.
     """
 
-    source: TopKSource
-    apart: TopKSource
+    source: NoiseSource
+    apart: NoiseSource
     share: float
     lookups: int
 
@@ -64,16 +66,16 @@ def calibrate_top_k(
 ) -> CalibratedTopK:
     """The smallest noise of a selection that, with training, meets the plan's budget.
 
-    Training and the plan's other releases alone are calibrated to (1 − share)·ε. Found to 1e-4 of
-    itself, on the feasible side.
+    Training and the plan's other releases alone are calibrated to (1 − share)·ε. The noise is at
+    most 1e-4 of itself above the smallest.
 
     Args:
-        plan: Without the selection, calibrated or not.
+        plan: A plan without the selection, calibrated or not.
         tables: As `select_top_k`.
         k: As `select_top_k`.
-        source_class: `GaussianTopK`, `GumbelTopK` or `LaplaceTopK`, the class itself.
+        source_class: The class of the noise source: `GaussianTopK`, `GumbelTopK` or `LaplaceTopK`.
         weights: As `select_top_k`.
-        share: Of ε, in (0, 1).
+        share: The part of ε for the selection, in (0, 1).
 
     Raises:
         ValueError: An argument is out of its range, nothing would be counted, or no noise meets the
@@ -90,14 +92,14 @@ def calibrate_top_k(
     """
     if source_class not in _NOISY:
         raise ValueError(
-            f"Expected source_class among {[kind.__name__ for kind in _NOISY]}, without noise, "
-            f"which is what is looked for, got source_class={source_class!r}."
+            f"Expected source_class among {[kind.__name__ for kind in _NOISY]}, the class itself, "
+            f"got source_class={source_class!r}."
         )
-    wanted = share_rows(k, as_tables(tables), weights)
+    wanted = allocate_rows(k, as_tables(tables), weights)
     if not wanted.selected:
         raise ValueError(
             f"Expected k to leave out rows of some table, got k={k}: every table is kept whole or "
-            "left out, which costs nothing. Select with any source."
+            "left out, which costs nothing. Select with any noise source."
         )
     share, budget = validate.probability("share", share), plan.budget
 
@@ -114,7 +116,7 @@ def calibrate_top_k(
 
 
 def _training_event(plan: PrivacyPlan, epsilon: float) -> tuple[dp_accounting.DpEvent, float]:
-    """The plan's releases and its training, calibrated to `epsilon`, and training's σ."""
+    """The event of the plan's releases and training, calibrated to `epsilon`, and σ."""
     smaller = dataclasses.replace(plan, budget=dataclasses.replace(plan.budget, epsilon=epsilon))
     sigma = smaller.calibrate().noise_multiplier
     assert sigma is not None
@@ -156,7 +158,7 @@ def smallest_noise(
 
 
 def _smallest(meets: Callable[[float], bool]) -> float:
-    """The smallest noise that meets a condition which holds from it on; up to 1e-4 over it."""
+    """The smallest noise that meets a condition, to at most 1e-4 of itself above it."""
     found = smallest_meeting(meets, (50.0, 100.0), factor=4, limits=_NOISE_LIMITS, relative=True)
     if math.isinf(found):
         raise ValueError(

@@ -1,15 +1,15 @@
-"""How many examples look up each row of each table: exact counts, as unique rows with theirs.
+"""How many examples look up each row of each table: exact counts of the rows that were seen.
 
 An example counts once for each distinct row, however often it looks the row up (presence, as in
 DP-AdaFEST's contribution map), and for at most `max_lookups` rows of a table. Examples stream in
-chunks; memory is O(rows seen), about 60 bytes each at the peak, whatever the number of examples and
-the size of the tables. An example with 26 lookups takes below 0.5 µs on one core.
+chunks. Memory is O(rows seen), at most about 60 bytes each, for any number of examples and any size
+of the tables. An example with 26 lookups takes less than 0.5 µs on one core.
 
 ### Formal Guarantees
-One example changes at most `max_lookups` counts of a table, each by 1: bad ids are refused or left
-out, examples of weight 0 (padding) count nothing, and a table whose ids come as `[batch]` in the
-place of `[batch, lookups]` is refused. Each example must be given once: `num_examples` checks the
-number. The counts themselves are private.
+One example changes at most `max_lookups` counts of a table, each by 1. Bad ids are refused or left
+out, examples of weight 0 (padding) count nothing, and ids `[batch]` are refused where
+`[batch, lookups]` is expected. Each example must be given once: `num_examples` checks the number.
+The counts themselves are private data.
 """
 
 import dataclasses
@@ -24,7 +24,9 @@ from tqdm import tqdm
 from dp_sparse.core import BadExampleError, validate
 from dp_sparse.sampling import batches, checked_number, parts_of, weighty_examples
 
-_PENDING = 2**18  # lookups counted at once: by position in tables that small, else by sorting
+_PENDING = (
+    2**18
+)  # lookups counted at once; tables that small are counted by index, larger by sorting
 _NO_ROWS = np.zeros(0, np.int64)
 
 
@@ -34,9 +36,9 @@ class TopKTable:
 
     Attributes:
         num_rows: Rows of the table.
-        max_lookups: The most distinct rows for which one example counts; of an example with more,
-            the first ones by position do. 1 for a one-hot feature.
-        padding_id: The id that stands for no lookup, if there is one; inside the table or not.
+        max_lookups: The most distinct rows for which one example counts. An example with more
+            counts for its first ones. 1 for a one-hot feature.
+        padding_id: The id that means "no lookup", if there is one; it may be outside the table.
 
     Examples:
         >>> import dp_sparse, numpy as np
@@ -74,7 +76,7 @@ class RowCounts:
 
 
 def as_tables(tables: Mapping[str, int | TopKTable]) -> dict[str, TopKTable]:
-    """Numbers of rows as tables of one lookup an example."""
+    """The tables; a number of rows becomes a table with one lookup an example."""
     return {n: t if isinstance(t, TopKTable) else TopKTable(t) for n, t in tables.items()}
 
 
@@ -89,19 +91,20 @@ def count_rows(
     """Counts, for each row of each table, the examples that look it up.
 
     Args:
-        examples: A `dp_sparse.RecordFile` or another source with `len` and `gather`, a list of
+        examples: A `dp_sparse.RecordFile` or another data source with `len` and `gather`, a list of
             them, arrays `(x, y[, sample_weight])`, or a `tf.data.Dataset` or another iterable of
             batches `x`, `(x, y)` or `(x, y, sample_weight)`. x maps each table's name to integer
             ids, `[batch]` for a table of max_lookups=1 or `[batch, lookups]`.
         tables: The tables by name.
-        num_examples: How many examples there are; by default what the source's `len` says, if it
+        num_examples: How many examples there are; by default the `len` of the data source, if it
             has one.
-        quarantine: Leave out ids outside their table, and say how many, instead of raising.
+        quarantine: Whether to leave out ids outside their table, and warn how many, instead of
+            raising.
         progress: Whether to show a progress bar.
 
     Raises:
         ValueError: Another number of examples, an endless dataset, or batches of other shapes.
-        BadExampleError: An id outside its table, or no integer.
+        BadExampleError: An id that is outside its table or not an integer.
         PrivacyError: Batches of a sampler, in which examples may occur more than once.
 
     Warns:
@@ -123,14 +126,14 @@ def count_rows(
     if expected not in (None, seen):
         raise ValueError(
             f"Expected num_examples={expected} examples, each once, got "
-            f"{'more' if seen > expected else seen}: the cost of a selection is that of one pass."
+            f"{'more' if seen > expected else seen}: a selection pays for one pass."
         )
     _tell(tallies, seen)
     return {name: tally.result() for name, tally in tallies.items()}
 
 
 class _Tally:
-    """The counts of one table so far, and what was not as expected."""
+    """The counts of one table so far, and how many ids and examples were not as expected."""
 
     def __init__(self, name: str, table: TopKTable, quarantine: bool) -> None:
         self.quarantined = 0  # ids left out
@@ -151,9 +154,9 @@ class _Tally:
             raise ValueError(
                 f"Expected ids of table {self._name!r}, of max_lookups={self._table.max_lookups}, "
                 f"as [batch, lookups]{'' if self._table.max_lookups > 1 else ' or [batch]'}, got "
-                f"shape {ids.shape}: batch the dataset, one row of ids an example."
+                f"shape {ids.shape}: batch the dataset, each example with its own ids."
             )
-        ids = ids.astype(np.int64)  # a copy, which does not hold on to the batch
+        ids = ids.astype(np.int64)  # a copy, so that the batch can be freed
         return ids[:, None] if ids.ndim == 1 else ids
 
     def add(self, ids: np.ndarray, present: np.ndarray | None, first_example: int) -> None:
@@ -162,7 +165,7 @@ class _Tally:
         Args:
             ids: int64 `[batch, lookups]`.
             present: bool `[batch]`, or None if all examples are.
-            first_example: The number of the batch's first example, for messages.
+            first_example: The number of the batch's first example, for error messages.
         """
         valid = self._valid(ids, present, first_example)
         if ids.shape[1] == 1:
@@ -183,7 +186,7 @@ class _Tally:
     def _valid(
         self, ids: np.ndarray, present: np.ndarray | None, first_example: int
     ) -> np.ndarray | None:
-        """bool `[batch, lookups]`: what counts; None if everything does."""
+        """bool `[batch, lookups]`: which lookups count; None if all do."""
         num_rows, padding = self._table.num_rows, self._table.padding_id
         if padding is None and present is None and _within(ids, num_rows):
             return None
@@ -195,14 +198,14 @@ class _Tally:
             example, position = np.argwhere(bad)[0]
             raise BadExampleError(
                 f"Expected ids of table {self._name!r} in [0, {num_rows}), got "
-                f"{ids[example, position]} in example {first_example + example}. Mend the data, "
+                f"{ids[example, position]} in example {first_example + example}. Fix the data, "
                 "set padding_id, or leave such ids out with quarantine=True."
             )
         self.quarantined += int(np.count_nonzero(bad))
         return valid & ~bad
 
     def _distinct(self, ids: np.ndarray) -> np.ndarray:
-        """The rows of `[batch, lookups]`, each once an example, at most the cap; -1 is none."""
+        """Each example's distinct ids, at most `max_lookups`, of `[batch, lookups]`; -1 is none."""
         ordered = np.sort(ids, axis=1)
         first = ordered >= 0
         first[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
@@ -214,14 +217,14 @@ class _Tally:
         return np.concatenate([ordered[first & ~too_many[:, None]], capped])
 
     def _merge(self) -> None:
-        """Counts what is pending, and adds it to the sorted rows in one copy of them."""
+        """Counts the pending lookups, and adds them to the sorted rows in one copy."""
         row_ids, counts = _unique_counts(np.concatenate(self._pending), self._table.num_rows)
         self._pending, self._size = [_NO_ROWS], 0
-        slots = np.searchsorted(self._row_ids, row_ids)
-        known = np.append(self._row_ids, -1)[slots] == row_ids
-        self._counts[slots[known]] += counts[known]
-        self._counts = np.insert(self._counts, slots[~known], counts[~known])
-        self._row_ids = np.insert(self._row_ids, slots[~known], row_ids[~known])
+        places = np.searchsorted(self._row_ids, row_ids)
+        known = np.append(self._row_ids, -1)[places] == row_ids
+        self._counts[places[known]] += counts[known]
+        self._counts = np.insert(self._counts, places[~known], counts[~known])
+        self._row_ids = np.insert(self._row_ids, places[~known], row_ids[~known])
 
 
 def _unique_counts(row_ids: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -234,7 +237,7 @@ def _unique_counts(row_ids: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.n
 
 
 def _first_distinct(ids: np.ndarray, limit: int) -> np.ndarray:
-    """The first `limit` distinct ids of each row of `[batch, lookups]` by position; -1 is none."""
+    """Each example's first `limit` distinct ids, of ids `[batch, lookups]`; -1 is none."""
     order = np.argsort(ids, axis=1, kind="stable")
     ordered = np.take_along_axis(ids, order, axis=1)
     first = ordered >= 0
@@ -268,7 +271,7 @@ def _count_batch(batch: Any, tallies: Mapping[str, _Tally], first_example: int) 
 
 
 def _tell(tallies: Mapping[str, _Tally], seen: int) -> None:
-    """Warns of whatever was not as expected."""
+    """Warns of what was not as expected."""
     told = [] if seen else ["there was no example"]
     for name, tally in tallies.items():
         if tally.quarantined:

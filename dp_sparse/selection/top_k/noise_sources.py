@@ -1,18 +1,19 @@
-"""Where a selection's counts come from, and what noise makes them private: four sources.
+"""Noise sources: which noise a selection adds to its counts. There are four.
 
-- `PublicRows`: none, at no cost, for public data only;
-- `GaussianTopK`: N(0, (noise_multiplier·√p)²) on every count, one Gaussian mechanism whatever p is;
-- `GumbelTopK`: Gumbel(scale) on every count; `dp_sparse.selection.gumbel` says what it costs;
+- `PublicRows`: no noise and no cost, for public data only;
+- `GaussianTopK`: N(0, (noise_multiplier·√p)²) on every count, one Gaussian mechanism for any p;
+- `GumbelTopK`: Gumbel(scale) on every count; `dp_sparse.accounting.gumbel` says what it costs;
 - `LaplaceTopK`: Laplace(scale) on every count, p Laplace mechanisms, pure DP of ε = p/scale.
 
-p is the most counts that one example takes part in, over all tables: 1 for each one-hot table, the
-cap on distinct ids for each multi-valued one. The rows with the largest noisy counts are a
-post-processing of the noisy histogram (Gumbel: and of k exponential mechanisms).
+p is the most counts that one example takes part in, over all tables: 1 for each one-hot table, and
+`max_lookups` for each table of which an example looks up several rows. The rows with the largest
+noisy counts are a post-processing of the noisy histogram (with Gumbel noise, also of k exponential
+mechanisms).
 
 ### Formal Guarantees
 Neighbouring datasets differ by one example added, removed or zeroed out (replaced by padding, which
 counts nothing). It changes at most p counts, each by 1 and all in one direction: sensitivity √p in
-L2, p in L1. Number of rows, caps, k and the noise are public.
+L2, p in L1. The numbers of rows, `max_lookups`, k and the kind of noise are public.
 """
 
 import abc
@@ -24,18 +25,18 @@ import numpy as np
 import scipy.special
 
 from dp_sparse.accounting import GumbelTopKDpEvent
-from dp_sparse.core import Family, validate
+from dp_sparse.core import Registered, validate
 from dp_sparse.selection.top_k.order_statistics import Quantile
 
-_SMALLEST_SCALE = 0.01  # below, ε0 > 100: no privacy to speak of
+_SMALLEST_SCALE = 0.01  # below it ε0 > 100, which is no privacy
 
 
-class TopKSource(Family, abc.ABC):
-    """Where counts come from, and their noise; a subclass is a frozen dataclass of one number."""
+class NoiseSource(Registered, abc.ABC):
+    """The noise on counts, and what it costs; a subclass is a frozen dataclass of one number."""
 
     @abc.abstractmethod
     def scale_of(self, lookups: int) -> float:
-        """The factor of a standard noise value, in counts, if an example has `lookups` of them."""
+        """The factor of a standard noise value, if one example has at most `lookups` counts."""
 
     @abc.abstractmethod
     def quantiles(self, levels: Quantile) -> np.ndarray:
@@ -43,21 +44,21 @@ class TopKSource(Family, abc.ABC):
 
     @abc.abstractmethod
     def event(self, lookups: int, selected: int) -> dp_accounting.DpEvent:
-        """What selecting costs.
+        """What a selection costs.
 
         Args:
             lookups: p >= 1, the most counts that one example takes part in.
-            selected: Rows chosen by their noisy counts, over all tables.
+            selected: Rows selected by their noisy counts, over all tables.
         """
 
     @abc.abstractmethod
     def description(self, lookups: int) -> str:
-        """The noise in words, as a statement prints it."""
+        """The noise, in the words of the statement."""
 
 
 @dataclasses.dataclass(frozen=True)
-class PublicRows(TopKSource):
-    """Frequencies of public data, such as a token list or an earlier public period: no noise.
+class PublicRows(NoiseSource):
+    """No noise: for public data, such as a token list or an earlier public period.
 
     Examples:
         >>> import dp_sparse, numpy as np
@@ -69,7 +70,7 @@ class PublicRows(TopKSource):
         (array([3]), False)
 
     ### Formal Guarantees
-    None: whatever is selected must not depend on private examples.
+    None: the selected rows must not depend on private examples.
     """
 
     def scale_of(self, lookups: int) -> float:
@@ -93,13 +94,13 @@ class PublicRows(TopKSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class GaussianTopK(TopKSource):
+class GaussianTopK(NoiseSource):
     """One noisy histogram over all tables, of standard deviation noise_multiplier·√p.
 
-    The one to take: composed with training, its noise has the smallest deviation at equal cost.
+    The recommended one: composed with training, its noise has the smallest deviation at equal cost.
 
     Attributes:
-        noise_multiplier: Deviation over the histogram's L2 sensitivity √p; > 0.
+        noise_multiplier: Standard deviation over the histogram's L2 sensitivity √p; > 0.
 
     Examples:
         >>> import dp_sparse
@@ -136,8 +137,8 @@ class GaussianTopK(TopKSource):
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaledTopK(TopKSource):
-    """A source whose noise has one scale in counts, whatever an example's lookups.
+class ScaledTopK(NoiseSource):
+    """A noise source with one scale in counts, for any number of lookups of an example.
 
     Attributes:
         scale: b of the noise, in counts; >= 0.01.
@@ -166,7 +167,7 @@ class ScaledTopK(TopKSource):
 
 @dataclasses.dataclass(frozen=True)
 class GumbelTopK(ScaledTopK):
-    """One-shot Gumbel top-k, as in the paper (Algorithm 2), accounted anew: it is not (ε, 0)-DP.
+    """One-shot Gumbel top-k (the paper's Algorithm 2), with another accounting: not (ε, 0)-DP.
 
     Attributes:
         scale: b = 1/ε0 of the noise, in counts; >= 0.01. The paper's ε/p for each of p features is
@@ -179,7 +180,7 @@ class GumbelTopK(ScaledTopK):
         'Gumbel noise of scale 40 on each count'
 
     ### Formal Guarantees
-    See `dp_sparse.selection.gumbel`.
+    See `dp_sparse.accounting.gumbel`.
     """
 
     def quantiles(self, levels: Quantile) -> np.ndarray:
@@ -205,7 +206,8 @@ class LaplaceTopK(ScaledTopK):
         'Laplace noise of scale 40 on each count'
 
     ### Formal Guarantees
-    (p/scale, 0)-DP; a plan accounts it as p Laplace mechanisms, which is exact and for δ > 0 less.
+    (p/scale, 0)-DP. A plan accounts for it as p Laplace mechanisms, which is exact, and less than
+    that for δ > 0.
     """
 
     def quantiles(self, levels: Quantile) -> np.ndarray:

@@ -6,8 +6,8 @@ So the k largest cost O(k) time and memory for any n, with exactly the joint dis
 all of them. Probabilities are kept as (tail, side), with full relative precision on both sides.
 
 ### Formal Guarantees
-Keys are 128 bits of `os.urandom`, used once. A value takes 64 random bits: a side and the tail
-(k + ½)·2⁻⁶⁴ that it cuts off there. Philox is not a cryptographic generator.
+Keys are 128 bits of `os.urandom`, used once. A value takes 64 random bits: a side, and the tail
+(k + ½)·2⁻⁶⁴ beyond the value on that side. Philox is not a cryptographic generator.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Quantile:
 
     Attributes:
         tail: float64, each in (0, ½]: the probability beyond the value, on its own side.
-        upper: bool, of the same shape: whether that is above the value (else below).
+        upper: bool, of the same shape: whether that side is above the value, else below.
     """
 
     tail: np.ndarray
@@ -35,7 +35,7 @@ class Quantile:
 
 
 def secret_generator() -> np.random.Generator:
-    """Philox under a fresh key from the operating system."""
+    """Philox with a fresh key from the operating system."""
     return np.random.Generator(np.random.Philox(key=int.from_bytes(os.urandom(16), "little")))
 
 
@@ -51,8 +51,8 @@ def largest_quantiles(draws: int, count: int, rng: np.random.Generator) -> Quant
 
     Args:
         draws: n >= count.
-        count: k, how many are wanted.
-        rng: The source of randomness.
+        count: k, how many levels to return.
+        rng: Secret randomness.
     """
     exponentials = -random_quantiles(count, rng).log_probability
     log_probability = -np.cumsum(exponentials / (draws - np.arange(count)))

@@ -1,13 +1,14 @@
-"""DP-FEST's selection: the k most frequent embedding rows, chosen once before training.
+"""DP-FEST's selection: the k most frequent embedding rows, selected once before training.
 
 This is "Sparsity-Preserving Differentially Private Training of Large Embedding Models" (Ghazi et
-al., NeurIPS 2023), sections 3.1 and B.1, with three changes: four sources of the noise instead of
-one (`dp_sparse.selection.sources`), an accounting that holds (the paper's one-shot Gumbel top-k is
-not (ε, 0)-DP), and one noisy histogram over all tables instead of a budget for each.
+al., NeurIPS 2023), sections 3.1 and B.1, with three changes: four noise sources instead of one
+(`noise_sources`), a corrected accounting (the paper's one-shot Gumbel top-k is not (ε, 0)-DP), and
+one noisy histogram over all tables instead of a budget for each table.
 
-Counts that are not zero get noise of their own, block by block; of the zero rows only the largest
-noise values are drawn, by order statistics, and given to random zero rows. That is exactly the
-noisy histogram over all rows, in O(rows seen + k) time and without a vector of a table's size.
+Each count that is not zero gets its own noise, block by block. For the rows of count zero only the
+largest noise values are drawn, by order statistics, and given to random ones of them. The result
+has exactly the distribution of a noisy histogram over all rows. It takes O(rows seen + k) time, and
+no vector of a table's size.
 """
 
 from collections.abc import Mapping
@@ -16,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from dp_sparse.sampling import has_length
-from dp_sparse.selection.top_k.allocation import share_rows
+from dp_sparse.selection.top_k.allocation import allocate_rows
 from dp_sparse.selection.top_k.counting import RowCounts, TopKTable, as_tables, count_rows
-from dp_sparse.selection.top_k.noise_sources import PublicRows, TopKSource
+from dp_sparse.selection.top_k.noise_sources import NoiseSource, PublicRows
 from dp_sparse.selection.top_k.order_statistics import (
     distinct_integers,
     largest_quantiles,
@@ -34,7 +35,7 @@ def select_top_k(
     examples: Any,
     tables: Mapping[str, int | TopKTable],
     k: int,
-    source: TopKSource,
+    source: NoiseSource,
     *,
     weights: Mapping[str, float] | None = None,
     num_examples: int | None = None,
@@ -43,25 +44,25 @@ def select_top_k(
 ) -> SelectedRows:
     """Selects `k` rows over all tables by how many examples look them up, plus noise.
 
-    A table whose share is all of its rows is kept whole and not counted: it costs nothing. If every
-    table is (or k is 0), the examples are not read at all. Rows of equal count are chosen at random
-    under noise; of public counts, the lower ids are. From no examples at all a private source
-    chooses random rows, which its guarantee demands, and a warning says so.
+    A table that gets all of its rows is kept whole and not counted: it costs nothing. If that holds
+    for every table, or k is 0, the examples are not read. Of rows with equal counts, noise selects
+    random ones; of public counts, the rows with lower ids are selected. Without any example a
+    noise source with noise selects random rows, as its guarantee requires, with a warning.
 
     Args:
         examples: As `count_rows`: each example once, and not the batches of a sampler.
         tables: Each table by its name in x, as a `TopKTable`, or as its number of rows if an
             example looks up one row of it.
         k: Rows to select over all tables, >= 0.
-        source: Where counts come from and what noise they get. `PublicRows` only for examples that
-            are public.
-        weights: Each table's weight in sharing out k, >= 0; equal by default. See `share_rows`.
-        num_examples: As `count_rows`; a private source needs it if `examples` has no length.
+        source: The noise source, which adds noise to the counts. `PublicRows` only for examples
+            that are public.
+        weights: Each table's weight when k is divided, >= 0; equal by default. See `allocate_rows`.
+        num_examples: As `count_rows`. Needed if `examples` has no length and counts get noise.
         quarantine: As `count_rows`.
         progress: As `count_rows`.
 
     Returns:
-        The rows, with what they cost.
+        The rows, and what the selection costs.
 
     Raises:
         ValueError: An argument out of its range, public counts of no examples, or as `count_rows`.
@@ -81,17 +82,17 @@ def select_top_k(
     counts by 1 each, p the sum of `max_lookups` over the tables that are counted; the rows are a
     post-processing of `source`'s mechanism on these counts. Give `release` of the result to the
     plan of every training run that uses the rows. Public: `tables`, `k`, `weights`, `source`, the
-    number of examples, and that no bad value stopped the selection. Randomness is keyed by the
-    operating system, afresh for each call. Sums of a count and its noise are float64; only the
-    choice is released, never a noisy count.
+    number of examples, and that no bad value stopped the selection. Each call takes a fresh key
+    from the operating system. Sums of a count and its noise are float64; only the selected rows are
+    released, never a noisy count.
     """
-    if not isinstance(source, TopKSource):
+    if not isinstance(source, NoiseSource):
         raise ValueError(
             "Expected source to be GaussianTopK(...), GumbelTopK(...), LaplaceTopK(...) or "
             f"PublicRows(), got source={source!r}."
         )
-    wanted = share_rows(k, as_tables(tables), weights)
-    chosen = {name: np.arange(rows) for name, rows in wanted.shares.items()}
+    wanted = allocate_rows(k, as_tables(tables), weights)
+    selected = {name: np.arange(rows) for name, rows in wanted.rows.items()}
     if wanted.counted:
         _check_number(examples, source, num_examples)
         counts = count_rows(
@@ -104,12 +105,12 @@ def select_top_k(
         _check_public(source, counts)
         scale, rng = source.scale_of(wanted.lookups), secret_generator()
         for name, table in counts.items():
-            chosen[name] = noisy_top_k(table, wanted.shares[name], source, scale, rng)
-    return SelectedRows(chosen, wanted.num_rows, source, wanted.lookups)
+            selected[name] = noisy_top_k(table, wanted.rows[name], source, scale, rng)
+    return SelectedRows(selected, wanted.num_rows, source, wanted.lookups)
 
 
 def noisy_top_k(
-    counts: RowCounts, k: int, source: TopKSource, scale: float, rng: np.random.Generator
+    counts: RowCounts, k: int, source: NoiseSource, scale: float, rng: np.random.Generator
 ) -> np.ndarray:
     """The `k` rows of one table with the largest noisy counts, int64 `[k]`, sorted.
 
@@ -130,49 +131,51 @@ def noisy_top_k(
 
 
 def _noisy_seen(
-    counts: RowCounts, k: int, source: TopKSource, scale: float, rng: np.random.Generator
+    counts: RowCounts, k: int, source: NoiseSource, scale: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The `k` largest noisy counts of rows seen, decreasing, and their rows; fewer if fewer are."""
+    """The `k` largest noisy counts of rows seen, decreasing, and their rows; fewer if k is more."""
     values, row_ids = np.zeros(0), np.zeros(0, np.int64)
     for start in range(0, len(counts.row_ids), max(_BLOCK, k)):
         block = slice(start, start + max(_BLOCK, k))
         noise = scale * source.quantiles(random_quantiles(len(counts.row_ids[block]), rng))
         values = np.concatenate([values, counts.counts[block] + noise])
         row_ids = np.concatenate([row_ids, counts.row_ids[block]])
-        order = np.argsort(-values, kind="stable")[:k]  # stable: of equals the lower row is first
+        order = np.argsort(-values, kind="stable")[
+            :k
+        ]  # stable: of equal values the lower row is first
         values, row_ids = values[order], row_ids[order]
     return values, row_ids
 
 
 def _zero_rows(
-    counts: RowCounts, count: int, source: TopKSource, rng: np.random.Generator
+    counts: RowCounts, count: int, source: NoiseSource, rng: np.random.Generator
 ) -> np.ndarray:
-    """`count` rows that were not seen: at random, for which of them has which noise is random too.
+    """`count` random rows that were not seen, as noise that does not depend on the row gives.
 
-    Public: the lowest. In O(rows seen + count).
+    Of public counts the lowest rows. O(rows seen + count).
     """
     zeros = counts.num_rows - len(counts.row_ids)
     if isinstance(source, PublicRows):
         ranks = np.arange(count)
     else:
         ranks = distinct_integers(zeros, count, rng)
-    # The zero row of rank r has as many seen rows before it as have at most r zero rows before.
+    # Before the zero row of rank r are those seen rows that have at most r zero rows before them.
     before = counts.row_ids - np.arange(len(counts.row_ids))
     return ranks + np.searchsorted(before, ranks, side="right")
 
 
-def _check_number(examples: Any, source: TopKSource, num_examples: int | None) -> None:
+def _check_number(examples: Any, source: NoiseSource, num_examples: int | None) -> None:
     if num_examples is None and not has_length(examples) and not isinstance(source, PublicRows):
         raise ValueError(
             "Expected num_examples with examples that have no length, got num_examples=None: a "
-            "repeated dataset, or rows of ids taken for batches, would go unnoticed."
+            "dataset that repeats, or single examples instead of batches, would go unnoticed."
         )
 
 
-def _check_public(source: TopKSource, counts: Mapping[str, RowCounts]) -> None:
+def _check_public(source: NoiseSource, counts: Mapping[str, RowCounts]) -> None:
     empty = [name for name, table in counts.items() if not len(table.row_ids)]
     if isinstance(source, PublicRows) and empty:
         raise ValueError(
-            f"Expected public examples that look up every table, got none for {empty}: a table "
-            "that nothing is known of takes a weight of 0."
+            f"Expected public examples that look up every table, got none for {empty}: give "
+            "a table without public examples a weight of 0."
         )

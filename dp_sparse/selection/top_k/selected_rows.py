@@ -1,7 +1,8 @@
-"""Rows selected once, as training uses them: which rows of which table, and what they cost.
+"""The rows that were selected before training: which rows of which table, and what they cost.
 
-A set is saved as one `.npz` file: the sorted rows of each table and a JSON header with the tables'
-sizes, the source and its price. Counts, noisy or not, are neither kept nor saved. O(rows selected).
+They are saved as one `.npz` file: the sorted rows of each table, and a JSON header with the tables'
+sizes, the noise source and its cost. Counts, noisy or not, are neither kept nor saved. O(rows
+selected).
 """
 
 import dataclasses
@@ -20,25 +21,25 @@ import numpy as np
 from dp_sparse.accounting import Release, event_config
 from dp_sparse.core import validate, whole_file
 from dp_sparse.selection.top_k.counting import TopKTable, as_tables
-from dp_sparse.selection.top_k.noise_sources import PublicRows, TopKSource
+from dp_sparse.selection.top_k.noise_sources import NoiseSource, PublicRows
 
 _FORMAT = "dp-sparse-rows-1"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SelectedRows:
-    """The embedding rows that training may update, and the price of having chosen them.
+    """The embedding rows that training may update, and what their selection costs.
 
     Attributes:
         row_ids: int64 `[rows]` of each table by name, sorted, unique and read-only.
         num_rows: Rows of each table.
-        source: Where the choice came from.
+        source: The noise source of the selection.
         lookups: p, the most lookups of one example in the tables of which some rows are selected
             and some are not; only these were counted. 0 for public rows.
 
     Raises:
-        ValueError: Rows and tables have other names, a row is outside its table, twice there or out
-            of order, or a private choice has lookups=0.
+        ValueError: Rows and tables have different names, a row is outside its table, repeated or
+            out of order, or a private selection has lookups=0.
 
     Examples:
         >>> import dp_sparse, tempfile
@@ -50,14 +51,14 @@ class SelectedRows:
         {'users': array([3, 7])}
 
     ### Formal Guarantees
-    What `release.event` says of the choice. A set that trains several models was paid for once, and
-    its release belongs into the plan of each; another set needs a release of its own, also if it
-    came from the same source at the same price.
+    Those of `release.event`, for the selection. Rows that several models train were selected once,
+    and their release belongs into the plan of each model. Other rows need a release of their own,
+    even if they came from the same noise source at the same cost.
     """
 
     row_ids: Mapping[str, np.ndarray]
     num_rows: Mapping[str, int]
-    source: TopKSource
+    source: NoiseSource
     lookups: int = 0
 
     def __post_init__(self) -> None:
@@ -86,39 +87,39 @@ class SelectedRows:
 
     @property
     def selected(self) -> int:
-        """Rows of the tables that had to be counted."""
+        """How many rows were selected in the tables that had to be counted."""
         sizes = {name: len(rows) for name, rows in self.row_ids.items()}
         return sum(size for name, size in sizes.items() if size < self.num_rows[name])
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """What the choice cost."""
+        """What the selection cost."""
         if not self.selected:
             return dp_accounting.NoOpDpEvent()
         return self.source.event(self.lookups, self.selected)
 
     @property
     def costs(self) -> bool:
-        """Whether private data were looked at, so that a plan must have the release."""
+        """Whether private data was read, so that a plan must have the release."""
         return not isinstance(self.event, dp_accounting.NoOpDpEvent)
 
     @property
     def release(self) -> Release:
-        """What belongs into `PrivacyPlan(releases=(..., ))`."""
+        """The release for `PrivacyPlan(releases=(..., ))`."""
         tables = f"top {self.selected} rows of {len(self.num_rows)} tables"
         noise = self.source.description(self.lookups) if self.selected else "nothing counted"
-        return Release(f"{tables} ({noise}; selection {self.digest})", self.event)
+        return Release(f"{tables} ({noise}; selection {self.fingerprint})", self.event)
 
     @property
-    def digest(self) -> str:
-        """Tells this choice from others of equal price: 12 hexadecimal digits of its SHA-256."""
+    def fingerprint(self) -> str:
+        """The name of this selection: 12 hexadecimal digits of a SHA-256 of all that it is."""
         found = hashlib.sha256(json.dumps(self._header(), sort_keys=True).encode())
         for name in sorted(self.row_ids):
             found.update(self.row_ids[name].tobytes())
         return found.hexdigest()[:12]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes one file, replacing what was there whole or not at all."""
+        """Writes one file, whole or not at all, in place of what was there."""
         arrays: dict[str, Any] = {f"rows_{i}": r for i, r in enumerate(self.row_ids.values())}
         with whole_file(path) as file:
             np.savez_compressed(file, header=np.array(json.dumps(self._header())), **arrays)
@@ -129,16 +130,15 @@ class SelectedRows:
         path: str | os.PathLike[str],
         tables: Mapping[str, int | TopKTable] | None = None,
     ) -> "SelectedRows":
-        """The set that `save` wrote.
+        """The rows that `save` wrote.
 
         Args:
             path: The file.
-            tables: The model's tables by name, or their numbers of rows, which must be those of the
-                file.
+            tables: The model's tables by name, or their numbers of rows; the file must be for them.
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: It is no such file, is damaged, or was made for other tables.
+            ValueError: The file is of another kind, damaged, or for other tables.
         """
         config = _read(Path(path))
         if tables is not None:
@@ -146,23 +146,23 @@ class SelectedRows:
         return cls.from_config(config)
 
     def get_config(self) -> dict[str, Any]:
-        """A JSON-ready description from which `from_config` makes an equal set."""
+        """A JSON-ready description from which `from_config` makes equal rows."""
         row_ids = {name: rows.tolist() for name, rows in self.row_ids.items()}
         return {**self._header(), "row_ids": row_ids}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "SelectedRows":
-        """The set that `get_config` described.
+        """The rows that `get_config` described.
 
         Raises:
-            ValueError: Its price is not that of its source, or as the class.
+            ValueError: Their cost is not that of their noise source, or as the class.
         """
-        source = TopKSource.from_config(config["source"])
+        source = NoiseSource.from_config(config["source"])
         row_ids = {name: np.asarray(r, np.int64) for name, r in config["row_ids"].items()}
         found = cls(row_ids, config["num_rows"], source, config["lookups"])
         if event_config(found.event) != config["event"]:
             raise ValueError(
-                f"Expected the price of {source}, {event_config(found.event)}, got "
+                f"Expected the cost of {source}, {event_config(found.event)}, got "
                 f"{config['event']}: select the rows again."
             )
         return found

@@ -1,4 +1,4 @@
-"""Any other layer: exact by a per-example product, or a refusal that names it and the mend."""
+"""Any other layer: exact by a per-example product, or a refusal that names it and the fix."""
 
 from typing import Any
 

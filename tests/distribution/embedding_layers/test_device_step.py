@@ -44,7 +44,7 @@ def distributed(tables: distribution.PrivateTables) -> two_tables.Made:
 
 def tables_zero_features(tables: distribution.PrivateTables) -> Any:
     x = {name: tf.constant(v) for name, v in two_tables.data()[0].items()}
-    rows = tables.rows - two_tables.SIZE
+    rows = tables.examples - two_tables.SIZE
     x = {k: tf.pad(v, [[0, rows]] + [[0, 0]] * (v.shape.rank - 1)) for k, v in x.items()}
     return lookups_of(tables, x)
 

@@ -88,7 +88,7 @@ def test_more_rows_than_there_is_room_for_are_refused() -> None:
 
 def one(**changed: Any) -> tuple[Feature, Table]:
     feature = Feature(
-        **{"name": "f", "lookups": 3, "bag": True, "combiner": "sum", "weights": None, **changed}
+        **{"name": "f", "most_ids": 3, "bag": True, "combiner": "sum", "weights": None, **changed}
     )
     return feature, Table("t", 10, 2, (feature,), 16)
 
@@ -98,7 +98,7 @@ def one(**changed: Any) -> tuple[Feature, Table]:
     [
         ({}, {"f": [[10, 0, 0]]}, "Expected ids .* in feature 'f', got 10"),
         ({}, {"f": [[-2, 0, 0]]}, "in feature 'f', got -2"),
-        ({"bag": False, "lookups": 1}, {"f": [-1]}, "in feature 'f', got -1"),
+        ({"bag": False, "most_ids": 1}, {"f": [-1]}, "in feature 'f', got -1"),
         ({"weights": "w"}, {"f": [[1, 0, 0]], "w": [[1.0, -1.0, 0.0]]}, "weights .* got -1"),
         ({"weights": "w"}, {"f": [[1, 0, 0]], "w": [[np.nan, 1.0, 0.0]]}, "weights .* got nan"),
         ({"weights": "w"}, {"f": [[1, 0, 0]], "w": [[1e20, 1.0, 0.0]]}, "weights .* got 1e"),
@@ -114,7 +114,7 @@ def test_bad_ids_and_weights(changed: Any, x: Any, message: str) -> None:
     [
         ({}, {}, "Expected 'f' among the inputs, in a dictionary, got"),
         ({}, {"f": [1, 2]}, r"Expected ids of 'f' of shape \[batch, 3\], got \(2,\)"),
-        ({"bag": False, "lookups": 1}, {"f": [[1, 2]]}, r"shape \[batch\] or \[batch, 1\]"),
+        ({"bag": False, "most_ids": 1}, {"f": [[1, 2]]}, r"shape \[batch\] or \[batch, 1\]"),
         ({"weights": "w"}, {"f": [[1, 0, 0]] * 2, "w": [1.0, 7.0]}, "weights .* of the shape"),
         ({}, {"f": [[1.5, 0.0, 0.0]]}, "Expected integer ids of 'f', got float32"),
         ({}, {"f": [["a", "b", "c"]]}, "Expected integer ids of 'f', got string"),
@@ -176,4 +176,4 @@ def test_padding_chooses_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     for name, keep in batch["keep"].items():
         assert not np.delete(keep.numpy(), first, 0).any()
         assert keep.numpy()[first].any() or name == "words"
-    assert batch["features"]["left"].shape == (tables.rows,)
+    assert batch["features"]["left"].shape == (tables.examples,)

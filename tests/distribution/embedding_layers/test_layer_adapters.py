@@ -65,7 +65,7 @@ def test_no_backward_pass_of_a_model_reaches_the_tables(
         return tape.gradient(total, activations)
 
     run: Callable[[], Any] = tf.function(backward, autograph=False) if in_graph else backward
-    assert run()["left"].shape == (tables.rows, two_tables.WIDTH)
+    assert run()["left"].shape == (tables.examples, two_tables.WIDTH)
     assert int(engine.updates) == 0
     assert all((table == two_tables.INITIAL[name]).all() for name, table in read(engine).items())
 
@@ -129,11 +129,13 @@ def test_other_layers_are_refused(tables: distribution.PrivateTables) -> None:
         layer_adapters.layer_of(object(), tables)
 
 
-def test_tables_in_two_places_are_refused(tables: distribution.PrivateTables) -> None:
+def test_tables_on_two_kinds_of_devices_are_refused(tables: distribution.PrivateTables) -> None:
     """As keras-rs keeps them where only some are wanted on SparseCores."""
     layer = type("DistributedEmbedding", (), {"__module__": "keras_rs.layers", "name": "both"})()
     layer._placement_to_path_to_feature_config = {"default_device": {}, "sparsecore": {}}
-    with pytest.raises(ValueError, match=r"all tables of both in one place, got \['default_device"):
+    with pytest.raises(
+        ValueError, match=r"all tables of both on one kind of device, got \['default_device"
+    ):
         layer_adapters.layer_of(layer, tables)
 
 

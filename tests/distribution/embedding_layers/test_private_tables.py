@@ -47,7 +47,7 @@ def test_several_hosts_are_refused() -> None:
 def test_shapes_on_a_tpu() -> None:
     """Multiples of 8 for each of 4 replicas, and every size known beforehand."""
     tables = two_tables.private_tables(two_tables.private_optimizer(), strategy=Strategy())
-    assert tables.rows == 32  # 24 and 8 of padding
+    assert tables.examples == 32  # 24 and 8 of padding
     config = tables.feature_config
     assert list(config["left"].output_shape) == [8]
     shared, bag = tables.tables
@@ -63,8 +63,8 @@ def test_room_is_for_every_lookup_of_a_batch() -> None:
     optimizer = two_tables.private_optimizer()
     tables = distribution.PrivateTables({"id": two_tables.E.FeatureConfig(wide)}, optimizer)
     (table,) = tables.tables
-    assert table.capacity >= tables.rows + optimizer.most_false_rows(10_000)
-    assert table.capacity < tables.rows + 100
+    assert table.capacity >= tables.examples + optimizer.most_false_rows(10_000)
+    assert table.capacity < tables.examples + 100
 
 
 def test_learning_rate_is_read_at_each_step() -> None:

@@ -1,4 +1,4 @@
-"""Gradients and noise meet on points that float32 adds exactly, so no low bit tells them apart."""
+"""Gradients and noise are on a grid that float32 adds exactly, so no low bit tells them apart."""
 
 import math
 from typing import Any
@@ -13,33 +13,37 @@ from scipy import stats
 
 from dp_sparse.distribution.embedding_layers import device_step, layer_adapters
 from dp_sparse.distribution.embedding_layers.host_step import HostStep
-from dp_sparse.distribution.embedding_layers.rounding_grid import Lattice
+from dp_sparse.distribution.embedding_layers.rounding_grid import RoundingGrid
 from tests.distribution.embedding_layers import two_tables
 from tests.distribution.embedding_layers.emulator import SparseCore
 from tests.reference.distributions import SIGNIFICANCE
 
 
-def lattice(**changed: Any) -> Lattice:
-    given = {"clip_norm": 1.0, "deviation": 0.8, "batch": 100.0, "rows": 160, "slack": 4.0}
-    return Lattice(**{**given, **changed})
+def grid(**changed: Any) -> RoundingGrid:
+    given = {"clip_norm": 1.0, "deviation": 0.8, "batch": 100.0, "examples": 160, "slack": 4.0}
+    return RoundingGrid(**{**given, **changed})
 
 
 @given(st.integers(1, 10**6), st.floats(1e-3, 1e3), st.floats(1e-2, 10.0))
 @settings(max_examples=200, deadline=None)
-def test_every_sum_is_exact(rows: int, clip_norm: float, sigma: float) -> None:
-    points = lattice(
-        rows=rows, clip_norm=clip_norm, deviation=sigma * clip_norm, batch=rows / 2, slack=0.0
+def test_every_sum_is_exact(examples: int, clip_norm: float, sigma: float) -> None:
+    points = grid(
+        examples=examples,
+        clip_norm=clip_norm,
+        deviation=sigma * clip_norm,
+        batch=examples / 2,
+        slack=0.0,
     )
     assert math.frexp(points.step)[0] == 0.5  # a power of two
-    largest = (rows * clip_norm + 9.1 * sigma * clip_norm) / points.batch
+    largest = (examples * clip_norm + 9.1 * sigma * clip_norm) / points.batch
     assert largest / points.step <= 2**24
-    assert points.step <= 2**-6 * max(sigma, rows * 2**-16) * clip_norm / points.batch
+    assert points.step <= 2**-6 * max(sigma, examples * 2**-16) * clip_norm / points.batch
 
 
 @given(st.integers(0, 2**31 - 1), st.sampled_from([1e-6, 1e-3, 1e-2]))
 @settings(max_examples=30, deadline=None)
 def test_rounding_is_unbiased_and_within_a_step(seed: int, size: float) -> None:
-    points, rng = lattice(), np.random.default_rng(seed)
+    points, rng = grid(), np.random.default_rng(seed)
     values = (size * rng.normal(size=(50, 4))).astype("float32")
     rounded = points.rounded(tf.constant(values), tf.constant([seed, 1])).numpy()
     assert (rounded / points.step == np.round(rounded / points.step)).all()
@@ -52,7 +56,7 @@ def test_rounding_is_unbiased_and_within_a_step(seed: int, size: float) -> None:
 
 def test_a_rounded_example_stays_within_the_clip_norm() -> None:
     """Four rows of two entries: the worst that `slack` allows."""
-    points = lattice(slack=math.sqrt(8), rows=10**5, batch=5e4)
+    points = grid(slack=math.sqrt(8), examples=10**5, batch=5e4)
     share = points.clip_norm_before_rounding / points.batch / math.sqrt(8)
     for seed in range(20):
         rows = points.rounded(tf.fill([4, 2], share), tf.constant([seed, 0])).numpy()
@@ -69,7 +73,7 @@ def test_terms_that_cancel_enter_no_sum() -> None:
 
 
 def test_noise_has_its_distribution() -> None:
-    points = lattice()
+    points = grid()
     noise = points.noise(tf.constant(np.random.default_rng(0).normal(size=5000))).numpy()
     assert (noise / points.step == np.round(noise / points.step)).all()
     assert stats.kstest(noise, "norm", (0, 0.8 / 100)).pvalue > SIGNIFICANCE
@@ -78,10 +82,10 @@ def test_noise_has_its_distribution() -> None:
 
 def test_batches_too_large_to_be_exact_are_refused() -> None:
     with pytest.raises(ValueError, match="would cost 48% of clip_norm"):
-        lattice(rows=10**6, batch=1e6, slack=4.0)
+        grid(examples=10**6, batch=1e6, slack=4.0)
 
 
-def test_all_that_a_step_pushes_is_on_the_lattice() -> None:
+def test_all_that_a_step_pushes_is_on_the_grid() -> None:
     """Else a row that noise alone chose would be told from one that an example looked up."""
     optimizer, source = two_tables.private_optimizer(), two_tables.data()
     tables = two_tables.private_tables(optimizer, two_tables.tf_features("mean"))
@@ -89,21 +93,21 @@ def test_all_that_a_step_pushes_is_on_the_lattice() -> None:
     layer = layer_adapters.SparseCoreLayer(engine)
     look_up = layer.look_up
 
-    def recorded(features: Any, weights: Any) -> layer_adapters.Lookup:
+    def recorded(features: Any, weights: Any) -> layer_adapters.LookedUp:
         found = look_up(features, weights)
 
         def push(gradients: Any) -> None:
             tf.py_function(lambda *leaves: pushed.extend(leaves), tf.nest.flatten(gradients), [])
             found.push(gradients)
 
-        return layer_adapters.Lookup(found.activations, push)
+        return layer_adapters.LookedUp(found.activations, push)
 
     layer.look_up = recorded  # type: ignore[method-assign]
     model = two_tables.compiled_model(optimizer)
     two_tables.take_step(model, tables, layer, source, two_tables.prepared(tables, source))
     assert len(pushed) == len(tables.feature_config)
     for gradient in pushed:
-        steps = gradient.numpy() / tables.lattice.step
+        steps = gradient.numpy() / tables.grid.step
         assert (steps == np.round(steps)).all() and np.abs(steps).max() < 2**24
     assert sum(bool(gradient.numpy().any()) for gradient in pushed) == 5  # of a bag one is 0
 

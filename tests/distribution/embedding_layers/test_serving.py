@@ -113,5 +113,5 @@ def test_layers_that_cannot_be_copied_are_refused() -> None:
     layer = keras_rs.layers.DistributedEmbedding(tables.feature_config)
     with pytest.raises(ValueError, match="TPUEmbeddingV2 .* got DistributedEmbedding: read its"):
         distribution.serving_layer(tables, layer)
-    with pytest.raises(ValueError, match="Expected what serving_layer made of the layer, got Dist"):
+    with pytest.raises(ValueError, match="Expected the result of serving_layer, got Dist"):
         distribution.model_inputs(tables, layer, two_tables.data()[0])

@@ -312,7 +312,7 @@ def test_settings_of_an_optimizer_stay() -> None:
         with pytest.raises(AttributeError):
             setattr(optimizer, name, 3.0)
     tables = two_tables.private_tables(optimizer)
-    for name in ("lattice", "rows", "tables", "private_optimizer", "layer_optimizer"):
+    for name in ("grid", "examples", "tables", "private_optimizer", "layer_optimizer"):
         with pytest.raises(AttributeError, match="cannot change"):
             setattr(tables, name, getattr(tables, name))
 

@@ -1,4 +1,4 @@
-"""Shares of k: exact sums, proportions, small tables, weights; which tables are counted."""
+"""How k rows are divided: exact sums, proportions, small tables, weights; what is counted."""
 
 from fractions import Fraction
 
@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dp_sparse.selection.top_k.allocation import share_rows
+from dp_sparse.selection.top_k.allocation import allocate_rows
 from dp_sparse.selection.top_k.counting import TopKTable, as_tables
 
 TABLES = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0, 0.5, 1, 3])), max_size=7)
 
 
-def shares(k: int, rows: list[int], weights: list[float] | None = None) -> list[int]:
+def rows_of(k: int, rows: list[int], weights: list[float] | None = None) -> list[int]:
     tables = as_tables({str(index): size for index, size in enumerate(rows)})
     named = None if weights is None else dict(zip(tables, weights, strict=True))
-    return list(share_rows(k, tables, named).shares.values())
+    return list(allocate_rows(k, tables, named).rows.values())
 
 
 @pytest.mark.parametrize(
@@ -35,34 +35,34 @@ def shares(k: int, rows: list[int], weights: list[float] | None = None) -> list[
     ],
 )
 def test_cases(k: int, rows: list[int], weights: list[float] | None, expected: list[int]) -> None:
-    assert shares(k, rows, weights) == expected
+    assert rows_of(k, rows, weights) == expected
 
 
 @given(TABLES, st.integers(0, 200))
-def test_shares_add_up_and_follow_the_weights(tables: list[tuple[int, float]], k: int) -> None:
+def test_rows_add_up_and_follow_the_weights(tables: list[tuple[int, float]], k: int) -> None:
     rows, weights = [size for size, _ in tables], [weight for _, weight in tables]
     if tables and not any(weights):
         weights = [1.0] * len(weights)
-    found = shares(k, rows, weights if tables else None)
+    found = rows_of(k, rows, weights if tables else None)
     open_rows = sum(size for size, weight in zip(rows, weights, strict=True) if weight)
     assert sum(found) == min(k, open_rows)
-    assert all(0 <= share <= size for share, size in zip(found, rows, strict=True))
+    assert all(0 <= got <= size for got, size in zip(found, rows, strict=True))
     partial = [
-        Fraction(share) / Fraction(weight)
-        for share, size, weight in zip(found, rows, weights, strict=True)
-        if weight and share < size
+        Fraction(got) / Fraction(weight)
+        for got, size, weight in zip(found, rows, weights, strict=True)
+        if weight and got < size
     ]
-    for share, size, weight in zip(found, rows, weights, strict=True):
+    for got, size, weight in zip(found, rows, weights, strict=True):
         if weight:  # nobody is more than one row ahead of a table that could take more
-            assert all((share - 1) / Fraction(weight) <= other + 2 for other in partial)
-        if share == size and weight:  # a table is kept whole when its share is that much
+            assert all((got - 1) / Fraction(weight) <= other + 2 for other in partial)
+        if got == size and weight:  # a table is kept whole when it would get that much
             assert all(size / Fraction(weight) <= other + 2 / Fraction(0.5) for other in partial)
 
 
 def test_what_is_counted() -> None:
     tables = {"one": TopKTable(10), "tokens": TopKTable(50, max_lookups=8), "tiny": TopKTable(2)}
-    wanted = share_rows(12, tables)
-    assert wanted.shares == {"one": 5, "tokens": 5, "tiny": 2}
+    wanted = allocate_rows(12, tables)
+    assert wanted.rows == {"one": 5, "tokens": 5, "tiny": 2}
     assert list(wanted.counted) == ["one", "tokens"]  # tiny is kept whole: nothing is released
     assert (wanted.lookups, wanted.selected) == (9, 10)
     assert wanted.num_rows == {"one": 10, "tokens": 50, "tiny": 2}
@@ -71,7 +71,7 @@ def test_what_is_counted() -> None:
 @pytest.mark.parametrize("k", [-1, 1.5, float("nan"), None, "3"])
 def test_bad_k(k: object) -> None:
     with pytest.raises(ValueError, match="Expected k to be a whole number >= 0, got k="):
-        share_rows(k, as_tables({"t": 3}))  # type: ignore[arg-type]
+        allocate_rows(k, as_tables({"t": 3}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_bad_k(k: object) -> None:
 )
 def test_bad_weights(weights: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        share_rows(3, as_tables({"a": 5, "b": 5}), weights)
+        allocate_rows(3, as_tables({"a": 5, "b": 5}), weights)

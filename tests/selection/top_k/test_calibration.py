@@ -1,4 +1,4 @@
-"""The price of a selection beside training: closed forms, numbers derived elsewhere, a plan's ε."""
+"""The cost of a selection with training: closed forms, numbers derived elsewhere, a plan's ε."""
 
 import dataclasses
 import math
@@ -22,8 +22,8 @@ from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,
     GumbelTopK,
     LaplaceTopK,
+    NoiseSource,
     PublicRows,
-    TopKSource,
 )
 from tests.reference import top_k as reference
 
@@ -72,7 +72,7 @@ def training() -> privacy_loss_distribution.PrivacyLossDistribution:
     return Accountant().compose(TRAINING).distribution
 
 
-def noise_of(source: type[TopKSource], noise: float, lookups: int) -> float:
+def noise_of(source: type[NoiseSource], noise: float, lookups: int) -> float:
     """The number that makes a source of this noise on each count."""
     return noise / math.sqrt(lookups) if source is GaussianTopK else noise
 
@@ -86,7 +86,7 @@ def joint_epsilon(
 @pytest.mark.parametrize(("source", "lookups", "noise"), JOINT)
 def test_joint_price(
     training: privacy_loss_distribution.PrivacyLossDistribution,
-    source: type[TopKSource],
+    source: type[NoiseSource],
     lookups: int,
     noise: float,
 ) -> None:
@@ -136,7 +136,7 @@ def test_joint_price_of_peeling(
 
 @pytest.mark.parametrize(("source", "lookups", "selected", "noise", "tolerance"), APART)
 def test_price_apart(
-    source: type[TopKSource], lookups: int, selected: int, noise: float, tolerance: float
+    source: type[NoiseSource], lookups: int, selected: int, noise: float, tolerance: float
 ) -> None:
     found = smallest_noise(
         lambda value: source(value).event(lookups, selected), epsilon=0.01, delta=DELTA

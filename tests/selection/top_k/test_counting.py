@@ -178,7 +178,7 @@ def test_ids_outside_the_table(bad: int) -> None:
     x["tokens"][21, 2] = bad
     with pytest.raises(
         BadExampleError,
-        match=rf"ids of table 'tokens' in \[0, 12\), got {bad} in example 21\. Mend the data, set "
+        match=rf"ids of table 'tokens' in \[0, 12\), got {bad} in example 21\. Fix the data, set "
         "padding_id, or leave such ids out with quarantine=True",
     ):
         counted((x, y))

@@ -1,4 +1,4 @@
-"""Noise quantiles against SciPy, down to the tails; what each source costs; round trips."""
+"""Noise quantiles against SciPy, down to the tails; what each noise source costs; round trips."""
 
 import dp_accounting
 import numpy as np
@@ -10,8 +10,8 @@ from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,
     GumbelTopK,
     LaplaceTopK,
+    NoiseSource,
     PublicRows,
-    TopKSource,
 )
 from dp_sparse.selection.top_k.order_statistics import Quantile, random_quantiles
 from tests.reference.distributions import SIGNIFICANCE
@@ -25,7 +25,7 @@ RNG = np.random.Generator(np.random.Philox(key=2))
 
 
 @pytest.mark.parametrize(("source", "distribution"), PRIVATE)
-def test_quantiles(source: TopKSource, distribution: stats.rv_continuous) -> None:
+def test_quantiles(source: NoiseSource, distribution: stats.rv_continuous) -> None:
     tail = np.array([0.5, 0.4, 1e-3, 1e-16, 1e-30])
     upper = source.quantiles(Quantile(tail, np.ones(5, bool)))
     lower = source.quantiles(Quantile(tail, np.zeros(5, bool)))
@@ -35,7 +35,7 @@ def test_quantiles(source: TopKSource, distribution: stats.rv_continuous) -> Non
 
 @pytest.mark.parametrize(("source", "distribution"), PRIVATE)
 def test_noise_has_the_right_distribution(
-    source: TopKSource, distribution: stats.rv_continuous
+    source: NoiseSource, distribution: stats.rv_continuous
 ) -> None:
     noise = source.quantiles(random_quantiles(100_000, RNG))
     assert stats.kstest(noise, distribution.cdf).pvalue > SIGNIFICANCE
@@ -58,13 +58,15 @@ def test_events() -> None:
 
 
 @pytest.mark.parametrize("source", [PublicRows(), *(source for source, _ in PRIVATE)])
-def test_round_trip(source: TopKSource) -> None:
-    assert TopKSource.from_config(source.get_config()) == source
+def test_round_trip(source: NoiseSource) -> None:
+    assert NoiseSource.from_config(source.get_config()) == source
 
 
 def test_another_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="Expected a TopKSource among .*GaussianTopK.*got 'Exact'"):
-        TopKSource.from_config({"class": "Exact"})
+    with pytest.raises(
+        ValueError, match="Expected a NoiseSource among .*GaussianTopK.*got 'Exact'"
+    ):
+        NoiseSource.from_config({"class": "Exact"})
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), None])

@@ -16,8 +16,8 @@ from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,
     GumbelTopK,
     LaplaceTopK,
+    NoiseSource,
     PublicRows,
-    TopKSource,
 )
 from dp_sparse.selection.top_k.order_statistics import secret_generator
 from dp_sparse.selection.top_k.select import noisy_top_k, select_top_k
@@ -37,7 +37,7 @@ def row_counts(counts: dict[int, int], num_rows: int) -> RowCounts:
 
 
 def selections(
-    source: TopKSource, counts: RowCounts, k: int, scale: float, runs: int
+    source: NoiseSource, counts: RowCounts, k: int, scale: float, runs: int
 ) -> np.ndarray:
     """The selected rows of independent runs, int64 `[runs, k]`."""
     rng = secret_generator()
@@ -127,7 +127,7 @@ def test_blocks_of_counts_make_no_difference(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("source", [GumbelTopK(2.0), LaplaceTopK(2.0), GaussianTopK(2.0)])
-def test_the_noise_fits_the_lookups(source: TopKSource) -> None:
+def test_the_noise_fits_the_lookups(source: NoiseSource) -> None:
     """Two tables, one of up to 8 lookups: p = 9, on which the Gaussian's deviation depends."""
     examples = ({"a": np.repeat([0, 1], [6, 2]), "b": np.full((8, 8), 3)}, np.zeros(8))
     tables = {"a": TopKTable(2), "b": TopKTable(4, max_lookups=8)}
@@ -238,7 +238,7 @@ def test_equal_counts_are_chosen_at_random() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES.values())
-def test_no_examples(source: TopKSource) -> None:
+def test_no_examples(source: NoiseSource) -> None:
     """A private source must not tell no example from one: it chooses at random, with a warning."""
     empty = ({"t": np.zeros(0, np.int64)}, np.zeros(0))
     with pytest.warns(UserWarning, match="there was no example"):

@@ -14,8 +14,8 @@ from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,
     GumbelTopK,
     LaplaceTopK,
+    NoiseSource,
     PublicRows,
-    TopKSource,
 )
 from dp_sparse.selection.top_k.selected_rows import SelectedRows
 
@@ -24,13 +24,13 @@ ROWS = {"tokens/lookup": [0, 2**33, 2**33 + 5], "user": [1, 9], "empty": []}
 SOURCES = [PublicRows(), GaussianTopK(3.7), GumbelTopK(98.2), LaplaceTopK(95.5)]
 
 
-def rows_of(source: TopKSource) -> SelectedRows:
+def rows_of(source: NoiseSource) -> SelectedRows:
     return SelectedRows({n: np.array(r, np.int64) for n, r in ROWS.items()}, TABLES, source, 9)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
 @pytest.mark.parametrize("way", ["file", "config"])
-def test_round_trip(source: TopKSource, way: str, tmp_path: Path) -> None:
+def test_round_trip(source: NoiseSource, way: str, tmp_path: Path) -> None:
     rows, path = rows_of(source), tmp_path / "rows of a model"
     rows.save(path)
     config = json.loads(json.dumps(rows.get_config()))
@@ -48,15 +48,15 @@ def test_release_names_the_price() -> None:
     rows = rows_of(GaussianTopK(3.0))
     assert rows.release == Release(
         "top 5 rows of 3 tables (Gaussian noise of standard deviation 9 on each count; selection "
-        f"{rows.digest})",
+        f"{rows.fingerprint})",
         dp_accounting.GaussianDpEvent(3.0),
     )
     assert "public, at no cost" in rows_of(PublicRows()).release.name
 
 
-def test_digests_tell_choices_apart() -> None:
+def test_fingerprints_tell_choices_apart() -> None:
     rows = rows_of(GaussianTopK(3.0))
-    assert rows.digest == rows_of(GaussianTopK(3.0)).digest
+    assert rows.fingerprint == rows_of(GaussianTopK(3.0)).fingerprint
     row_ids = {name: np.array(ids) for name, ids in rows.row_ids.items()}
     table = next(name for name, ids in row_ids.items() if 0 < len(ids) < TABLES[name])
     others = np.setdiff1d(np.arange(TABLES[table]), row_ids[table])
@@ -166,7 +166,7 @@ def test_no_file(tmp_path: Path) -> None:
 def test_a_price_that_is_not_its_source_s() -> None:
     config = rows_of(GaussianTopK(1.0)).get_config()
     config["event"]["fields"]["noise_multiplier"] = 50.0
-    with pytest.raises(ValueError, match="Expected the price of GaussianTopK"):
+    with pytest.raises(ValueError, match="Expected the cost of GaussianTopK"):
         SelectedRows.from_config(config)
 
 
