@@ -3,6 +3,7 @@
 Fixtures that several folders take are here, too.
 """
 
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -19,6 +20,17 @@ from dp_sparse.optimizers import ledger
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
+
+
+# Graphs are many small objects, which the collector would look through again and again: a seventh
+# of the time of a long run.
+gc.set_threshold(200_000, 50, 50)
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: modules, and the tests themselves."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
