@@ -6,7 +6,7 @@ per-example gradients in memory. May use: `core`.
 """
 
 from dp_sparse.clipping import isolation
-from dp_sparse.clipping.clipped_sums import Scaled, scaled
+from dp_sparse.clipping.clipped_sums import Amounts, ClippedSums, zero_sums
 from dp_sparse.clipping.coverage import (
     Survey,
     embedding_tables,
@@ -20,6 +20,7 @@ from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_lead
 from dp_sparse.clipping.machine_check import self_check
 from dp_sparse.clipping.observation import Observer, RecordedPass, Used, count_tensors, not_zero
 from dp_sparse.clipping.recording import Recording, record
+from dp_sparse.clipping.scaling import Scaled, scaled
 from dp_sparse.clipping.styles import (
     STYLES,
     AutomaticClipping,
@@ -28,7 +29,6 @@ from dp_sparse.clipping.styles import (
     PerLayerClipping,
     QuantileClipping,
 )
-from dp_sparse.clipping.sums import Amounts, ClippedSums, zero_sums
 from dp_sparse.clipping.tap import BeforeLookup
 from dp_sparse.clipping.unnoised import metric_variables, register_unnoised
 from dp_sparse.clipping.uses import Rows, Tied, Use, exact

@@ -134,8 +134,7 @@ def update_from(allowed: Sequence[tf.Tensor]) -> Iterator[None]:
     """Checks the update that is traced inside: of the batch it may use `allowed` and nothing else.
 
     It may use neither tensors of the step that Python code kept, nor statistics of training without
-    noise. `allowed` are the clipped sums and the draw of the noise, and the optimizer gives users'
-    code the noisy means alone. Code that follows the graph back from them is not stopped.
+    noise. `allowed` are the noisy means: whoever follows the graph back from them is refused, too.
 
     Raises:
         PrivacyError: With all else that a schedule, regularizer, constraint or optimizer uses.

@@ -1,7 +1,7 @@
 """One forward pass in which every layer call with trainable variables is recorded.
 
 Nothing else is possible. Each such layer is tapped: its `call` is replaced on the instance while
-the pass runs. An audit fails closed: a trainable variable read outside its layer's tap, a
+the pass runs. A guard fails closed: a trainable variable read outside its layer's tap, a
 non-trainable one written (seed generators apart), and a loss added on the way are refused, since
 what was not measured could not be clipped.
 """
@@ -80,36 +80,36 @@ def record(
 
     Raises:
         UnsupportedLayerError: With every layer whose per-example gradients cannot be had, its path
-            and the mend.
+            and the fix.
     """
     taps = tapped_layers(model)
-    audit = VariableGuard(model, seeds)
+    guard = VariableGuard(model, seeds)
     records: list[Record] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(guarded(recorded=lambda: model.trainable_variables))
         stack.enter_context(replicas.apart())
         for layer, rule in taps:
             tap = Tap(
-                layer, tape, records, batch_capacity, audit.seeds_drawn, _settling(before_lookup)
+                layer, tape, records, batch_capacity, guard.seeds_drawn, _settling(before_lookup)
             )
-            stack.enter_context(_tapped(layer, rule, tap, audit))
-        with audit:
+            stack.enter_context(_tapped(layer, rule, tap, guard))
+        with guard:
             outputs = model(x, training=True)
-        audit.refuse()  # first, since it names variables
-    return Recording(outputs, records, audit.seeds_drawn())
+        guard.refuse()  # first, since it names variables
+    return Recording(outputs, records, guard.seeds_drawn())
 
 
 @contextlib.contextmanager
 def _tapped(
-    layer: keras.layers.Layer, rule: Rule, tap: Tap, audit: "VariableGuard"
+    layer: keras.layers.Layer, rule: Rule, tap: Tap, guard: "VariableGuard"
 ) -> Iterator[None]:
     original, own = layer.call, vars(layer).get("call")
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if audit.covers_all:
+        if guard.covers_all:
             return original(*args, **kwargs)
-        with audit.inside(layer, rule), recorded_operations():
+        with guard.inside(layer, rule), recorded_operations():
             return rule(layer, original, tap, *args, **kwargs)
 
     layer.call = call

@@ -40,9 +40,7 @@ class NoiseKey:
     """
 
     def __init__(self) -> None:
-        words = _fresh_word(), _fresh_word(), np.int64(0)
-        made = replicas.undistributed(lambda: [tf.Variable(w, trainable=False) for w in words])
-        self._key, self._offset, self._draws = made
+        self._key, self._offset, self._draws = replicas.undistributed(_variables)
 
     def refresh(self) -> None:
         """Replaces the key by a new one from the operating system."""
@@ -77,6 +75,13 @@ class NoiseKey:
 
     def __reduce__(self) -> tuple[type["NoiseKey"], tuple[()]]:
         return NoiseKey, ()
+
+
+def _variables() -> tuple[tf.Variable, tf.Variable, tf.Variable]:
+    """Key, offset and count; what counts under a lock is an operation of CPUs alone."""
+    with tf.device("CPU:0"):
+        draws = tf.Variable(np.int64(0), trainable=False)
+    return *(tf.Variable(_fresh_word(), trainable=False) for _ in range(2)), draws
 
 
 def _fresh_word() -> np.ndarray:

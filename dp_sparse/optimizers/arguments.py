@@ -4,6 +4,7 @@ import keras
 
 from dp_sparse.accounting import Mechanism, PrivacyPlan
 from dp_sparse.clipping import STYLES, ClippingStyle, FlatClipping
+from dp_sparse.optimizers.keras_wrapper import NoForeignGradients
 
 _COUPLED = ("gradient_accumulation_steps", "loss_scale_factor")
 
@@ -43,7 +44,7 @@ def checked_optimizer(
         optimizer = keras.optimizers.get(optimizer)
     plain = isinstance(optimizer, keras.optimizers.Optimizer)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if not plain or scaled or hasattr(optimizer, "apply_private"):
+    if not plain or scaled or isinstance(optimizer, NoForeignGradients):
         raise ValueError(f"Expected a plain Keras optimizer to wrap, got optimizer={optimizer!r}.")
     for name in _COUPLED:
         if getattr(optimizer, name, None):

@@ -47,12 +47,12 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
     ### Formal Guarantees
     Under the plan's neighbouring relation the updates of a run are what `plan.statement()` says,
     provided every update came from `fit` or from a loop of `dp_sparse.distribution`. Gradients
-    handed over by any other road are refused, not applied.
+    handed over in any other way are refused, not applied.
     """
 
     mechanism: type[Mechanism] = GaussianMechanism  # what the plan must pay for
     delays_noise = False  # whether tables in memory lack noise between steps
-    replicable = True  # nothing of a step but what `release` writes is a replica's own
+    replicable = True  # nothing of a step but what `update` writes is a replica's own
     reads_cotangents = False  # whether `choose_rows` needs them
     selects_rows = True  # whether a step noises chosen rows only; which ones is then released
 
@@ -86,7 +86,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         self.compiles = False  # by XLA, as compile says
         self._model: weakref.ref[keras.Model] | None = None
         self._find_tables: Callable[[], list[keras.Variable]] | None = None
-        self._split = VariableSplit([])
+        self._split = VariableSplit([], [])
         self._settings = 0
 
     def bind(self, model: keras.Model, find_tables: Callable[[], list[keras.Variable]]) -> None:
@@ -144,7 +144,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
 
     @property
     def noise_multiplier(self) -> float:
-        """σ of what a step releases of rows and gradients: the plan's, less the style's share."""
+        """σ of what a step releases of rows and gradients: the plan's, less the style's part."""
         return self._noise_multipliers[0]
 
     @property
@@ -172,6 +172,11 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         return self._split.tables
 
     @property
+    def dense_variables(self) -> list[keras.Variable]:
+        """The trained variables that are no tables; known once built."""
+        return self._split.dense
+
+    @property
     def noised_tables(self) -> list[Any]:
         """The tables with their `path` and `shape`, also those that are not the model's."""
         return [*self.tables, *self.outside_tables]
@@ -188,14 +193,14 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         """Adds noise to the sums over all replicas, once, and writes nothing."""
         moving = self._moving_clip_norm
         unclipped = None if moving is None else moving.released(sums.amounts.statistic, draw)
-        return self.noisy_means(sums, draw)._replace(unclipped=unclipped)
+        return self._noisy_means(sums, draw)._replace(unclipped=unclipped)
 
     @abc.abstractmethod
-    def noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
+    def _noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """What `release` gives of the gradients."""
 
     def update(self, noisy: NoisyMeans) -> None:
-        """Updates every variable by what was released, on all replicas; it draws nothing of it."""
+        """Updates every variable by what was released, on all replicas."""
         pairs = replicas.merged(lambda: self.update_tables(noisy))
         if pairs:
             variables, gradients = zip(*pairs, strict=True)
@@ -253,7 +258,9 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
                 f"{type(self).__name__} was built without a model: pass it to "
                 f"model.compile(optimizer=...)."
             )
-        self._split = VariableSplit(self._find_tables())
+        tables = self._find_tables()
+        ids = {id(table) for table in tables}
+        self._split = VariableSplit([v for v in variables if id(v) not in ids], tables)
         self.clipping.check(variables)
         self.diagnostics.start(len(self.noised_tables))
 

@@ -56,7 +56,7 @@ class DPSGDOptimizer(PrivateOptimizer):
         del draw
         return [looked_up_rows(table) for table in lookups]
 
-    def noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
+    def _noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """Noise on every entry of every variable."""
         dense = list(zip(sums.dense, sums.amounts.dense, strict=True))
         for table, rows in zip(sums.tables, sums.slices, strict=True):

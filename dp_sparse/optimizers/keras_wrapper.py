@@ -71,6 +71,12 @@ class WrappingOptimizer(NoForeignGradients):
 
 @dataclasses.dataclass(frozen=True)
 class VariableSplit:
-    """Holds the model's tables where Keras does not take them for variables of the optimizer."""
+    """The model's trained variables, where Keras does not take them for those of the optimizer.
 
+    Attributes:
+        dense: Those that are no tables.
+        tables: Those that are looked up alone.
+    """
+
+    dense: list[keras.Variable]
     tables: list[keras.Variable]

@@ -26,10 +26,10 @@ from dp_sparse.selection import RowChoice, TableLookups, looked_up_rows
 class LazyDPSGDOptimizer(PrivateOptimizer):
     """DP-SGD around Keras' plain SGD, with a step whose cost does not grow with the tables.
 
-    Noise is owed to rows until they are read. `fit` settles it at the end of every epoch and of
+    Rows get their noise when they are read. `fit` adds what is due at the end of every epoch and of
     itself, also after an error, and `train_on_batch` after every call; `evaluate`, `predict`, what
     they do on one batch, `save`, `save_weights`, `export`, `get_weights` and `get_state_tree`
-    settle it first. `flush` does so at any time. Settling costs one pass over the tables, O(table
+    add it first. `flush` does so at any time. That costs one pass over the tables, O(table
     entries), and the first step after it another that only reads; any other step of `fit` costs
     O(lookups · width), and a row 8 bytes of memory more. There are no micro-batches.
 
@@ -59,13 +59,13 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
 
     ### Formal Guarantees
     That of `DPSGDOptimizer`, for weights after `flush`. Between steps a table in memory lacks noise
-    on rows that were not looked up, which tells which ones were, so it must not be read by any road
+    on rows that were not looked up, which tells which ones were, so it must not be read in any way
     but those above: callbacks that act after every batch are refused.
     """
 
     selects_rows = False
     delays_noise = True
-    replicable = False  # each replica would settle rows of its own
+    replicable = False  # each replica would add noise to rows of its own
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
         self._delayed = DelayedNoise([])
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Builds the wrapped optimizer over the dense variables, and what rows are owed."""
+        """Builds the wrapped optimizer over the dense variables; no row lacks noise yet."""
         if self.built:
             return
         self._split_variables(variables)
@@ -94,13 +94,12 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
         for table in self.tables:
             refuse_whole_table(table)
             _refuse_coarse(table)
-        tables = {id(table) for table in self.tables}
-        self.optimizer.build([v for v in variables if id(v) not in tables])
+        self.optimizer.build(self.dense_variables)
         self._delayed = DelayedNoise(self.tables)
         super().build(variables)
 
     def before_lookup(self, draw: noise.Draw) -> BeforeLookup:
-        """Settles what the rows that are about to be read are owed."""
+        """Adds the noise that is due to the rows that are about to be read."""
         lookups = iter(range(noise.Purpose.DELAYED, 2**24))
 
         def settle(table: keras.Variable, row_ids: tf.Tensor) -> None:
@@ -114,7 +113,7 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
         del draw
         return [looked_up_rows(table) for table in lookups]
 
-    def noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
+    def _noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """Noise on every dense parameter and on the rows that were read.
 
         Sums of rows stay float64, and undivided: DP-SGD rounds a weight once a step, too.
@@ -144,7 +143,7 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
                 table.value.scatter_update(
                     tf.IndexedSlices(tf.cast(after, tf.float32), rows.indices)
                 )
-            self._delayed.owe(deviation, [(table, rows.indices) for table, rows in noisy.tables])
+            self._delayed.delay(deviation, [(table, rows.indices) for table, rows in noisy.tables])
             waiting = [(variable, tf.identity(mean)) for variable, mean in noisy.dense]
         return super().update_tables(noisy._replace(dense=waiting))
 
@@ -155,7 +154,7 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
         return config
 
     def flush(self) -> None:
-        """Settles what all rows are owed; after it the tables are as DP-SGD's. O(table entries)."""
+        """Adds the noise that rows lack: the tables are then as DP-SGD's. O(table entries)."""
         self._delayed.settle_all(self._account.noise_key)
 
 

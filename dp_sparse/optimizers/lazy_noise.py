@@ -8,7 +8,7 @@ its noise, 8 bytes; both start again at 0 when all rows have theirs.
 ### Formal Guarantees
 After `settle_all` the tables have the distribution that they have under DP-SGD with the same
 steps; a row has it from `settle` on. V and what rows have of it are never saved: which rows lack
-noise tells what batches looked up, and so does a table to which noise is still owed.
+noise tells what batches looked up, and so does a table that still lacks noise.
 DP-SGD rounds all rows at every step, this one a row when it is read, so noise must stand above what
 is rounded away. Whether it does is judged by a bound on all weights that knows nothing of the
 batches: the largest weight when all noise had arrived, which DP-SGD would have released, and the
@@ -31,7 +31,7 @@ _UNITS = 2.0**-22  # of a weight, at least two in the last place of float32
 
 
 class DelayedNoise:
-    """What is owed to the rows of some tables; no trackable object, so no checkpoint sees it.
+    """The noise that rows of some tables lack; no trackable object, so no checkpoint sees it.
 
     Attributes:
         tables: The tables.
@@ -54,7 +54,7 @@ class DelayedNoise:
         Args:
             deviation: Of the step's noise on each weight, float64 scalar.
             change: The most that the step adds to a weight beside noise, float64 scalar.
-            key: For the noise that is owed.
+            key: For the noise that is due.
 
         Raises:
             PrivacyError: At run time, if it does not.
@@ -94,8 +94,8 @@ class DelayedNoise:
                 self.settle(table, row_ids, key.next_draw(), noise.Purpose.DELAYED)
                 return tf.constant(True)
 
-            owed = self._variance.read_value() > 0
-            with tf.control_dependencies([tf.cond(owed, settle, lambda: tf.constant(False))]):
+            due = self._variance.read_value() > 0
+            with tf.control_dependencies([tf.cond(due, settle, lambda: tf.constant(False))]):
                 weights = tf.abs(table.value.sparse_read(row_ids))
             return stop, tf.maximum(largest, tf.cast(tf.reduce_max(weights), tf.float64))
 
@@ -103,7 +103,7 @@ class DelayedNoise:
         return tf.while_loop(lambda start, _: start < rows, part, start)[1]
 
     def refuse_vanishing(self, deviation: tf.Tensor) -> tf.Operation | None:
-        """A check that `owe` can add noise of this deviation, float64 scalar, to its sum.
+        """A check that `delay` can add noise of this deviation, float64 scalar, to its sum.
 
         Raises:
             PrivacyError: At run time, if it cannot.
@@ -112,13 +112,13 @@ class DelayedNoise:
         return require(
             (before + tf.square(deviation) > before) | tf.equal(deviation, 0.0),
             PrivacyError,
-            "The noise of a step, {} on each weight, vanishes beside what rows are owed already: "
+            "The noise of a step, {} on each weight, vanishes beside what rows lack already: "
             "the learning rate has dropped too far within one epoch. Use DPSGDOptimizer.",
             deviation,
         )
 
-    def owe(self, deviation: tf.Tensor, given: list[tuple[keras.Variable, tf.Tensor]]) -> None:
-        """Every row is owed one normal of this deviation more, but those that were given theirs.
+    def delay(self, deviation: tf.Tensor, given: list[tuple[keras.Variable, tf.Tensor]]) -> None:
+        """Every row lacks one normal of this deviation more, but those that were given theirs.
 
         Args:
             deviation: float64 scalar, which `refuse_vanishing` allows.
@@ -131,10 +131,10 @@ class DelayedNoise:
     def settle(
         self, table: keras.Variable, row_ids: tf.Tensor, draw: noise.Draw, purpose: int
     ) -> None:
-        """Adds what is owed to some rows, `row_ids` int64 `[rows]`, unique; nothing to others.
+        """Adds the noise that some rows lack, `row_ids` int64 `[rows]`, unique; nothing to others.
 
         Sum and rounding to float32 are of a float64 normal and of weights that are not released.
-        Other variables than the tables, such as those of a frozen layer, are owed nothing.
+        Other variables than the tables, such as those of a frozen layer, lack nothing.
         """
         if id(table) not in self._settled:
             return
@@ -153,9 +153,9 @@ class DelayedNoise:
         self._settled[id(table)].scatter_update(tf.IndexedSlices(values, row_ids))
 
     def settle_all(self, key: noise.NoiseKey) -> None:
-        """Adds what is owed to every row; called eagerly.
+        """Adds the noise that is due to every row; called eagerly.
 
-        O(table entries), a bounded part in memory at a time; nothing if nothing is owed.
+        O(table entries), a bounded part in memory at a time; nothing if nothing is due.
         """
         self._largest.assign(np.inf)  # who asked for it may change weights
         if float(self._variance.numpy()) == 0.0:

@@ -1,4 +1,4 @@
-"""The clip norm of a step: a constant, or a variable that follows a quantile of the norms."""
+"""A clip norm that follows a quantile of the gradients' norms."""
 
 import keras
 import tensorflow as tf

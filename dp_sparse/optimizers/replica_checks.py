@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from dp_sparse.core import PrivacyError, require
 
-_MENDS = {
+_FIXES = {
     "noise key": (
         "their noise would be averaged away: train with dp_sparse.distribution.train, which shares "
         "one."
@@ -37,9 +37,9 @@ def checks(deciding: tf.Tensor) -> list[tf.Operation]:
         require(
             tf.reduce_all(same),
             PrivacyError,
-            f"Expected all workers with one {name}, got several: {mend}",
+            f"Expected all workers with one {name}, got several: {fix}",
         )
-        for same, (name, mend) in zip(tf.split(alike, _COLUMNS), _MENDS.items(), strict=True)
+        for same, (name, fix) in zip(tf.split(alike, _COLUMNS), _FIXES.items(), strict=True)
     ]
 
 

@@ -127,7 +127,7 @@ class RowWise:
 
 
 def _refuse(optimizer: keras.optimizers.Optimizer) -> None:
-    mend = "Give tables one of their own: table_optimizer=keras.optimizers.Adagrad(...)."
+    fix = "Give tables one of their own: table_optimizer=keras.optimizers.Adagrad(...)."
     if type(optimizer) not in (
         keras.optimizers.SGD,
         keras.optimizers.Adagrad,
@@ -136,16 +136,16 @@ def _refuse(optimizer: keras.optimizers.Optimizer) -> None:
         raise ValueError(
             f"Expected SGD, Adagrad or Adam for embedding tables, got {type(optimizer).__name__}, "
             f"whose update would "
-            f"touch every row. {mend}"
+            f"touch every row. {fix}"
         )
     if getattr(optimizer, "momentum", 0) or getattr(optimizer, "amsgrad", False):
         raise ValueError(
             f"Expected no momentum and no amsgrad on embedding tables, got "
-            f"{optimizer.get_config()}. {mend}"
+            f"{optimizer.get_config()}. {fix}"
         )
     used = [name for name in _WHOLE_TABLE if getattr(optimizer, name)]
     if used:
         raise ValueError(
             f"Expected an optimizer for embedding tables without {used[0]}, got {used[0]}="
-            f"{getattr(optimizer, used[0])}: it would touch every row. {mend}"
+            f"{getattr(optimizer, used[0])}: it would touch every row. {fix}"
         )

@@ -1,4 +1,4 @@
-"""The rows of a `SelectedRows` as an optimizer holds them: matched to its model and to its plan."""
+"""What all sparse optimizers share: noise and updates on the rows of a step, and on no other."""
 
 import abc
 from collections.abc import Sequence
@@ -126,14 +126,13 @@ class ChosenRowsOptimizer(PrivateOptimizer):
         self._split_variables(variables)
         for table in self.tables:
             refuse_whole_table(table)
-        tables = {id(table) for table in self.tables}
-        self.optimizer.build([v for v in variables if id(v) not in tables])
+        self.optimizer.build(self.dense_variables)
         self._row_wise.build(self.tables, self._add_slot)
         super().build(variables)
         if self.rows is not None:
             self._selected = rows_of_tables(self.rows, self.tables)
 
-    def noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
+    def _noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """Noise on the chosen rows and on every dense parameter, and on nothing else."""
         deviation = self.current_clip_norm * self.gradient_noise_multiplier
         batch_size = self.plan.sampling.expected_batch_size

@@ -1,4 +1,4 @@
-"""The rows that a batch looked up, as a choice of rows; what DP-SGD sums gradients on."""
+"""The rows of one table that a step may touch; of DP-SGD those that its batch looked up."""
 
 import dataclasses
 

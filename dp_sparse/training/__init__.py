@@ -9,7 +9,6 @@ from dp_sparse.training.callback_guard import install_callback_guard
 from dp_sparse.training.callbacks import PrivacyReport
 from dp_sparse.training.compile_hook import install_compile_hook
 from dp_sparse.training.forward_backward import (
-    Used,
     led_by_batch,
     losses_with_padding,
 )
@@ -18,7 +17,6 @@ from dp_sparse.training.model_check import ModelCheck, check_model
 __all__ = [
     "ModelCheck",
     "PrivacyReport",
-    "Used",
     "build_for",
     "check_model",
     "environment",

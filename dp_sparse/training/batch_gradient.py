@@ -7,13 +7,13 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import clipping, noise
-from dp_sparse.clipping import Amounts, ClippedSums, Rows
+from dp_sparse.clipping import Amounts, ClippedSums, Rows, Used
 from dp_sparse.core import xla
 from dp_sparse.optimizers import PrivateOptimizer, choose_together
 from dp_sparse.sampling import Examples
 from dp_sparse.selection import RowChoice, TableLookups
 from dp_sparse.training import forward_backward, metrics
-from dp_sparse.training.forward_backward import Pass, Used
+from dp_sparse.training.forward_backward import Pass
 
 Choices = Mapping[int, RowChoice]  # by the id of the table
 
@@ -49,7 +49,7 @@ def in_one_kernel(
         }
 
     got = xla.compiled(body)
-    sums = _without_filler(model, optimizer, *got["sums"])
+    sums = _without_filler(optimizer, *got["sums"])
     return sums, metrics.update(model, examples, got["outputs"], *got["losses"])
 
 
@@ -59,11 +59,11 @@ def _run(
     run = forward_backward.run(model, optimizer, examples, draw)
     real = forward_backward.checked_examples(run, examples)
     choices = choose_rows(optimizer, run.uses, real, draw)
-    return run, clipped_sums(model, optimizer, run, choices, real)
+    return run, clipped_sums(optimizer, run, choices, real)
 
 
 def _without_filler(
-    model: keras.Model, optimizer: PrivateOptimizer, amounts: Amounts, row_ids: list[tf.Tensor]
+    optimizer: PrivateOptimizer, amounts: Amounts, row_ids: list[tf.Tensor]
 ) -> ClippedSums:
     """The rows that there are, of choices that XLA filled up to their capacity."""
     tables = optimizer.tables
@@ -72,9 +72,7 @@ def _without_filler(
         [tf.boolean_mask(values, kept) for values, kept in zip(each, there, strict=True)]
         for each in (amounts.rows, row_ids)
     )
-    return ClippedSums(
-        dense_variables(model, optimizer), tables, row_ids, amounts._replace(rows=rows)
-    )
+    return ClippedSums(optimizer.dense_variables, tables, row_ids, amounts._replace(rows=rows))
 
 
 def choose_rows(
@@ -98,7 +96,6 @@ def choose_rows(
 
 
 def clipped_sums(
-    model: keras.Model,
     optimizer: PrivateOptimizer,
     run: Pass,
     choices: Choices,
@@ -120,7 +117,7 @@ def clipped_sums(
         ]
         found = clipping.scaled(restricted, clip_norm, run.losses, real, style)
         reached, of_tables = found.dense_sums(), found.row_sums(num_rows)
-    dense, tables = dense_variables(model, optimizer), optimizer.tables
+    dense, tables = optimizer.dense_variables, optimizer.tables
     amounts = Amounts(
         [reached[id(v)] if id(v) in reached else tf.zeros(v.shape) for v in dense],
         [of_tables[id(table)] for table in tables],
@@ -129,9 +126,3 @@ def clipped_sums(
         clipping.not_zero(run.uses, run.losses, optimizer.diagnostics.isolation.some_unseen()),
     )
     return ClippedSums(dense, tables, [choices[id(t)].row_ids for t in tables], amounts)
-
-
-def dense_variables(model: keras.Model, optimizer: PrivateOptimizer) -> list[keras.Variable]:
-    """The trained variables that are no tables."""
-    tables = {id(table) for table in optimizer.tables}
-    return [variable for variable in model.trainable_variables if id(variable) not in tables]

@@ -8,13 +8,11 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import clipping, noise
-from dp_sparse.clipping import Rows, Use
+from dp_sparse.clipping import Rows, Used
 from dp_sparse.core import replicas, xla
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Examples, real_examples
 from dp_sparse.training.losses import per_example_losses
-
-Used = list[tuple[keras.Variable, Use]]
 
 
 @dataclasses.dataclass(frozen=True)

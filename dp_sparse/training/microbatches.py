@@ -38,7 +38,7 @@ def by_parts(
         model, optimizer, examples, draw, size, *_chosen(optimizer, whole, examples, draw)
     )
     nothing = clipping.zero_sums(
-        batch_gradient.dense_variables(model, optimizer),
+        optimizer.dense_variables,
         optimizer.tables,
         parts.row_ids,
         clipping.count_tensors(whole.uses, whole.losses),
@@ -105,7 +105,7 @@ class _Parts:
                 )
             }
         real = forward_backward.checked_examples(run, own)
-        sums = batch_gradient.clipped_sums(model, optimizer, run, choices, real)
+        sums = batch_gradient.clipped_sums(optimizer, run, choices, real)
         metrics.update(model, own, run.outputs, run.losses, run.output_losses)
         return sums.amounts
 

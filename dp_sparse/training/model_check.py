@@ -25,7 +25,7 @@ class ModelCheck:
     Attributes:
         rules: For each trainable variable, in the model's order, its path and the rule that clips
             it ("none" where no layer that can be recorded owns it).
-        problems: Why the model cannot be trained privately, each with its mend; empty if it can.
+        problems: Why the model cannot be trained privately, each with its fix; empty if it can.
         traced: Whether a pass was traced, too; without one, what only shows in a call (variables
             read elsewhere, statistics written, losses added, outputs without a gradient) is not
             known.
@@ -67,7 +67,7 @@ class ModelCheck:
 
 
 def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -> ModelCheck:
-    """Lists every trainable variable with its rule, and every problem with its mend.
+    """Lists every trainable variable with its rule, and every problem with its fix.
 
     Traces one forward and one backward pass, and with a `batch` runs some more, to see whether what
     is recorded of an example depends on its company, as the first batches of training do. No weight

@@ -86,7 +86,7 @@ def test_a_long_run_is_never_understated() -> None:
         dp_accounting.PoissonSampledDpEvent(PROBABILITY, dp_accounting.GaussianDpEvent(SIGMA)),
         STEPS,
     )
-    # Above by the rounding of one step (1.3e-5 of ε, see tests/selection/test_price.py).
+    # Above by the rounding of one step (1.3e-5 of ε, see selection/top_k/test_calibration.py).
     assert EXACT <= epsilon_of(event, DELTA, 1e-4) <= EXACT + 2e-5
     plain = PLDAccountant(value_discretization_interval=1e-4)
     plain.compose(event)

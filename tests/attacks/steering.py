@@ -75,6 +75,19 @@ class OwnSGD(keras.optimizers.SGD):
         super().update_step(gradient + training_loss(), variable, learning_rate)
 
 
+class FollowsBack(keras.optimizers.SGD):
+    """An optimizer that looks for what its gradients were computed from, before the noise."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        waiting, older = [gradient.op], []
+        while waiting:
+            op = waiting.pop(0)
+            older += [t for t in op.outputs if t.shape == gradient.shape and t.dtype.is_floating]
+            waiting += [source.op for source in op.inputs if source.op not in waiting]
+        before = tf.cast(older[min(4, len(older) - 1)], tf.float32)
+        super().update_step(gradient + 10.0 * before, variable, learning_rate)
+
+
 class WritesWeights(keras.metrics.Metric):
     """A metric that moves the model's weights by what it sees."""
 
@@ -156,6 +169,10 @@ ENTRIES = [
             steered(dense(kernel_regularizer=LossRegularizer())),
         ),
         ("an optimizer that reads the training loss", steered(tower(), lambda: OwnSGD(1 / CLIP))),
+        (
+            "an optimizer that follows the graph back to the sums",
+            steered(tower(), lambda: FollowsBack(1 / CLIP)),
+        ),
         ("a metric that writes weights", steered(dense(), metrics=lambda: [WritesWeights()])),
         (
             "a metric that writes a weight that is not trained",

@@ -57,6 +57,8 @@ def test_only_plain_keras_optimizers_are_wrapped(make: Any) -> None:
     ):
         with pytest.raises(ValueError, match="Expected a plain Keras optimizer to wrap"):
             make(wrong, plan, 1.0)
+        with pytest.raises(ValueError, match="Expected a plain Keras optimizer to wrap"):
+            dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0, table_optimizer=wrong)
 
 
 @BOTH

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import noise
-from dp_sparse.clipping import Amounts
+from dp_sparse.clipping import Amounts, zero_sums
 from dp_sparse.training import forward_backward
 from tests.optimizers.observed_steps import (
     CLIP,
@@ -275,7 +275,7 @@ def test_noise_of_the_quantile_count(factor: float, right: bool) -> None:
     def change_of_c(_: Any) -> tf.Tensor:
         moving._variable.assign(CLIP)
         draw = optimizer._account.noise_key.next_draw()
-        moving.move(moving.released(tf.constant(0.0, tf.float64), draw))
+        moving.move(optimizer.release(zero_sums([], [], [], 0), draw).unclipped)
         return tf.math.log(moving.value() / CLIP)
 
     steps = tf.function(

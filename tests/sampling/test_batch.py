@@ -1,12 +1,19 @@
-"""The marker of a batch: what it is made of, and that nothing else looks like one."""
+"""A batch: its examples, its marker, and that nothing else looks like one."""
 
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from dp_sparse.core.config import fingerprint
-from dp_sparse.sampling.batch import is_sampled, sampled_batch
+from dp_sparse.sampling.batch import (
+    Examples,
+    batch_of,
+    is_sampled,
+    real_examples,
+    sampled_batch,
+)
 from dp_sparse.sampling.marker import SEEDED, Marker, new_nonce
 from dp_sparse.sampling.poisson import PoissonSampling
 
@@ -64,3 +71,31 @@ def test_nonces() -> None:
     nonces = {new_nonce(None) for _ in range(1000)}
     assert len(nonces) == 1000 and min(nonces) > SEEDED and max(nonces) <= 2**62
     assert new_nonce(0) == new_nonce(5) == SEEDED
+
+
+def examples() -> Examples:
+    """Five of them, of two inputs and two outputs; the last one is padding, the second weighs 0."""
+    first = tf.constant([1.0, 0, 2, 0, 1])
+    second = tf.constant([[0.0, 0], [0, 0], [0, 0], [0, 3], [1, 1]])
+    present = tf.constant([1.0, 1, 1, 1, 0])
+    x = {"ids": tf.range(5)[:, tf.newaxis], "price": tf.range(5.0)}
+    return Examples(x, tf.range(5), {"click": first, "rate": second}, present)
+
+
+def test_a_batch_is_taken_apart() -> None:
+    x, y, weights = batch()
+    (own_x, own_y, sample_weight, present), marker = batch_of((x, y, weights))
+    assert own_x is x and own_y is y and marker is weights["marker"]
+    assert sample_weight is weights["sample_weight"] and present is weights["present"]
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 5), (0, 2), (1, 4), (3, 9), (2, 2)])
+def test_a_part_has_every_leaf_of_its_examples(begin: int, end: int) -> None:
+    whole = examples()
+    part = whole.part(tf.constant(begin), end)
+    for leaf, own in zip(tf.nest.flatten(whole), tf.nest.flatten(part), strict=True):
+        np.testing.assert_array_equal(own, leaf[begin:end])
+
+
+def test_what_is_padding_or_weighs_nothing_is_not_real() -> None:
+    np.testing.assert_array_equal(real_examples(examples()), [1, 0, 1, 1, 0])

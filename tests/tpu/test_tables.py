@@ -1,7 +1,7 @@
 """On a TPU: the update of a step, repeated rows under Adagrad, capacities, noise, speed.
 
-What holds off TPU is shown by tests/distribution/tables with stand-ins for the engines; here the
-engines themselves are asked the same.
+What holds off TPU is shown by tests/distribution/embedding_layers with stand-ins for the engines;
+here the engines themselves are asked the same.
 """
 
 import dataclasses

@@ -15,7 +15,6 @@ from scipy import stats
 
 import dp_sparse
 from dp_sparse import noise
-from dp_sparse.clipping import ClippedSums
 from dp_sparse.clipping.uses import squares
 from dp_sparse.core import xla
 from dp_sparse.core.errors import PrivacyError
@@ -256,16 +255,17 @@ def test_every_updated_row_is_a_survivor_and_comes_once(
     model, plan = click_model(VOCABULARIES), plan_for(16, noise_multiplier=0.3)
     optimizer = METHODS[method](model, plan)
     model.compile(optimizer, "mse", jit_compile=True)
-    applied, over_replicas = [], ClippedSums.over_replicas
+    applied, release = [], type(optimizer).release
 
-    def watched(sums: ClippedSums) -> ClippedSums:
-        for table, row_ids in zip(sums.tables, sums.row_ids, strict=True):
+    def watched(self: Any, *given: Any) -> Any:  # the update takes these rows, and no other
+        noisy = release(self, *given)
+        for table, rows in noisy.tables:
             tf.py_function(
-                lambda ids, n=table.shape[0]: applied.append((n, ids.numpy())), [row_ids], []
+                lambda ids, n=table.shape[0]: applied.append((n, ids.numpy())), [rows.indices], []
             )
-        return over_replicas(sums)
+        return noisy
 
-    monkeypatch.setattr(ClippedSums, "over_replicas", watched)
+    monkeypatch.setattr(type(optimizer), "release", watched)
     model.fit(plan.sampling.batches((x, y)), steps_per_epoch=4, verbose=0)
     assert len(applied) == 8 and any(len(ids) for _, ids in applied)
     for num_rows, ids in applied:

@@ -8,21 +8,25 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import clipping, noise
-from dp_sparse.clipping import Rows, exact
+from dp_sparse.clipping import Rows, Used, exact
 from dp_sparse.core import UnsupportedLayerError, replicas, xla
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, Table
 from dp_sparse.sampling import Examples, real_examples
-from dp_sparse.training import Used, led_by_batch, losses_with_padding
+from dp_sparse.training import led_by_batch, losses_with_padding
 
-Batch = dict[str, Any]
+PreparedBatch = dict[str, Any]
 
 # Random layers take their seeds from 0 on; these are numbers beyond them.
 _ROUNDING, _MADE_UP = 2**14, 2**15
 
 
 def sums_of(
-    model: keras.Model, tables: PrivateTables, layer: TableLayer, batch: Batch, draw: noise.Draw
+    model: keras.Model,
+    tables: PrivateTables,
+    layer: TableLayer,
+    batch: PreparedBatch,
+    draw: noise.Draw,
 ) -> tuple[dict[str, Any], list[xla.Postponed]]:
     """One replica's clipped sums over the dense variables; the tables are updated on the way.
 
@@ -57,7 +61,7 @@ def sums_of(
 
 
 def recorded_pass(
-    model: keras.Model, tables: PrivateTables, batch: Batch, draw: noise.Draw
+    model: keras.Model, tables: PrivateTables, batch: PreparedBatch, draw: noise.Draw
 ) -> tuple[clipping.RecordedPass, Any]:
     """The model's pass as the isolation checks call it, and its batch.
 
@@ -103,7 +107,7 @@ class _Backward:
 def _backward(
     model: keras.Model,
     tables: PrivateTables,
-    batch: Batch,
+    batch: PreparedBatch,
     activations: dict[str, tf.Tensor],
     draw: noise.Draw,
 ) -> _Backward:
@@ -127,7 +131,7 @@ def _backward(
 def _forward(
     model: keras.Model,
     tables: PrivateTables,
-    batch: Batch,
+    batch: PreparedBatch,
     activations: dict[str, tf.Tensor],
     tape: tf.GradientTape,
     draw: noise.Draw,
@@ -144,7 +148,7 @@ def _forward(
     return recording, losses, of_outputs
 
 
-def _rows(table: Table, batch: Batch, cotangents: dict[str, tf.Tensor]) -> Rows:
+def _rows(table: Table, batch: PreparedBatch, cotangents: dict[str, tf.Tensor]) -> Rows:
     """The table's lookups as far as they were chosen, with the gradient of each one's row.
 
     Rows go by the place of their first lookup in the example: only which are equal matters.
@@ -161,7 +165,7 @@ def _rows(table: Table, batch: Batch, cotangents: dict[str, tf.Tensor]) -> Rows:
 
 def _output_gradients(
     tables: PrivateTables,
-    batch: Batch,
+    batch: PreparedBatch,
     cotangents: dict[str, tf.Tensor],
     found: clipping.Scaled,
     good: tf.Tensor,

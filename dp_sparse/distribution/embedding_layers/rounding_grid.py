@@ -18,7 +18,7 @@ import tensorflow as tf
 
 _EXACT = 2.0**24  # float32 has all integers up to this
 _RANGE = 10.0  # deviations; the package's normals end at 9.2
-_FINEST = 2.0**-16  # of a deviation; 64 random bits reach each point up to 7.5 deviations
+_FINEST = 2.0**-16  # of a deviation; ten values of 64 bits reach each point up to 7.6 deviations
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables
 from dp_sparse.sampling import batch_of
 from dp_sparse.training import build_for, metrics
 
+_Batch = device_step.PreparedBatch
 _DRAW = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 
@@ -82,11 +83,11 @@ def train_tables(
 
     ### Formal Guarantees
     Those of DP-AdaFEST (`DPAdaFESTOptimizer`), with one Gaussian mechanism of the plan's σ a step.
-    Dense variables get their noise as on every other road, in float64 and rounded. What the layer
-    applies is the clipped sum of the chosen rows plus their noise over the expected batch size, on
-    a grid where float32 adds exactly (`tables.grid`), once a step: the model sees activations
-    that no backward pass leads through, and the gradient of the lookup is taken once. A failed
-    check leaves tables and variables as they were.
+    Dense variables get their noise as everywhere, in float64 and rounded. What the layer applies is
+    the clipped sum of the chosen rows plus their noise over the expected batch size, on a grid
+    where float32 adds exactly (`tables.grid`), once a step: the model sees activations that no
+    backward pass leads through, and the gradient of the lookup is taken once. A failed check leaves
+    tables and variables as they were.
     """
     _check(model, tables)
     own = layer_of(layer, tables)
@@ -179,13 +180,13 @@ class _Steps:
         self._recorded = tf.function(self._seen_recorded, autograph=False)
         self._train = tf.function(self._train_on, autograph=False)
 
-    def take(self, batch: device_step.Batch) -> None:
+    def take(self, batch: _Batch) -> None:
         """Trains on one batch."""
         draw = self._begin(batch["marker"])
         self._check_isolation(batch, draw)
         self._losses.append(self._train(batch, draw))
 
-    def _check_isolation(self, batch: device_step.Batch, draw: _DRAW) -> None:
+    def _check_isolation(self, batch: _Batch, draw: _DRAW) -> None:
         """Before the step, which updates the layer's tables on its way."""
         progress = self._optimizer.diagnostics.isolation
         present = self._strategy.experimental_local_results(batch["examples"].present)
@@ -216,11 +217,11 @@ class _Steps:
         with tf.control_dependencies([spent]):
             return tf.identity(draw.key), tf.identity(draw.number), tf.identity(draw.offset)
 
-    def _seen_coupled(self, batch: device_step.Batch, draw: _DRAW, whole: tf.Tensor) -> tf.Tensor:
+    def _seen_coupled(self, batch: _Batch, draw: _DRAW, whole: tf.Tensor) -> tf.Tensor:
         """What `isolation.coupled` gives on the replica that finds something."""
         seed = tf.cast(self._optimizer.diagnostics.isolation.batches.read_value(), tf.int32)
 
-        def of_replica(batch: device_step.Batch, draw: _DRAW) -> tf.Tensor:
+        def of_replica(batch: _Batch, draw: _DRAW) -> tf.Tensor:
             recorded, company = self._recorded_pass(batch, draw)
             known = all(leaf.shape[0] is not None for leaf in tf.nest.flatten(company))
             observer = clipping.Observer(self._model, recorded, company, own_size=known)
@@ -230,10 +231,10 @@ class _Steps:
 
         return tf.reduce_max(tf.stack(self._of_replicas(of_replica, batch, draw)))
 
-    def _seen_recorded(self, batch: device_step.Batch, draw: _DRAW) -> tf.Tensor:
+    def _seen_recorded(self, batch: _Batch, draw: _DRAW) -> tf.Tensor:
         """Which tensors that the model records are not 0, bool `[tensors]`."""
 
-        def of_replica(batch: device_step.Batch, draw: _DRAW) -> tf.Tensor:
+        def of_replica(batch: _Batch, draw: _DRAW) -> tf.Tensor:
             recorded, company = self._recorded_pass(batch, draw)
             uses, losses, _ = recorded(company)
             return clipping.not_zero(uses, losses, tf.constant(True))
@@ -247,13 +248,13 @@ class _Steps:
 
         return self._strategy.experimental_local_results(self._strategy.run(of_replica, args=args))
 
-    def _recorded_pass(self, batch: device_step.Batch, draw: _DRAW) -> tuple[Any, Any]:
+    def _recorded_pass(self, batch: _Batch, draw: _DRAW) -> tuple[Any, Any]:
         return device_step.recorded_pass(self._model, self._tables, batch, noise.Draw(*draw))
 
-    def _train_on(self, batch: device_step.Batch, draw: _DRAW) -> tf.Tensor:
+    def _train_on(self, batch: _Batch, draw: _DRAW) -> tf.Tensor:
         made: list[xla.Postponed] = []
 
-        def of_replica(batch: device_step.Batch, draw: _DRAW) -> tuple[Any, Any]:
+        def of_replica(batch: _Batch, draw: _DRAW) -> tuple[Any, Any]:
             key = noise.Draw(*draw)
             found, made[:] = device_step.sums_of(self._model, self._tables, self._layer, batch, key)
             return found, [(check.condition, check.values) for check in made]
@@ -274,9 +275,8 @@ class _Steps:
 
     def _release_and_update(self, dense: list[tf.Tensor], draw: _DRAW) -> None:
         """Adds noise to the sums of the dense variables, and updates these on every replica."""
-        nothing = clipping.zero_sums([], [], [], 0).amounts
-        variables = self._model.trainable_variables
-        sums = clipping.ClippedSums(variables, [], [], nothing._replace(dense=dense))
+        amounts = clipping.zero_sums([], [], [], 0).amounts._replace(dense=dense)
+        sums = clipping.ClippedSums(self._model.trainable_variables, [], [], amounts)
         noisy = self._optimizer.release(sums, noise.Draw(*draw))
         with clipping.update_from(noisy.tensors()):
             variables, means = zip(*self._optimizer.update_tables(noisy), strict=True)
