@@ -14,7 +14,7 @@ from dp_sparse.clipping.coverage import (
     tables_read_whole,
     tapped_layers,
 )
-from dp_sparse.clipping.graph_guard import guarded, update_from
+from dp_sparse.clipping.graph_guard import guarded
 from dp_sparse.clipping.isolation_progress import IsolationProgress
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
 from dp_sparse.clipping.machine_check import self_check
@@ -31,6 +31,7 @@ from dp_sparse.clipping.styles import (
 )
 from dp_sparse.clipping.tap import BeforeLookup
 from dp_sparse.clipping.unnoised import metric_variables, register_unnoised
+from dp_sparse.clipping.update_guard import update_from
 from dp_sparse.clipping.uses import Rows, Tied, Use, exact
 from dp_sparse.clipping.variable_guard import Seeds
 

@@ -8,8 +8,7 @@ costs time when a step is traced, and none when it runs.
 ### Formal Guarantees
 Of what is traced inside `guarded`, only assignments to `writable` outlive the step, no random
 number can be predicted from constants, and nothing that trains reads a statistic without noise.
-What is traced inside `update_from` depends on the batch only through `allowed`. Code that runs
-eagerly is not guarded, so private steps are always traced.
+Code that runs eagerly is not guarded, so private steps are always traced.
 """
 
 import contextlib
@@ -24,16 +23,14 @@ import tensorflow as tf
 
 from dp_sparse.clipping.graph_reading import (
     called,
-    captured_as,
     handles_of,
     is_constant,
     origin_of,
     passed_on,
-    roots,
 )
 from dp_sparse.clipping.graph_seeds import KnownSeeds
 from dp_sparse.clipping.unnoised import unnoised_variables
-from dp_sparse.core import PrivacyError, UnsupportedLayerError
+from dp_sparse.core import UnsupportedLayerError
 
 _HARMLESS = re.compile(
     "ReadVariableOp|ResourceGather(Nd)?|VarHandleOp|VariableShape|VarIsInitializedOp|"  # reading
@@ -47,8 +44,8 @@ _HARMLESS = re.compile(
 _CONSOLE = "Print", "PrintV2"
 _SENDS = "CollectiveBcastSend", "CollectiveBcastSendV2"  # a new variable's value, to other workers
 _WITHOUT_STATE = re.compile("PyFuncStateless|Debug.*")  # not marked as stateful, but harmful
-_READS = re.compile("ReadVariableOp|ResourceGather(Nd)?")
-_PYTHON = re.compile(".*PyFunc.*")
+READS = re.compile("ReadVariableOp|ResourceGather(Nd)?")
+PYTHON = re.compile(".*PyFunc.*")
 _ASSIGNMENTS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|StridedSlice).*")
 _REASONS = {
     "Assign.*|Resource.*|LookupTable.*|Mut.*|.*Queue.*|.*Stage|.*Table.*|.*Accumul.*": (
@@ -124,38 +121,9 @@ def guarded(
         )
     ]
     lines += _problems(operations, handles_of(writable()))
-    lines += _readings(operations) if trains else []
+    lines += readings(operations) if trains else []
     if lines:
         raise kind("Cannot train privately:\n" + "\n".join(dict.fromkeys(lines)))
-
-
-@contextlib.contextmanager
-def update_from(allowed: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Checks the update that is traced inside: of the batch it may use `allowed` and nothing else.
-
-    It may use neither tensors of the step that Python code kept, nor statistics of training without
-    noise. `allowed` are the noisy means: whoever follows the graph back from them is refused, too.
-
-    Raises:
-        PrivacyError: With all else that a schedule, regularizer, constraint or optimizer uses.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    start = 0 if tf.executing_eagerly() else len(graph.get_operations())
-    # Kept by the graph: replicas are traced in turns, and may use what is allowed to the others.
-    every: set[Any] = getattr(graph, "_dp_sparse_allowed", set())
-    graph._dp_sparse_allowed = every
-    every.update(tensor.ref() for tensor in allowed if tf.is_symbolic_tensor(tensor))
-    yield
-    if tf.executing_eagerly():
-        return
-    made = graph.get_operations()[start:]
-    lines = _readings(made) + _python(made) + _foreign(made, every)
-    if lines:
-        raise PrivacyError(
-            "The update uses what no noise covers. Leave metrics and tensors of layers and losses "
-            "out of schedules, regularizers, constraints and optimizers:\n"
-            + "\n".join(dict.fromkeys(lines))
-        )
 
 
 @contextlib.contextmanager
@@ -187,7 +155,8 @@ def _outside_of(made: Sequence[tuple[int, Any]], ranges: list[range]) -> list[tf
     return [op for place, op in made if place not in inside]
 
 
-def _readings(operations: Sequence[tf.Operation]) -> list[str]:
+def readings(operations: Sequence[tf.Operation]) -> list[str]:
+    """A line for each statistic without noise that these operations read."""
     return [
         f"- {name}: reads {path}, a statistic of training without noise. Leave it out."
         for name, path in _using(operations, handles_of(unnoised_variables()))
@@ -207,7 +176,7 @@ def _problems(
         name = caller or op.name
         harmful = _is_harmful(op) or seeds.is_known_of(op)
         if harmful and not _assigns(op, writable):
-            lines.append(f"- {name} ({op.type}): {_reason(op)}.")
+            lines.append(f"- {name} ({op.type}): {reason(op)}.")
         for function in called(op):
             if function is None:
                 lines.append(f"- {name} ({op.type}): calls a function that cannot be read.")
@@ -235,51 +204,6 @@ def _using(
     return found
 
 
-def _python(operations: Sequence[tf.Operation], caller: str = "") -> list[str]:
-    """A line for each operation that runs Python code, also in functions that they call."""
-    lines: list[str] = []
-    for op in operations:
-        name = caller or op.name
-        lines += [f"- {name} ({op.type}): {_reason(op)}."] if _PYTHON.fullmatch(op.type) else []
-        for function in called(op):
-            if function is not None:
-                lines += _python(function.graph.get_operations(), name)
-    return lines
-
-
-def _foreign(operations: Sequence[tf.Operation], allowed: set[Any]) -> list[str]:
-    """A line for each tensor of the step that operations with effects use and may not use.
-
-    Constants and weights may be used.
-    """
-    made, ends_at = set(operations), {ref.deref().op for ref in allowed}
-    unnoised = handles_of(unnoised_variables())
-    ends = lambda op: op in ends_at or (op not in made and op.op_def.is_stateful)  # noqa: E731
-
-    def is_data(op: tf.Operation) -> bool:
-        if op in ends_at or op.type in ("Const", "VarHandleOp", "NoOp"):
-            return False
-        if _READS.fullmatch(op.type):
-            return origin_of(op.inputs[0], unnoised) is not None
-        if op.type != "Placeholder":
-            return True
-        [argument] = op.outputs
-        captured = captured_as(argument)
-        inner = [root for t in captured if tf.is_symbolic_tensor(t) for root in roots(t, ends)]
-        if captured or op in made:  # one made inside is a number that Python gives each time
-            return any(map(is_data, inner))
-        return argument.dtype != tf.resource
-
-    return [
-        f"- {op.name}: uses {root.name}, which the step computed of its batch."
-        for op in operations
-        if op.op_def.is_stateful and op.type != "Assert"
-        for tensor in op.inputs
-        for root in roots(tensor, ends)
-        if is_data(root)
-    ]
-
-
 def _is_harmful(op: tf.Operation) -> bool:
     if op.type in _CONSOLE:
         return op.type == "PrintV2" and b"file:" in op.get_attr("output_stream")
@@ -290,7 +214,8 @@ def _is_harmful(op: tf.Operation) -> bool:
     return not _HARMLESS.fullmatch(op.type)
 
 
-def _reason(op: tf.Operation) -> str:
+def reason(op: tf.Operation) -> str:
+    """Why an operation is refused, and what to do."""
     return next(text for types, text in _REASONS.items() if re.fullmatch(types, op.type))
 
 

@@ -45,7 +45,7 @@ def private_train_step(
         build_for(model, optimizer, examples)
     draw, spent = optimizer.begin_step(marker)
     with tf.control_dependencies([spent]):
-        examples = examples._replace(x=tf.nest.map_structure(tf.identity, examples.x))
+        examples = tf.nest.map_structure(tf.identity, examples)
     # Traced first: a layer that initialises itself from its first batch is then seen to mix.
     checked = _checked_examples(optimizer, examples)
     observer = forward_backward.observed(model, optimizer, checked, draw)

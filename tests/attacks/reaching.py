@@ -15,7 +15,7 @@ from tests.attacks.roads import Road, measured
 from tests.attacks.steering import dense, forget_models, keeping, known, model_that_trains
 from tests.attacks.towers import WIDTH, layer, numbers
 
-_KEPT: dict[str, tf.Tensor] = {}  # tensors that Python code keeps while a step is traced
+KEPT: dict[str, tf.Tensor] = {}  # tensors that Python code keeps while a step is traced
 _OTHERS: list[Any] = []  # a model that trained before, or a metric of it
 CLIP = 0.1
 
@@ -24,7 +24,7 @@ class Keeping(keras.metrics.Metric):
     """A metric that keeps what it was given."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        _KEPT["metric"] = tf.reduce_mean(y_pred)
+        KEPT["metric"] = tf.reduce_mean(y_pred)
 
     def result(self) -> Any:
         return tf.constant(0.0)
@@ -34,7 +34,7 @@ class KeepingModel(keras.Model):
     """A model that keeps what its metrics are given."""
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        _KEPT["model"] = tf.reduce_mean(y_pred)
+        KEPT["model"] = tf.reduce_mean(y_pred)
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
@@ -43,7 +43,7 @@ class KeepingLast(keras.layers.Layer):
 
     def call(self, values: Any) -> Any:
         if not isinstance(values, keras.KerasTensor):
-            _KEPT["layer"] = tf.reduce_mean(values)
+            KEPT["layer"] = tf.reduce_mean(values)
         return values
 
 
@@ -73,7 +73,7 @@ class KeptRegularizer(keras.regularizers.Regularizer):
         self._name = name
 
     def __call__(self, weights: Any) -> Any:
-        return _KEPT.get(self._name, 0.0) * tf.reduce_sum(tf.convert_to_tensor(weights))
+        return KEPT.get(self._name, 0.0) * tf.reduce_sum(tf.convert_to_tensor(weights))
 
     def get_config(self) -> dict[str, Any]:
         return {"name": self._name}
@@ -83,7 +83,7 @@ class KeptConstraint(keras.constraints.Constraint):
     """Moves weights by what was kept."""
 
     def __call__(self, weights: Any) -> Any:
-        return weights + _KEPT.get("metric", 0.0)
+        return weights + KEPT.get("metric", 0.0)
 
 
 class Rate(keras.optimizers.schedules.LearningRateSchedule):
@@ -227,17 +227,33 @@ def mixes_where_known() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(1)(layer(where_known)(inputs)))
 
 
+def keeps_rows() -> keras.Model:
+    """What is kept was looked up, and reaches the batch through ids alone."""
+    ids = keras.Input((2,), dtype="int64")
+    rows = KeepingLast()(keras.layers.Embedding(9, 3, embeddings_initializer="normal")(ids))
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+
+
+def ids() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(2)
+    return rng.integers(0, 9, (8, 2)), rng.normal(size=(8, 1)).astype(np.float32)
+
+
 def reached(
-    make: Callable[[], keras.Model], wrapped: Any = None, metrics: Any = None, loss: Any = "mse"
+    make: Callable[[], keras.Model],
+    wrapped: Any = None,
+    metrics: Any = None,
+    loss: Any = "mse",
+    data: Callable[[], Any] | None = None,
 ) -> Callable[[Road], float]:
     """A problem in which something kept or read reaches what it should not."""
 
     def attack(road: Road) -> float:
-        _KEPT.clear()
+        KEPT.clear()
         fields = {} if wrapped is None else {"wrapped": wrapped()}
         compiled = {} if metrics is None else {"metrics": [metrics()]}
         problem = Problem(
-            known(make), numbers(), loss, (1,), CLIP, optimizer=fields, compiled=compiled
+            known(make), data or numbers(), loss, (1,), CLIP, optimizer=fields, compiled=compiled
         )
         return measured(problem)(road)
 
@@ -297,11 +313,16 @@ ENTRIES = [
         ),
         (
             "a metric's tensor in a schedule",
-            reached(dense(), by(lambda: _KEPT.get("metric", 0.0)), Keeping),
+            reached(dense(), by(lambda: KEPT.get("metric", 0.0)), Keeping),
             ("graph",),
         ),
         ("a model's tensor in a regulariser", reached(keeps_itself), ("graph",)),
         ("a layer's tensor in a regulariser", reached(keeps_last), ("graph",)),
+        (
+            "looked-up rows in a schedule",
+            reached(keeps_rows, by(lambda: 1 + abs(KEPT.get("layer", 0.0))), data=ids),
+            ("graph",),
+        ),
         ("counts of examples in a schedule", reached(dense(), by(counts)), ("graph", "xla")),
         ("counts of examples in a layer", reached(reads_counts), ("graph", "xla")),
         ("counts of examples in a loss", reached(dense(), loss=loss_by_counts), ("graph", "xla")),

@@ -21,9 +21,14 @@ def known(make: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
     """A model that the attack can find again."""
 
     def model() -> keras.Model:
-        _MODELS[:] = [make()]
-        return _MODELS[0]
+        return trains(make())
 
+    return model
+
+
+def trains(model: keras.Model) -> keras.Model:
+    """The model, which attacks can find from now on."""
+    _MODELS[:] = [model]
     return model
 
 

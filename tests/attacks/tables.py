@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from dp_sparse import distribution
 from dp_sparse.distribution.embedding_layers import layer_adapters, training_loop
+from tests.attacks import steering
 from tests.attacks.entries import MEASURED, MIXES, REFUSED, Entry
 from tests.attacks.measuring import (
     Problem,
@@ -27,10 +28,13 @@ from tests.attacks.mixing_batch import FORWARD
 from tests.attacks.mixing_gradients import CHANGES, with_gradient
 from tests.attacks.mixing_losses import LOSSES
 from tests.attacks.reaching import (
+    KEPT,
     NOT_NOISED,
     Keeping,
     KeepingLast,
     KeptRegularizer,
+    by,
+    counts,
     loss_where_known,
     where_known,
 )
@@ -91,12 +95,13 @@ def measured(
     metric: Any = None,
     make: Callable[[distribution.PrivateTables], Made] = serving,
     state: Callable[[], list[Any]] = list,
+    table_rate: Callable[[], Any] | None = None,
 ) -> Callable[[Road], float]:
     """The sensitivity of a step of `train_tables`, examples taking turns as padding."""
 
     def attack(road: Road) -> float:
         with attacking():
-            trainee = Trainee(part, loss, metric, make, state)
+            trainee = Trainee(part, loss, metric, make, state, table_rate)
         with attacking(trainee.model, kept=trainee.table_values):
             whole = trainee.on(None)
         with too_late():
@@ -109,16 +114,24 @@ class Trainee:
     """A model with tables, on a stream whose passes are one batch; set back after each step."""
 
     def __init__(
-        self, part: Any, loss: Any, metric: Any, make: Any, state: Callable[[], list[Any]]
+        self,
+        part: Any,
+        loss: Any,
+        metric: Any,
+        make: Any,
+        state: Callable[[], list[Any]],
+        table_rate: Callable[[], Any] | None,
     ) -> None:
         keras.utils.set_random_seed(7)
         self.plan = stream_plan(two_tables.SIZE, two_tables.SIZE, 100)
         self.state = state
-        problem = Problem(lambda: None, two_tables.data, clip_norm=CLIP)
+        fields = {} if table_rate is None else {"table_optimizer": by(table_rate)()}
+        problem = Problem(lambda: None, two_tables.data, clip_norm=CLIP, optimizer=fields)
         self.optimizer = private_optimizer(problem, self.plan)
         self.tables = two_tables.private_tables(self.optimizer)
         self.layer, self._values = make(self.tables)
         self.model = top(part)
+        steering.trains(self.model)
         self.model.compile(
             self.optimizer,
             loss=loss() if isinstance(loss, type) else loss,
@@ -218,6 +231,21 @@ ENTRIES = [
             NOT_NOISED,
         ),
         ("a layer's tensor in a regulariser", measured(keeps_last), NOT_NOISED),
+        (
+            "a layer's tensor in the schedule of the tables",
+            measured(KeepingLast(), table_rate=lambda: 1 + abs(KEPT.get("layer", 0.0))),
+            NOT_NOISED,
+        ),
+        (
+            "the training loss in the schedule of the tables",
+            measured(table_rate=lambda: 1 + steering.training_loss()),
+            NOT_NOISED,
+        ),
+        (
+            "counts of examples in the schedule of the tables",
+            measured(table_rate=counts),
+            NOT_NOISED,
+        ),
         ("a loss that keeps a mean", measured(loss=VariableLoss, state=kept), REFUSED),
         ("a layer that writes", measured(writes, state=kept), REFUSED),
     ]

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import DPSGDOptimizer
-from dp_sparse.clipping.graph_guard import update_from
+from dp_sparse.clipping.update_guard import update_from
 from tests.training_cases import marked_dataset, plan_for
 
 SIZE = 6
@@ -56,15 +56,34 @@ def train(model: keras.Model, loss: Any = "mse", steps: int = 1, **arguments: An
     assert int(optimizer.diagnostics.steps) == steps
 
 
-def updating(change: Callable[..., Any]) -> tf.types.experimental.ConcreteFunction:
-    """A step whose update assigns what `change` makes of allowed data, other data and weights."""
+def column_sums(values: tf.Tensor) -> tf.Tensor:
+    """What is computed of a batch, by default."""
+    return tf.reduce_sum(values, 0)
+
+
+def updating(
+    change: Callable[..., Any],
+    computed: Callable[[tf.Tensor], tf.Tensor] = column_sums,
+    leaves: bool = False,
+) -> tf.types.experimental.ConcreteFunction:
+    """A step whose update assigns what `change` makes of allowed data, other data and weights.
+
+    Args:
+        change: What is assigned.
+        computed: What the other data are, of the batch.
+        leaves: Whether the change is used elsewhere, and not assigned in the update.
+    """
     weights = tf.Variable(tf.ones([3]))
 
     @tf.function(autograph=False)
     def step(x: tf.Tensor, y: tf.Tensor) -> None:
-        allowed, other = tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)
-        with update_from([allowed]):
-            weights.assign(change(allowed, other, weights))
+        allowed, other = tf.reduce_sum(x, 0), computed(y)
+        with update_from([allowed]) as leaving:
+            changed = tf.convert_to_tensor(change(allowed, other, weights))
+            if leaves:
+                leaving.append(changed)
+            else:
+                weights.assign(changed)
 
     spec = tf.TensorSpec([None, 3])
     return step.get_concrete_function(spec, spec)

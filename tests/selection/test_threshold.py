@@ -217,13 +217,43 @@ def brute_force(
     return Survivors(np.array(row_ids), np.array(slots), np.array(starts))
 
 
-@settings(max_examples=150, deadline=None)
-@given(
+CASES = given(
     table_rows=st.lists(st.integers(1, 12), min_size=1, max_size=5),
     looked_up=st.floats(0, 1),
     chance=st.floats(0.001, 0.999),
     seed=st.integers(0, 2**32),
 )
+
+
+@settings(max_examples=15, deadline=None)
+@CASES
+def test_bookkeeping_by_xla(
+    table_rows: list[int], looked_up: float, chance: float, seed: int
+) -> None:
+    """Rows come sorted there, and what is filled up is c."""
+    rng = np.random.default_rng(seed)
+    rows = np.flatnonzero(rng.random(sum(table_rows)) < looked_up)
+    contributions = given_map(table_rows, {int(row): float(rng.integers(0, 3)) for row in rows})
+    threshold, draw = float(0.7 * stats.norm.isf(chance)), new_draw()
+
+    @tf.function
+    def compiled() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        def body() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            found = select_rows(contributions, threshold, 0.7, draw)
+            return found.row_ids, found.slots, found.starts
+
+        return xla.compiled(body)
+
+    row_ids, slots, starts = compiled()
+    expected = brute_force(contributions, threshold, 0.7, draw)
+    np.testing.assert_array_equal(row_ids[: len(expected.row_ids)], expected.row_ids)
+    assert np.all(row_ids[len(expected.row_ids) :] == contributions.num_rows)
+    np.testing.assert_array_equal(slots, expected.slots)
+    np.testing.assert_array_equal(starts, expected.starts)
+
+
+@settings(max_examples=150, deadline=None)
+@CASES
 def test_bookkeeping(table_rows: list[int], looked_up: float, chance: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = rng.permutation(np.flatnonzero(rng.random(sum(table_rows)) < looked_up))

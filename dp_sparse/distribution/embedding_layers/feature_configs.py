@@ -4,7 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+from dp_sparse import clipping
 
 _COMBINERS = ("sum", "mean", "sqrtn")
 _MOST_ROWS = 2**31  # TPUs take int32 ids
@@ -18,6 +21,19 @@ def num_rows(feature: Any) -> int:
 def width(feature: Any) -> int:
     """The width of a row of a feature's table."""
     return int(feature.table.embedding_dim if _of_keras_rs(feature) else feature.table.dim)
+
+
+def layer_optimizer(own: keras.optimizers.Optimizer) -> Any:
+    """The layer's own SGD or Adagrad, with the learning rate of the user's."""
+
+    def learning_rate() -> tf.Tensor:
+        with clipping.update_from([]) as leaving:  # a schedule is code of users
+            leaving.append(tf.convert_to_tensor(own.learning_rate, tf.float32))
+        return leaving[0]
+
+    if isinstance(own, keras.optimizers.SGD):
+        return tf.tpu.experimental.embedding.SGD(learning_rate)
+    return tf.tpu.experimental.embedding.Adagrad(learning_rate, own.initial_accumulator_value)
 
 
 def checked(

@@ -143,7 +143,8 @@ class PrivateTables(tf.Module):
         self._refuse_taken_names()
         optimizer.outside_tables = self.tables
         self.grid = self._grid()
-        self.layer_optimizer = self._layer_optimizer()
+        own = optimizer.table_optimizer or optimizer.optimizer
+        self.layer_optimizer = feature_configs.layer_optimizer(own)
         self.updates = RowUpdates(self.layer_optimizer)
         self._frozen = True
 
@@ -168,16 +169,6 @@ class PrivateTables(tf.Module):
             self.examples,
             math.sqrt(sum(own * width for own, width in ids)),
         )
-
-    def _layer_optimizer(self) -> Any:
-        own = self.private_optimizer.table_optimizer or self.private_optimizer.optimizer
-
-        def learning_rate() -> tf.Tensor:
-            return tf.convert_to_tensor(own.learning_rate, tf.float32)
-
-        if isinstance(own, keras.optimizers.SGD):
-            return tf.tpu.experimental.embedding.SGD(learning_rate)
-        return tf.tpu.experimental.embedding.Adagrad(learning_rate, own.initial_accumulator_value)
 
     @property
     def feature_config(self) -> dict[str, Any]:

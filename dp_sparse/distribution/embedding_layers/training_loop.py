@@ -11,12 +11,11 @@ from dp_sparse import clipping, noise
 from dp_sparse.clipping import exact, isolation
 from dp_sparse.core import PrivacyError, replicas, xla
 from dp_sparse.distribution import epochs as epochs_of
-from dp_sparse.distribution.embedding_layers import device_step
-from dp_sparse.distribution.embedding_layers.host_step import HostStep, other_inputs
+from dp_sparse.distribution.embedding_layers import device_step, preparation
+from dp_sparse.distribution.embedding_layers.host_step import HostStep
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer, layer_of
-from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, check_optimizer
-from dp_sparse.sampling import batch_of
-from dp_sparse.training import build_for, metrics
+from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables
+from dp_sparse.training import metrics
 
 _Batch = device_step.PreparedBatch
 _DRAW = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
@@ -89,7 +88,7 @@ def train_tables(
     backward pass leads through, and the gradient of the lookup is taken once. A failed check leaves
     tables and variables as they were.
     """
-    _check(model, tables)
+    preparation.check(model, tables)
     own = layer_of(layer, tables)
     steps = _Steps(model, tables, own)
 
@@ -99,71 +98,12 @@ def train_tables(
         batches = sampling.batches_of(
             source, share, first_step=first_step, class_weight=class_weight
         )
-        _build(model, tables, own, batches.element_spec)
+        preparation.build(model, tables, own, batches.element_spec)
         prepared = batches.map(HostStep(tables)).prefetch(2)
-        iterator = iter(_shared_out(model, prepared))
+        iterator = iter(preparation.distributed(model, prepared))
         return lambda: steps.take(next(iterator)), steps.logs
 
     return epochs_of.run(model, source, begin, epochs, steps_per_epoch, callbacks, verbose)
-
-
-def _check(model: keras.Model, tables: PrivateTables) -> None:
-    if not isinstance(tables, PrivateTables):
-        raise ValueError(f"Expected tables to be PrivateTables, got {type(tables).__name__}.")
-    if epochs_of.checked_optimizer(model) is not tables.private_optimizer:
-        raise PrivacyError(
-            f"Expected {model.name} compiled with the optimizer of its tables, got another: pass "
-            "the same to PrivateTables and to compile."
-        )
-    check_optimizer(tables.private_optimizer)
-    if tf.distribute.has_strategy():
-        raise PrivacyError("Expected train_tables outside strategy.scope(), got it inside.")
-    strategy = model._distribute_strategy
-    if strategy is not None and not isinstance(strategy, tf.distribute.TPUStrategy):
-        raise PrivacyError(
-            f"Expected TPUStrategy or none, got {type(strategy).__name__}: elsewhere use "
-            "keras.layers.Embedding, and fit."
-        )
-    count = 1 if strategy is None else strategy.num_replicas_in_sync
-    if (count, strategy is not None) != (tables.replicas, tables.on_tpu):
-        raise ValueError(
-            f"Expected PrivateTables(strategy=...) with the strategy of {model.name}, got another."
-        )
-    if tables.private_optimizer.compiles:
-        raise ValueError("Expected jit_compile=False, got True: a TPU compiles by itself.")
-    last = tables.private_optimizer.outside_tables
-    if [id(table) for table in last] != [id(table) for table in tables.tables]:
-        raise PrivacyError(
-            "Expected one PrivateTables of an optimizer, got an earlier one: make an optimizer and "
-            "a plan for each."
-        )
-
-
-def _build(model: keras.Model, tables: PrivateTables, layer: TableLayer, spec: Any) -> None:
-    """Creates all variables, those of the layer too, before anything is traced."""
-    examples, _ = batch_of(spec)
-    x, size = examples.x, tables.examples
-    nothing = tf.nest.map_structure(lambda of: tf.zeros([size, *of.shape[1:]], of.dtype), x)
-    layer.build(*HostStep(tables).to_look_up(nothing))
-    widths = {feature.name: table.width for table in tables.tables for feature in table.features}
-    rows = tables.private_optimizer.plan.sampling.batch_capacity
-    inputs = {name: tf.TensorSpec([rows, width]) for name, width in widths.items()}
-    inputs = {**other_inputs(x, tables), **inputs}
-    build_for(model, tables.private_optimizer, examples._replace(x=inputs))
-    if tables.private_optimizer.tables:
-        own = [table.path for table in tables.private_optimizer.tables]
-        raise PrivacyError(
-            f"Expected a model without embedding tables beside those of the layer, got {own}: rows "
-            "are chosen over all tables at once. Make them tables of the layer."
-        )
-
-
-def _shared_out(model: keras.Model, dataset: tf.data.Dataset) -> Any:
-    strategy = model._distribute_strategy
-    if strategy is None:
-        return dataset
-    options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
-    return strategy.experimental_distribute_dataset(dataset, options)
 
 
 class _Steps:
@@ -179,6 +119,7 @@ class _Steps:
         self._coupled = tf.function(self._seen_coupled, autograph=False)
         self._recorded = tf.function(self._seen_recorded, autograph=False)
         self._train = tf.function(self._train_on, autograph=False)
+        self._optimizer.diagnostics.isolation.restart()  # its steps are traced anew
 
     def take(self, batch: _Batch) -> None:
         """Trains on one batch."""
@@ -280,8 +221,10 @@ class _Steps:
         noisy = self._optimizer.release(sums, noise.Draw(*draw))
         with clipping.update_from(noisy.tensors()):
             variables, means = zip(*self._optimizer.update_tables(noisy), strict=True)
-            apply = lambda means: self._optimizer.optimizer.apply(replicas.parts(means), variables)  # noqa: E731
-            self._strategy.run(apply, args=(means,))
+            keras_optimizer = self._optimizer.optimizer
+            self._strategy.run(
+                lambda means: keras_optimizer.apply(replicas.parts(means), variables), (means,)
+            )
 
     def _summed(self, value: Any) -> tf.Tensor:
         """Over all replicas, on the host, in float64."""

@@ -220,6 +220,32 @@ def test_a_model_that_mixes_examples_is_refused(mixed: Any) -> None:
         np.testing.assert_array_equal(old, new)
 
 
+class MixesLater(MixesExamples):
+    """Mixes once a flag is set in Python, which another trace alone can see."""
+
+    mixes = False
+
+    def call(self, inputs: Any) -> Any:
+        return super().call(inputs) if self.mixes else inputs
+
+
+def test_another_call_checks_what_it_traces_anew() -> None:
+    tables, layer = two_tables.tables_and_layer()
+    mixing = MixesLater()
+    model = model_of(tables, lambda x: [mixing(x["left"]), x["words"]])
+    optimizer, data = tables.private_optimizer, two_tables.data()
+    distribution.train_tables(model, tables, layer, data, steps_per_epoch=2)
+    assert int(optimizer.diagnostics.isolation.checks) == 2
+    distribution.train_tables(model, tables, layer, data, steps_per_epoch=1)
+    assert int(optimizer.diagnostics.isolation.checks) == 1
+    mixing.mixes = True
+    before = values_of(model, layer)
+    with pytest.raises(PrivacyError, match="of one example depends on another"):
+        distribution.train_tables(model, tables, layer, data, steps_per_epoch=1)
+    for old, new in zip(before, values_of(model, layer), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
 def test_a_batch_without_examples_checks_nothing() -> None:
     """Of about half an example each: padding is alike, whatever mixes it."""
     sampling = dp_sparse.PoissonSampling(two_tables.SIZE, 0.5, 30)

@@ -51,6 +51,26 @@ def test_an_update_may_use_nothing_else(change: Any) -> None:
         updating(change)
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["assigned", "used elsewhere"])
+def test_looked_up_rows_are_data(leaves: bool) -> None:
+    """A read of a variable is harmless; which of its rows were read is not."""
+    table = tf.Variable(tf.ones([4, 3]))
+    ids = lambda y: tf.cast(y[:, 0], tf.int32)  # noqa: E731
+    rows = lambda y: tf.reduce_sum(tf.gather(table, ids(y)), 0)  # noqa: E731
+    with pytest.raises(PrivacyError, match="uses .*, which the step computed of its batch"):
+        updating(lambda allowed, other, weights: other, rows, leaves)
+    fixed = lambda y: tf.reduce_sum(tf.gather(table, [0, 2]), 0)  # noqa: E731
+    updating(lambda allowed, other, weights: other, fixed, leaves)
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["assigned", "used elsewhere"])
+def test_what_is_used_elsewhere_is_checked_as_what_is_assigned(leaves: bool) -> None:
+    updating(lambda allowed, other, weights: allowed + weights, leaves=leaves)
+    updating(lambda allowed, other, weights: 0.1, leaves=True)
+    with pytest.raises(PrivacyError, match="uses .*, which the step computed of its batch"):
+        updating(lambda allowed, other, weights: tf.reduce_sum(other) * weights, leaves=leaves)
+
+
 def test_an_update_runs_no_python() -> None:
     def python(allowed: Any, other: Any, weights: Any) -> Any:
         python = lambda: tf.py_function(lambda: tf.ones([3]), [], tf.float32)  # noqa: E731
