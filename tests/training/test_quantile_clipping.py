@@ -101,7 +101,7 @@ def moves(style: QuantileClipping, sigma: float, batch: float, statistic: float)
     @tf.function
     def move() -> tf.Tensor:
         variable.assign(1.0)
-        moving.move(tf.constant(statistic, tf.float64), key.next_draw())
+        moving.move(moving.released(tf.constant(statistic, tf.float64), key.next_draw()))
         return tf.math.log(moving.value())
 
     return np.array([move().numpy() for _ in range(3000)])
