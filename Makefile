@@ -2,6 +2,7 @@
 # make test    runs the tests       make slow   the slow ones       make lint   ruff and mypy
 # make bench   runs every benchmark in its quick form               make clean  removes what was made
 # make parity  compares with tensorflow-privacy, in an environment of its own
+# make mutants plants faults of the privacy core, which the tests must catch: hours   (ONLY=NAME)
 #
 # Each installs what it needs into .venv (.venv-parity) first.
 
@@ -27,7 +28,7 @@ export DP_SPARSE_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: venv test slow lint demo bench parity clean
+.PHONY: venv test slow mutants lint demo bench parity clean
 
 venv: $(INSTALLED)
 
@@ -76,6 +77,9 @@ test: $(INSTALLED)
 slow: $(INSTALLED)
 	@$(TEST) -m slow --ignore=$(FOURTH)
 	@set -e; for part in $(PARTS); do $(TEST) $(FOURTH) -m slow --part=$$part/$(words $(PARTS)); done
+
+mutants: $(INSTALLED) # goes on where it stopped; remove runs/mutants.jsonl to begin anew
+	@$(RUN) -m tests.mutations.run $(if $(ONLY),--only='$(ONLY)')
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .

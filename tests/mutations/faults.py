@@ -1,0 +1,20 @@
+"""All planted faults."""
+
+from tests.mutations import (
+    of_accounting,
+    of_checks,
+    of_clipping,
+    of_noise,
+    of_selection,
+    of_steps,
+)
+from tests.mutations.fault import Fault
+
+FAULTS: tuple[Fault, ...] = (
+    *of_noise.FAULTS,
+    *of_clipping.FAULTS,
+    *of_selection.FAULTS,
+    *of_accounting.FAULTS,
+    *of_checks.FAULTS,
+    *of_steps.FAULTS,
+)

@@ -1,0 +1,266 @@
+"""Faults of the accounting and of the samplers, whose amplification it counts on."""
+
+from tests.mutations.fault import Fault
+
+_PLAN = "dp_sparse/accounting/plan.py"
+_ACCOUNTANT = "dp_sparse/accounting/accountant.py"
+_LOSS = "dp_sparse/accounting/privacy_loss.py"
+_ADAFEST = "dp_sparse/accounting/adafest.py"
+_MECHANISMS = "dp_sparse/accounting/mechanisms.py"
+_GUMBEL = "dp_sparse/accounting/gumbel.py"
+_POISSON = "dp_sparse/sampling/poisson.py"
+_STREAM = "dp_sparse/sampling/stream.py"
+
+_OF_PLAN = "tests/accounting/test_plan.py"
+_OF_LOSS = "tests/accounting/test_privacy_loss.py"
+_OF_GUMBEL = "tests/accounting/test_gumbel.py"
+_OF_POISSON = "tests/sampling/test_poisson.py"
+_OF_STREAM = "tests/sampling/test_stream.py"
+
+FAULTS = (
+    Fault(
+        "sigma_of_all_in_place_of_that_of_the_gradient",
+        _ADAFEST,
+        "noise_multiplier * math.sqrt(1 + ratio**-2)",
+        "noise_multiplier",
+        (
+            "tests/optimizers/test_adafest.py"
+            "::test_the_two_releases_are_one_gaussian_of_the_plans_sigma",
+        ),
+    ),
+    Fault(
+        "the_two_parts_of_sigma_exchanged",
+        _ADAFEST,
+        "noise_multiplier * math.sqrt(1 + ratio**2), noise_multiplier * math.sqrt(1 + ratio**-2)",
+        "noise_multiplier * math.sqrt(1 + ratio**-2), noise_multiplier * math.sqrt(1 + ratio**2)",
+        ("tests/optimizers/test_adafest.py",),
+    ),
+    Fault(
+        "count_of_unclipped_examples_for_free",
+        "dp_sparse/clipping/styles.py",
+        "of_step / math.sqrt(1 - self.noise_ratio**-2)",
+        "of_step",
+        (
+            "tests/training/test_quantile_clipping.py"
+            "::test_the_parts_add_up_to_the_plans_noise_multiplier",
+        ),
+    ),
+    Fault(
+        "two_sampled_events_in_place_of_one",
+        _ACCOUNTANT,
+        "            return self._maybe_compose_sampled(event, count, do_compose)\n",
+        "            parts = [\n"
+        "                dp_accounting.PoissonSampledDpEvent(event.sampling_probability, part)\n"
+        "                for part in event.event.events\n"
+        "            ]\n"
+        "            errors = [self._maybe_compose(part, count, do_compose) for part in parts]\n"
+        "            return next((error for error in errors if error is not None), None)\n",
+        (f"{_OF_LOSS}::test_a_gaussian_in_parts_costs_what_it_costs_whole",),
+    ),
+    Fault(
+        "sampling_of_several_releases_for_the_wrong_probability",
+        _ACCOUNTANT,
+        "privacy_loss.sampled(inner.distribution, event.sampling_probability, interval)",
+        "privacy_loss.sampled(inner.distribution, event.sampling_probability**2, interval)",
+        (f"{_OF_LOSS}::test_a_sampled_composition_is_exact",),
+    ),
+    Fault(
+        "count_of_sampled_steps_left_out",
+        _ACCOUNTANT,
+        "        self.add(privacy_loss.rounded_up(loss), count)\n        return None\n\n\n",
+        "        self.add(privacy_loss.rounded_up(loss))\n        return None\n\n\n",
+        (f"{_OF_LOSS}",),
+    ),
+    Fault(
+        "direction_of_a_removal_left_out",
+        _LOSS,
+        "    return of_curves(removed, added, interval)\n\n\ndef deltas",
+        "    return of_curves(added, added, interval)\n\n\ndef deltas",
+        (f"{_OF_LOSS}::test_a_sampled_composition_is_exact",),
+    ),
+    Fault(
+        "direction_of_an_addition_left_out",
+        _LOSS,
+        "np.maximum(_delta(loss._pmf_remove, epsilons), _delta(loss._pmf_add, epsilons))",
+        "_delta(loss._pmf_remove, epsilons)",
+        (f"{_OF_LOSS}::test_deltas_are_those_of_the_worse_direction",),
+    ),
+    Fault(
+        "direction_of_an_addition_left_out_of_gumbel_noise",
+        _GUMBEL,
+        "    return np.clip(removed, 0, 1), np.clip(added, 0, 1)",
+        "    return np.clip(removed, 0, 1), np.clip(removed, 0, 1)",
+        (f"{_OF_GUMBEL}::test_histogram_delta_is_the_reference",),
+    ),
+    Fault(
+        "gumbel_selection_at_the_price_of_one_row",
+        _GUMBEL,
+        "rho = selected / (8 * scale**2)",
+        "rho = 1 / (8 * scale**2)",
+        (
+            f"{_OF_GUMBEL}::test_exact_selections_cost_no_more",
+            f"{_OF_GUMBEL}::test_peeling_delta_is_the_best_order",
+        ),
+    ),
+    Fault(
+        "pure_loss_of_half_its_epsilon",
+        _LOSS,
+        "curve = below / (1 + math.exp(-epsilon))",
+        "curve = below / (2 + 2 * math.exp(-epsilon))",
+        (f"{_OF_LOSS}::test_a_sampled_composition_is_exact",),
+    ),
+    Fault(
+        "exponential_selection_at_the_price_of_one_row",
+        _MECHANISMS,
+        "rows = dp_accounting.SelfComposedDpEvent(one, self.rows_per_step)",
+        "rows = dp_accounting.SelfComposedDpEvent(one, 1)",
+        (f"{_OF_LOSS}::test_the_price_of_a_selection",),
+    ),
+    Fault(
+        "delta_of_overflows_left_out",
+        _PLAN,
+        "return self.sampling.overflow_delta(epsilon, steps) + tail",
+        "return tail",
+        (f"{_OF_PLAN}::test_a_smaller_capacity_spends_more",),
+    ),
+    Fault(
+        "delta_of_the_reach_left_out",
+        _PLAN,
+        "return self.sampling.overflow_delta(epsilon, steps) + tail",
+        "return self.sampling.overflow_delta(epsilon, steps)",
+        (f"{_OF_PLAN}::test_the_reach_of_the_noise_is_inside_delta",),
+    ),
+    Fault(
+        "delta_of_the_reach_of_one_step",
+        _PLAN,
+        "tail = self.sampling.participations(steps) * beyond_reach(noise_multiplier)",
+        "tail = beyond_reach(noise_multiplier)",
+        (f"{_OF_PLAN}::test_the_reach_of_the_noise_is_inside_delta",),
+    ),
+    Fault(
+        "releases_not_composed",
+        _PLAN,
+        "events = [release.event for release in self.releases]",
+        "events: list[dp_accounting.DpEvent] = []",
+        (f"{_OF_PLAN}::test_releases_compose_jointly_with_training",),
+    ),
+    Fault(
+        "budget_met_at_twice_its_epsilon",
+        _PLAN,
+        "return spent <= self.budget.epsilon",
+        "return spent <= 1.02 * self.budget.epsilon",
+        (f"{_OF_PLAN}::test_calibration_is_on_the_feasible_side_and_tight",),
+    ),
+    Fault(
+        "failures_not_taken_from_delta",
+        "dp_sparse/accounting/failures.py",
+        "epsilon = epsilon_of(event, budget.delta - taken, interval)",
+        "epsilon = epsilon_of(event, budget.delta, interval)",
+        (
+            f"{_OF_PLAN}::test_what_is_left_of_delta_pays_for_the_mechanism",
+            f"{_OF_PLAN}::test_spent_equals_the_accountant_with_the_overflow_taken_off",
+        ),
+    ),
+    Fault(
+        "delta_of_overflows_without_e_to_the_epsilon",
+        _POISSON,
+        "* (1 + math.exp(min(epsilon, 700.0)))",
+        "* 1",
+        (f"{_OF_POISSON}::test_overflow_delta",),
+    ),
+    Fault(
+        "delta_of_overflows_of_one_step",
+        _POISSON,
+        "            steps\n            * (1 + math",
+        "            1\n            * (1 + math",
+        (f"{_OF_POISSON}::test_overflow_delta",),
+    ),
+    Fault(
+        "event_of_a_smaller_sampling_probability",
+        _POISSON,
+        "dp_accounting.PoissonSampledDpEvent(self.sampling_probability, mechanism)",
+        "dp_accounting.PoissonSampledDpEvent(0.9 * self.sampling_probability, mechanism)",
+        (f"{_OF_POISSON}::test_event",),
+    ),
+    Fault(
+        "sampling_of_a_stream_amplified",
+        _STREAM,
+        "return dp_accounting.SelfComposedDpEvent(mechanism, self.participations(steps))",
+        "share = self.batch_size / self.num_examples\n"
+        "        sampled = dp_accounting.PoissonSampledDpEvent(share, mechanism)\n"
+        "        return dp_accounting.SelfComposedDpEvent(sampled, steps)",
+        (f"{_OF_STREAM}::test_event",),
+    ),
+    Fault(
+        "a_pass_that_has_begun_not_paid",
+        _STREAM,
+        "return math.ceil(steps / self.steps_per_pass)",
+        "return steps // self.steps_per_pass",
+        (f"{_OF_STREAM}::test_event", f"{_OF_PLAN}::test_streams_pay_by_the_pass"),
+    ),
+    Fault(
+        "sampling_probability_too_large",
+        _POISSON,
+        "gaps = _geometric(rng, self.sampling_probability, chunk, self.num_examples)",
+        "gaps = _geometric(rng, 1.1 * self.sampling_probability, chunk, self.num_examples)",
+        (f"{_OF_POISSON}::test_sizes_are_binomial",),
+    ),
+    Fault(
+        "gaps_of_the_samples_one_too_long",
+        _POISSON,
+        "found.append(last + np.cumsum(gaps))",
+        "found.append(last + np.cumsum(gaps) + (last < 0))",
+        (_OF_POISSON,),
+    ),
+    Fault(
+        "batches_of_fixed_size",
+        _POISSON,
+        "        return indices[indices < self.num_examples]",
+        "        del indices\n"
+        "        return np.sort(rng.choice(self.num_examples, int(expected), replace=False))",
+        (f"{_OF_POISSON}::test_sizes_are_binomial",),
+    ),
+    Fault(
+        "an_overflow_truncated",
+        _POISSON,
+        "        if len(indices) > self.batch_capacity:\n",
+        "        indices = indices[: self.batch_capacity]\n"
+        "        if len(indices) > self.batch_capacity:\n",
+        (f"{_OF_POISSON}::test_an_overflow_never_truncates",),
+    ),
+    Fault(
+        "every_pass_draws_the_same_batches",
+        _POISSON,
+        'int.from_bytes(os.urandom(16), "little")',
+        "len(os.urandom(16))",
+        (f"{_OF_POISSON}::test_every_pass_is_fresh",),
+    ),
+    Fault(
+        "seeded_batches_not_marked",
+        "dp_sparse/sampling/marker.py",
+        "return SEEDED if seed is not None else _NONCES.next()",
+        "return _NONCES.next()",
+        (f"{_OF_POISSON}::test_a_seed_repeats_and_is_marked",),
+    ),
+    Fault(
+        "a_pass_that_repeats_examples",
+        "dp_sparse/sampling/dataset_passes.py",
+        "require(size <= expected, PrivacyError, longer)",
+        "require(size >= 0, PrivacyError, longer)",
+        (f"{_OF_STREAM}::test_a_pass_that_does_not_end_is_refused",),
+    ),
+    Fault(
+        "a_short_pass_repeated",
+        "dp_sparse/sampling/dataset_passes.py",
+        "require(size >= expected, PrivacyError, message, index, size)",
+        "require(size >= 0, PrivacyError, message, index, size)",
+        (f"{_OF_STREAM}::test_a_short_pass_is_refused",),
+    ),
+    Fault(
+        "a_resumed_dataset_repeats_examples",
+        _STREAM,
+        "if first == spent or not isinstance(source, tf.data.Dataset):",
+        "if first >= spent:",
+        (f"{_OF_STREAM}::test_a_dataset_goes_on_with_a_whole_pass",),
+    ),
+)

@@ -1,0 +1,247 @@
+"""Faults of what refuses: the ledger, isolation, the graph guard."""
+
+from tests.mutations.fault import Fault
+
+_LEDGER = "dp_sparse/optimizers/ledger.py"
+_TURN = "dp_sparse/optimizers/turn.py"
+_ISOLATION = "dp_sparse/clipping/isolation.py"
+_PROGRESS = "dp_sparse/clipping/isolation_progress.py"
+_GUARD = "dp_sparse/clipping/graph_guard.py"
+
+_OF_LEDGER = "tests/optimizers/test_ledger.py"
+_OF_PLANS = "tests/optimizers/test_plan_fingerprint.py"
+_OF_ISOLATION = "tests/clipping/test_isolation.py"
+_OF_BYPASS = "tests/training/test_bypass.py"
+_OF_GUARD = "tests/clipping/test_graph_guard.py"
+_OF_UPDATES = "tests/clipping/test_graph_guard_of_updates.py"
+
+_COMPARED = (_OF_ISOLATION, f"{_OF_BYPASS}::test_mixing_in_the_model")
+
+FAULTS = (
+    Fault(
+        "a_step_not_counted",
+        _LEDGER,
+        "after = self._spent.assign(step + 1)",
+        "after = self._spent.assign(step)",
+        (f"{_OF_LEDGER}::test_every_batch_is_one_step",),
+    ),
+    Fault(
+        "one_step_more_than_the_plan_has",
+        _LEDGER,
+        "course.spent < steps,",
+        "course.spent <= steps,",
+        (f"{_OF_LEDGER}::test_every_batch_is_one_step", _OF_LEDGER),
+    ),
+    Fault(
+        "sampler_of_the_marker_not_compared",
+        _LEDGER,
+        "tf.equal(marker.fingerprint, self._plan.sampling.fingerprint),",
+        "tf.equal(marker.fingerprint, marker.fingerprint),",
+        (f"{_OF_LEDGER}::test_seeded_and_foreign_batches",),
+    ),
+    Fault(
+        "rows_of_the_marker_not_compared",
+        _LEDGER,
+        "tf.equal(size, capacity) & whole,",
+        "tf.equal(size, capacity),",
+        (f"{_OF_LEDGER}::test_a_batch_that_is_not_whole",),
+    ),
+    Fault(
+        "a_part_of_a_batch_accepted",
+        _LEDGER,
+        "tf.equal(size, capacity) & whole,",
+        "tf.less_equal(size, capacity) & whole,",
+        (f"{_OF_LEDGER}::test_a_batch_that_is_not_whole",),
+    ),
+    Fault(
+        "seeded_batches_accepted",
+        _LEDGER,
+        "tf.not_equal(marker.nonce, SEEDED),",
+        "tf.equal(marker.nonce, marker.nonce),",
+        (f"{_OF_LEDGER}::test_seeded_and_foreign_batches",),
+    ),
+    Fault(
+        "seal_not_checked",
+        _LEDGER,
+        "return tf.equal(steps, 0) | tf.equal(seal, seal_of(plan, steps))",
+        "return tf.equal(seal, seal) | tf.equal(seal, seal_of(plan, steps))",
+        (_OF_PLANS,),
+    ),
+    Fault(
+        "saved_file_of_another_plan_accepted",
+        _LEDGER,
+        "if steps and seal != int(seal_of(plan, steps)):",
+        "if steps and seal == -1:",
+        (
+            f"{_OF_PLANS}::test_weights_of_another_plan_are_refused",
+            f"{_OF_PLANS}::test_a_refusal_that_keras_passes_over_stands",
+        ),
+    ),
+    Fault(
+        "plan_of_another_noise_accepted",
+        "dp_sparse/accounting/plan.py",
+        'if k not in ("plan_id", "budget")',
+        'if k not in ("plan_id", "budget", "noise_multiplier")',
+        (f"{_OF_PLANS}::test_a_run_of_another_plan_goes_on_by_no_road",),
+    ),
+    Fault(
+        "plan_of_other_releases_accepted",
+        "dp_sparse/accounting/plan.py",
+        'if k not in ("plan_id", "budget")',
+        'if k not in ("plan_id", "budget", "releases")',
+        (f"{_OF_PLANS}::test_a_run_of_another_plan_goes_on_by_no_road",),
+    ),
+    Fault(
+        "saved_steps_forgotten",
+        _LEDGER,
+        "return turn.Course(tf.maximum(spent, steps), nonce, position, own)",
+        "return turn.Course(spent, nonce, position, own)",
+        (f"{_OF_LEDGER}::test_the_larger_of_the_saved_and_the_counted_steps_holds",),
+    ),
+    Fault(
+        "counted_steps_forgotten",
+        _LEDGER,
+        "return turn.Course(tf.maximum(spent, steps), nonce, position, own)",
+        "return turn.Course(steps, nonce, position, own)",
+        (
+            f"{_OF_LEDGER}::test_the_larger_of_the_saved_and_the_counted_steps_holds",
+            f"{_OF_LEDGER}::test_two_ledgers_of_a_plan_share_its_steps",
+        ),
+    ),
+    Fault(
+        "a_batch_accepted_twice",
+        _TURN,
+        "return same & tf.equal(marker.position, self.last_position + 1)",
+        "return same & (marker.position >= self.last_position)",
+        (f"{_OF_LEDGER}::test_each_batch_once_and_in_order",),
+    ),
+    Fault(
+        "a_pass_accepted_again",
+        _TURN,
+        "first = (marker.nonce > course.last_nonce) & tf.equal(marker.position, 0)",
+        "first = tf.equal(marker.position, 0)",
+        (f"{_OF_LEDGER}::test_each_batch_once_and_in_order",),
+    ),
+    Fault(
+        "a_stream_from_another_iterator_goes_on",
+        _TURN,
+        "known = course.continues(marker) | (tf.equal(marker.nonce, OWN_ORDER) & course.own_order)",
+        "known = tf.equal(marker.position, course.spent)",
+        (f"{_OF_LEDGER}::test_whose_turn_it_is",),
+    ),
+    Fault(
+        "company_of_copies_of_the_first_half_never_compared",
+        _ISOLATION,
+        "        lambda: _others_replaced(trial, ~first_stays),\n",
+        "        lambda: _others_replaced(trial, first_stays),\n",
+        _COMPARED,
+    ),
+    Fault(
+        "company_of_copies_of_the_second_half_never_compared",
+        _ISOLATION,
+        "        lambda: _others_replaced(trial, first_stays),\n",
+        "        lambda: _others_replaced(trial, ~first_stays),\n",
+        _COMPARED,
+    ),
+    Fault(
+        "company_of_a_few_never_compared",
+        _ISOLATION,
+        "        lambda: _few(trial),\n",
+        "        lambda: _one_alone(trial),\n",
+        _COMPARED,
+    ),
+    Fault(
+        "company_of_one_alone_never_compared",
+        _ISOLATION,
+        "        lambda: _one_alone(trial),\n",
+        "        lambda: _few(trial),\n",
+        _COMPARED,
+    ),
+    Fault(
+        "companies_of_training_s_own_size_never_compared",
+        _ISOLATION,
+        "return tf.cond((worst < 0) & due, of_own_size, functools.partial(tf.identity, worst))",
+        "return tf.cond((worst > 0) & due, of_own_size, functools.partial(tf.identity, worst))",
+        _COMPARED,
+    ),
+    Fault(
+        "tolerance_of_isolation_a_hundred_times_larger",
+        _ISOLATION,
+        "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3",
+        "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 100 * 2.0**-16, 100 * 2.0**-6, 100 * 2.0**-3",
+        _COMPARED,
+    ),
+    Fault(
+        "tolerance_of_a_few_a_hundred_times_larger",
+        _ISOLATION,
+        "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3",
+        "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 100 * 2.0**-6, 2.0**-3",
+        _COMPARED,
+    ),
+    Fault(
+        "ids_never_compared",
+        _ISOLATION,
+        "other_ids = tf.not_equal(tf.gather(self.reference.ids, places), company.ids)",
+        "other_ids = tf.not_equal(company.ids, company.ids)",
+        _COMPARED,
+    ),
+    Fault(
+        "first_batch_not_checked",
+        _PROGRESS,
+        "return self.batches.read_value() >= self._due_at.read_value()",
+        "return self.batches.read_value() > self._due_at.read_value()",
+        (
+            f"{_OF_ISOLATION}::test_mixing_is_refused[mean]",
+            f"{_OF_ISOLATION}::test_each_of_the_first_batches_is_checked",
+        ),
+    ),
+    Fault(
+        "what_was_zero_never_checked",
+        _PROGRESS,
+        "tf.cond(waiting, lambda: tf.reduce_any(not_zero & ~seen), lambda: no)",
+        "tf.cond(waiting, lambda: no, lambda: no)",
+        (f"{_OF_ISOLATION}::test_a_tensor_that_was_zero_is_checked_when_it_is_not",),
+    ),
+    Fault(
+        "update_does_not_wait_for_isolation",
+        "dp_sparse/training/train_step.py",
+        "sums = sums.after(_isolation_checks(optimizer, observer, checked, sums)).over_replicas()",
+        "sums = sums.over_replicas()",
+        (f"{_OF_ISOLATION}::test_mixing_is_refused[mean]",),
+    ),
+    Fault(
+        "assignments_allowed_in_the_graph",
+        _GUARD,
+        "return not _HARMLESS.fullmatch(op.type)",
+        "return not (_HARMLESS.fullmatch(op.type) or _ASSIGNMENTS.fullmatch(op.type))",
+        (f"{_OF_GUARD}::test_an_operation_that_outlives_the_step_is_refused_with_its_layer",),
+    ),
+    Fault(
+        "functions_that_the_graph_calls_not_read",
+        _GUARD,
+        "lines += _problems(inside, inner, name, seeds.passed_on(op, function.graph))",
+        "del inside, inner",
+        (f"{_OF_GUARD}::test_in_every_way",),
+    ),
+    Fault(
+        "known_random_numbers_allowed",
+        _GUARD,
+        "harmful = _is_harmful(op) or seeds.is_known_of(op)",
+        "harmful = _is_harmful(op)",
+        (f"{_OF_BYPASS}::test_constant_seeds_of_masks", _OF_GUARD),
+    ),
+    Fault(
+        "an_update_may_use_anything",
+        _GUARD,
+        "lines = _readings(made) + _python(made) + _foreign(made, every)",
+        "lines: list[str] = []",
+        (_OF_UPDATES,),
+    ),
+    Fault(
+        "an_update_may_follow_the_graph_back",
+        _GUARD,
+        "lines = _readings(made) + _python(made) + _foreign(made, every)",
+        "lines = _readings(made) + _python(made)",
+        (f"{_OF_UPDATES}::test_an_update_may_use_nothing_else",),
+    ),
+)

@@ -1,0 +1,269 @@
+"""Faults of norms and of clip factors."""
+
+from tests.mutations.fault import Fault
+
+_LOOKUPS = "dp_sparse/clipping/uses/lookups.py"
+_PRODUCT = "dp_sparse/clipping/uses/product.py"
+_TIED = "dp_sparse/clipping/uses/tied.py"
+_NUMERICS = "dp_sparse/clipping/uses/numerics.py"
+_STYLES = "dp_sparse/clipping/styles.py"
+_SCALING = "dp_sparse/clipping/scaling.py"
+
+_OF_USES = "tests/clipping/test_uses.py"
+_OF_NUMERICS = "tests/clipping/test_numerics.py"
+_OF_STYLES = "tests/clipping/test_styles.py"
+_OF_SCALING = "tests/clipping/test_scaling.py"
+_OF_TIED = "tests/clipping/rules/test_reversible_embedding.py"
+_OF_DENSE = "tests/clipping/rules/test_dense.py"
+_OF_EMBEDDING = "tests/clipping/rules/test_embedding.py"
+
+FAULTS = (
+    Fault(
+        "duplicate_ids_of_an_example_not_summed",
+        _LOOKUPS,
+        "squared = tf.reduce_sum(tf.square(sums), axis=1)",
+        "of_lookups = tf.reduce_sum(tf.square(flat(cotangents)), axis=1)\n"
+        "        squared = tf.math.unsorted_segment_sum(of_lookups, position, tf.size(pairs))",
+        (f"{_OF_USES}::test_repeated_rows_add_before_squaring",),
+    ),
+    Fault(
+        "rows_of_two_examples_taken_for_one",
+        _LOOKUPS,
+        "groups = grouped(example * num_rows + tf.reshape(self.row_ids, [-1]), -1)",
+        "groups = grouped(example + tf.reshape(self.row_ids, [-1]), -1)",
+        (f"{_OF_USES}::test_repeated_rows_add_before_squaring",),
+    ),
+    Fault(
+        "masked_lookups_train_their_row",
+        _LOOKUPS,
+        "slots=tf.where(self.valid, slots, -1)",
+        "slots=slots",
+        (f"{_OF_EMBEDDING}::test_masked_lookups_do_not_train_row_0",),
+    ),
+    Fault(
+        "rows_restricted_after_clipping",
+        _LOOKUPS,
+        "self.valid if self.slots is None else self.slots >= 0, tf.float32",
+        "self.valid, tf.float32",
+        (f"{_OF_EMBEDDING}::test_rows_outside_the_choice_are_zeroed_before_clipping",),
+    ),
+    Fault(
+        "cross_terms_of_a_tied_table_dropped",
+        _TIED,
+        "squared = tf.reduce_sum(tf.square(sums + as_output), axis=1)",
+        "squared = tf.reduce_sum(tf.square(sums) + tf.square(as_output), axis=1)",
+        (f"{_OF_TIED}::test_norms_and_clipped_sum",),
+    ),
+    Fault(
+        "cross_terms_of_a_tied_table_dropped_at_several_positions",
+        _TIED,
+        "return numerics.squares(tf.tensor_scatter_nd_add(gradients, pairs[own] - first, given))",
+        "rows = tf.tensor_scatter_nd_add(0 * gradients, pairs[own] - first, given)\n"
+        "            return numerics.squares(gradients) + numerics.squares(rows)",
+        (f"{_OF_TIED}::test_norms_and_clipped_sum",),
+    ),
+    Fault(
+        "bias_squared_before_the_sum_over_the_sequence",
+        "dp_sparse/clipping/rules/dense.py",
+        "uses.append((layer.bias, Direct(_over_positions(dz))))",
+        "axes = list(range(1, dz.shape.rank))\n"
+        "            early = {'squared_norms': lambda _: tf.reduce_sum(tf.square(dz), axis=axes)}\n"
+        "            kind = type('Early', (Direct,), early)\n"
+        "            uses.append((layer.bias, kind(_over_positions(dz))))",
+        (f"{_OF_DENSE}::test_random_dense_layers",),
+    ),
+    Fault(
+        "norms_of_two_calls_added",
+        _PRODUCT,
+        "return type(self)(tf.concat(inputs, axis=-2), tf.concat(cotangents, axis=-2))",
+        "norms = tf.add_n([use.squared_norms() for use in uses])\n"
+        "        kind = type('Added', (Product,), {'squared_norms': lambda _: norms})\n"
+        "        return kind(tf.concat(inputs, axis=-2), tf.concat(cotangents, axis=-2))",
+        (f"{_OF_DENSE}::test_shared_layer_called_twice_adds_before_squaring",),
+    ),
+    Fault(
+        "positions_squared_before_their_sum",
+        _PRODUCT,
+        "return tf.cast(tf.reduce_sum(inner * outer, axis=[1, 2]), tf.float32)",
+        "return tf.cast(tf.linalg.trace(inner * outer), tf.float32)",
+        (f"{_OF_USES}::test_product_is_the_outer_product_of_each_example",),
+    ),
+    Fault(
+        "last_columns_left_out_of_the_norm",
+        _PRODUCT,
+        "for start in range(0, wide.shape[2], columns):",
+        "for start in range(0, max(1, wide.shape[2] - columns), columns):",
+        (_OF_USES,),
+    ),
+    Fault(
+        "a_variable_left_out_of_the_norm",
+        _STYLES,
+        "return [_bounded(total(squared), clip_norm)] * len(variables)",
+        "return [_bounded(total(squared[1:] or squared), clip_norm)] * len(variables)",
+        (f"{_OF_STYLES}::test_one_example_adds_at_most_c",),
+    ),
+    Fault(
+        "guard_against_cancellation_off",
+        _NUMERICS,
+        "tf.maximum(squared_norms, tf.square(masses / 1000.0))",
+        "squared_norms",
+        (f"{_OF_NUMERICS}::test_rows_that_cancel", f"{_OF_NUMERICS}::test_positions_that_cancel"),
+    ),
+    Fault(
+        "gram_products_in_float32",
+        _PRODUCT,
+        "x, dz = tf.cast(self.inputs, tf.float64), tf.cast(self.cotangents, tf.float64)",
+        "x, dz = self.inputs, self.cotangents",
+        (_OF_NUMERICS, _OF_USES),
+    ),
+    Fault(
+        "squares_of_tiny_numbers_vanish",
+        _NUMERICS,
+        "return tf.square(tf.math.reduce_euclidean_norm(values, axis=axes)) + floor",
+        "return tf.square(tf.math.reduce_euclidean_norm(values, axis=axes))",
+        (f"{_OF_NUMERICS}::test_tiny_inputs_times_huge_cotangents",),
+    ),
+    Fault(
+        "sums_over_the_batch_in_float32",
+        _LOOKUPS,
+        "scaled = exact(cotangents * factors[:, tf.newaxis])",
+        "scaled = cotangents * factors[:, tf.newaxis]",
+        (f"{_OF_USES}::test_large_sums_are_not_rounded_by_more_than_an_example_may_move_them",),
+    ),
+    Fault(
+        "mean_of_the_losses_in_place_of_their_sum",
+        "dp_sparse/training/forward_backward.py",
+        "total = tf.reduce_sum(losses)",
+        "total = tf.reduce_mean(losses)",
+        ("tests/training/test_train_step.py::test_noise_free_dpsgd_is_clip_sum_divide",),
+    ),
+    Fault(
+        "small_gradients_blown_up_to_c",
+        _STYLES,
+        "return tf.minimum(1.0, below * tf.math.rsqrt(tf.maximum(squared, _TINY)))",
+        "return below * tf.math.rsqrt(tf.maximum(squared, _TINY))",
+        (f"{_OF_SCALING}::test_random_models",),
+    ),
+    Fault(
+        "square_root_of_the_norm_left_out",
+        _STYLES,
+        "below * tf.math.rsqrt(tf.maximum(squared, _TINY))",
+        "below / tf.maximum(squared, _TINY)",
+        (f"{_OF_STYLES}::test_one_example_adds_at_most_c",),
+    ),
+    Fault(
+        "no_room_for_the_rounding_of_factors",
+        _STYLES,
+        "_BELOW = 1 - 2.0**-20",
+        "_BELOW = 1.0",
+        (_OF_STYLES, _OF_SCALING),
+    ),
+    Fault(
+        "c_for_each_layer",
+        _STYLES,
+        "clip_norm * shares[name] ** 0.5",
+        "clip_norm",
+        (f"{_OF_STYLES}::test_per_layer_clipping_splits_the_square_of_c",),
+    ),
+    Fault(
+        "shares_of_c_in_place_of_its_square",
+        _STYLES,
+        "clip_norm * shares[name] ** 0.5",
+        "clip_norm * shares[name] ** 0.25",
+        (f"{_OF_STYLES}::test_one_example_adds_at_most_c",),
+    ),
+    Fault(
+        "count_of_unclipped_examples_moves_by_one",
+        _STYLES,
+        "counts = tf.clip_by_value(below / _RAMP, -0.5, 0.5)",
+        "counts = tf.clip_by_value(below / _RAMP, -0.5, 1.0)",
+        (
+            "tests/training/test_quantile_clipping.py"
+            "::test_one_example_moves_the_statistic_by_half_at_most",
+        ),
+    ),
+    Fault(
+        "padding_counts_as_unclipped",
+        _STYLES,
+        "return tf.reduce_sum(tf.where(present > 0, counts, 0.0))",
+        "return tf.reduce_sum(counts)",
+        (
+            "tests/training/test_quantile_clipping.py"
+            "::test_padding_and_examples_that_are_not_finite",
+        ),
+    ),
+    Fault(
+        "padding_in_the_sums",
+        _SCALING,
+        "kept = tf.cast(real > 0, tf.float32) * _faded(sizes)",
+        "kept = _faded(sizes)",
+        (f"{_OF_SCALING}::test_no_real_example_gives_exact_zeros",),
+    ),
+    Fault(
+        "examples_that_are_not_finite_kept",
+        _SCALING,
+        "tf.where(finite, f * kept, 0.0)",
+        "f * kept",
+        (f"{_OF_SCALING}::test_a_non_finite_example_is_zeroed_exactly",),
+    ),
+    Fault(
+        "records_that_are_not_finite_kept",
+        _SCALING,
+        "zip(_sanitised(uses, finite), factors, strict=True)",
+        "zip(uses, factors, strict=True)",
+        (f"{_OF_SCALING}::test_a_non_finite_example_is_zeroed_exactly",),
+    ),
+    Fault(
+        "losses_that_are_not_finite_kept",
+        _SCALING,
+        "finite = tf.math.is_finite(total) & tf.math.is_finite(losses)",
+        "finite = tf.math.is_finite(total)",
+        (f"{_OF_SCALING}::test_a_loss_that_is_not_finite_zeroes_an_example_whose_gradient_is",),
+    ),
+    Fault(
+        "a_last_bit_switches_an_example_off",
+        _SCALING,
+        "return tf.clip_by_value(2.0 - sizes, 0.0, 1.0)",
+        "return tf.cast(sizes < 1.0, tf.float32)",
+        (f"{_OF_NUMERICS}::test_a_last_bit_near_overflow_switches_no_example_on_or_off",),
+    ),
+    Fault(
+        "weights_applied_after_clipping",
+        "dp_sparse/training/batch_gradient.py",
+        "    return run, clipped_sums(optimizer, run, choices, real)\n",
+        "    import types\n\n"
+        "    weights = tf.nest.flatten(examples.sample_weight)[0]\n"
+        "    names = 'clipping', 'dense_variables', 'tables', 'diagnostics'\n"
+        "    other = types.SimpleNamespace(**{name: getattr(optimizer, name) for name in names})\n"
+        "    other.current_clip_norm = optimizer.current_clip_norm * weights\n"
+        "    return run, clipped_sums(other, run, choices, real)\n",
+        ("tests/training/test_train_step.py::test_class_weights_scale_the_loss_before_clipping",),
+    ),
+    Fault(
+        "regulariser_in_each_loss",
+        "dp_sparse/training/losses.py",
+        "return total, [tracker.values for tracker in trackers]",
+        "penalties = tf.add_n([tf.zeros([]), *model.losses])\n"
+        "    return total + penalties, [tracker.values for tracker in trackers]",
+        (
+            "tests/training/test_train_step.py"
+            "::test_dense_regulariser_gradient_is_added_after_the_noise",
+            "tests/optimizers/test_noise_of_a_step.py::test_noise[fest-graph]",
+        ),
+    ),
+    Fault(
+        "a_metric_in_the_loss",
+        "dp_sparse/training/losses.py",
+        "refused = [*model.trainable_variables, *metric_variables(model)]",
+        "refused = [*model.trainable_variables]",
+        ("tests/training/test_losses.py::test_a_loss_that_reads_a_metric_is_refused",),
+    ),
+    Fault(
+        "mean_over_all_examples_with_a_mask",
+        "dp_sparse/training/losses.py",
+        "tf.math.divide_no_nan(tf.reduce_sum(values * weights, axis=positions), count)",
+        "tf.math.divide_no_nan(\n"
+        "        tf.reduce_sum(values * weights, axis=positions), tf.reduce_mean(count)\n    )",
+        ("tests/training/test_losses.py::test_a_mask_counts_within_the_example_alone",),
+    ),
+)

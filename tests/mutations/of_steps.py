@@ -1,0 +1,141 @@
+"""Faults of a step as a whole: division, replicas, micro-batches, checkpoints."""
+
+from tests.mutations.fault import Fault
+
+_SPARSE = "dp_sparse/optimizers/sparse_base.py"
+_TRAIN_STEP = "dp_sparse/training/train_step.py"
+_MICROBATCHES = "dp_sparse/training/microbatches.py"
+_REPLICAS = "dp_sparse/core/replicas.py"
+_ACCOUNT = "dp_sparse/optimizers/step_account.py"
+
+_OF_TRAIN_STEP = "tests/training/test_train_step.py"
+_OF_MIRRORED = "tests/distribution/test_mirrored.py"
+_OF_MICROBATCHES = "tests/training/test_microbatches.py"
+_OF_RESUME = "tests/training/test_resume.py"
+
+FAULTS = (
+    Fault(
+        "division_by_the_size_of_the_batch",
+        _SPARSE,
+        "            noisy_dense(dense, deviation, batch_size, draw),\n",
+        "            [\n"
+        "                (v, mean * tf.cast(batch_size / sums.amounts.counts[0], tf.float32))\n"
+        "                for v, mean in noisy_dense(dense, deviation, batch_size, draw)\n"
+        "            ],\n",
+        (f"{_OF_TRAIN_STEP}::test_division_is_by_the_expected_batch_size",),
+    ),
+    Fault(
+        "noise_of_the_plan_for_another_clip_norm",
+        _SPARSE,
+        "deviation = self.current_clip_norm * self.gradient_noise_multiplier",
+        "deviation = self.gradient_noise_multiplier",
+        (f"{_OF_TRAIN_STEP}::test_adafest_noise_on_dense_parameters_and_on_every_survivor",),
+    ),
+    Fault(
+        "noise_only_on_rows_that_were_looked_up",
+        "dp_sparse/optimizers/fest.py",
+        "RowChoice(selected, restricted(table, selected).places)",
+        "RowChoice(selected[1:], restricted(table, selected[1:]).places)",
+        ("tests/optimizers/test_fest.py::test_every_selected_row_is_noised_and_no_other",),
+    ),
+    Fault(
+        "each_replica_draws_its_own_noise",
+        _TRAIN_STEP,
+        "noisy = replicas.merged(lambda: optimizer.release(sums, draw))",
+        "number = draw.number + replicas.own_number() if replicas.count() > 1 else draw.number\n"
+        "        own = noise.Draw(draw.key, number, draw.offset)\n"
+        "        noisy = optimizer.release(sums, own)",
+        (f"{_OF_MIRRORED}::test_noise_and_rows_are_drawn_once",),
+    ),
+    Fault(
+        "sums_of_replicas_not_added",
+        _TRAIN_STEP,
+        "checked, sums)).over_replicas()",
+        "checked, sums))",
+        (f"{_OF_MIRRORED}::test_without_noise_as_on_one_device[dpsgd-2]",),
+    ),
+    Fault(
+        "choice_of_one_replica",
+        "dp_sparse/optimizers/replica_choice.py",
+        "of_tables = [tf.split(replicas.gathered(signed_ids), widths, axis=1, num=len(widths))]",
+        "of_first = tf.distribute.get_strategy().experimental_local_results(signed_ids)[0]\n"
+        "        of_tables = [tf.split(of_first, widths, axis=1, num=len(widths))]",
+        (f"{_OF_MIRRORED}::test_without_noise_as_on_one_device[adafest-2]",),
+    ),
+    Fault(
+        "every_replica_hands_over_the_whole_gradient",
+        _REPLICAS,
+        "[value / count() for value in values]",
+        "[value / 1 for value in values]",
+        (f"{_OF_MIRRORED}::test_without_noise_as_on_one_device[dpsgd-2]",),
+    ),
+    Fault(
+        "replicas_may_meet_in_the_model",
+        _REPLICAS,
+        "context.merge_call = refuse",
+        "context.merge_call = context.merge_call if refuse else None",
+        ("tests/clipping/test_graph_guard.py::test_replicas_that_meet_in_the_model_are_refused",),
+    ),
+    Fault(
+        "noise_once_a_part",
+        _MICROBATCHES,
+        "        return sums.amounts\n",
+        "        size, sigma = optimizer.plan.sampling.batch_capacity, optimizer.noise_multiplier\n"
+        "        given = optimizer.clip_norm * sigma, 1.0, self.draw, noise.Purpose.UNCLIPPED\n"
+        "        dense = [noise.noisy_mean(total, *given) for total in sums.amounts.dense]\n"
+        "        return sums.amounts._replace(dense=dense if size else [])\n",
+        ("tests/optimizers/test_noise_of_a_step.py::test_noise[dpsgd-microbatches]",),
+    ),
+    Fault(
+        "last_part_of_a_batch_lost",
+        _MICROBATCHES,
+        "lambda begin, _: begin < count,",
+        "lambda begin, _: begin + size <= count,",
+        (f"{_OF_MICROBATCHES}::test_the_same_weights_metrics_and_counts_as_the_whole_batch",),
+    ),
+    Fault(
+        "rows_of_a_part_not_compared",
+        _MICROBATCHES,
+        "require(tf.reduce_all(tf.equal(own[id(table)], row_ids)), PrivacyError, message)",
+        "require(tf.reduce_all(tf.equal(row_ids, row_ids)), PrivacyError, message)",
+        (f"{_OF_MICROBATCHES}::test_ids_that_depend_on_random_layers_are_refused",),
+    ),
+    Fault(
+        "padding_kept_between_examples",
+        _TRAIN_STEP,
+        "last = tf.reduce_max(tf.where(present > 0, tf.range(1, capacity + 1), 0))",
+        "last = tf.math.count_nonzero(present > 0, dtype=tf.int32) - 1",
+        (f"{_OF_TRAIN_STEP}::test_noise_free_dpsgd_is_clip_sum_divide",),
+    ),
+    Fault(
+        "the_key_is_saved",
+        "dp_sparse/optimizers/base.py",
+        "self._account = StepAccount(plan, self.steps_spent, seal, order)\n",
+        "self._account = StepAccount(plan, self.steps_spent, seal, order)\n"
+        '        kept = self.add_variable((), "zeros", "int64", name="secret")\n'
+        "        word = self._account.noise_key.words()[0, 0]\n"
+        "        kept.assign(word)\n",
+        (f"{_OF_RESUME}::test_no_file_holds_a_key",),
+    ),
+    Fault(
+        "steps_not_restored",
+        _ACCOUNT,
+        "self._saved.write(self._plan, *(before if before[0] > after[0] else after))",
+        "self._saved.write(self._plan, *(before if after else before))",
+        (f"{_OF_RESUME}::test_save_load_fit_stays_private_and_within_budget",),
+    ),
+    Fault(
+        "steps_given_back_by_a_loaded_file",
+        _ACCOUNT,
+        "self._saved.write(self._plan, *(before if before[0] > after[0] else after))",
+        "self._saved.write(self._plan, *(after if before else after))",
+        (f"{_OF_RESUME}::test_a_loaded_file_never_gives_steps_back",),
+    ),
+    Fault(
+        "noise_goes_on_with_the_same_key_after_loading",
+        _ACCOUNT,
+        "        self.noise_key.refresh()\n",
+        "        assert self.noise_key\n",
+        (_OF_RESUME,),
+    ),
+)
