@@ -37,27 +37,33 @@ def with_and_without(x: np.ndarray, dz: np.ndarray) -> tuple[Product, Product]:
     return Product(*map(tf.constant, both)), Product(*map(tf.constant, ordinary))
 
 
+@pytest.mark.parametrize("positions", [(), (1,)])
 @pytest.mark.parametrize("tiny", [1e-19, 1e-22, 1e-38])
-def test_tiny_inputs_times_huge_cotangents(tiny: float) -> None:
+def test_tiny_inputs_times_huge_cotangents(tiny: float, positions: tuple[int, ...]) -> None:
+    """Without an axis of positions the norm is a product of norms, of which one vanishes."""
     huge = min(1e19, 1 / tiny)
-    x, dz = np.full((1, 4096), tiny), np.full((1, 1), huge)
+    x, dz = np.full((*positions, 4096), tiny), np.full((*positions, 1), huge)
     assert moved(*with_and_without(x, dz)) <= CLIP * 1.001
 
 
+@pytest.mark.parametrize("apart", [1e-5, 1e-7])  # by so much of themselves, at C by 1/apart
 @pytest.mark.parametrize("magnitude", [1e1, 1e3, 1e6, 1e9])
 @pytest.mark.parametrize("width_out", [1, 64])
-def test_positions_that_cancel(magnitude: float, width_out: int) -> None:
+def test_positions_that_cancel(magnitude: float, width_out: int, apart: float) -> None:
     direction = np.random.default_rng(1).normal(size=64)
-    x = magnitude * np.stack([direction, -direction * (1 + 1e-5)])
+    x = magnitude * np.stack([direction, -direction * (1 + apart)])
     dz = np.ones((2, width_out))
     assert moved(*with_and_without(x, dz)) <= CLIP * 1.01
 
 
-@pytest.mark.parametrize("magnitude", [1e3, 1e10, 1e18])
-def test_rows_that_cancel(magnitude: float) -> None:
+@pytest.mark.parametrize("apart", [0.0, 1e-7])
+@pytest.mark.parametrize("magnitude", [1e3, 1e10, 1e17])
+def test_rows_that_cancel(magnitude: float, apart: float) -> None:
+    """What is left of terms that are nearly equal may be less than what rounds them when scaled."""
     ids, valid = tf.zeros([OTHERS + 1, 2], tf.int64), tf.ones([OTHERS + 1, 2], tf.bool)
-    dz = np.full((OTHERS + 1, 2, 1), 0.25, np.float32)
-    dz[0, :, 0] = magnitude, -magnitude
+    dz = np.full((OTHERS + 1, 2, 64), 0.25, np.float32)
+    terms = magnitude * np.random.default_rng(2).normal(size=64)
+    dz[0] = terms, -terms * (1 + apart)
     slots = tf.zeros([OTHERS + 1, 2], tf.int32)
     use = Rows(ids, valid, tf.constant(dz)).restricted(slots)
     without = Rows(ids[1:], valid[1:], tf.constant(dz[1:])).restricted(slots[1:])

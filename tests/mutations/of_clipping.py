@@ -86,7 +86,7 @@ FAULTS = (
         _PRODUCT,
         "return tf.cast(tf.reduce_sum(inner * outer, axis=[1, 2]), tf.float32)",
         "return tf.cast(tf.linalg.trace(inner * outer), tf.float32)",
-        (f"{_OF_USES}::test_product_is_the_outer_product_of_each_example",),
+        (f"{_OF_USES}::test_both_formulas_for_a_product_agree",),
     ),
     Fault(
         "last_columns_left_out_of_the_norm",
