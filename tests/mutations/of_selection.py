@@ -46,7 +46,7 @@ FAULTS = (
         _CONTRIBUTION,
         "tf.cast(tf.floor(share / unit), tf.int64)",
         "tf.cast(tf.math.ceil(share / unit), tf.int64)",
-        (_OF_CONTRIBUTION,),
+        (f"{_OF_CONTRIBUTION}::test_sensitivity_holds_to_the_last_bit",),
     ),
     Fault(
         "contributions_not_clipped",

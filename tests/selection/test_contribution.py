@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -128,6 +129,16 @@ def test_sensitivity_is_reached() -> None:
     values = contribution_map(lookups, 1.0).values.numpy()
     np.testing.assert_allclose(values, 0.19611613513818404, rtol=1e-6)
     assert np.linalg.norm(values) == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("clip_norm", [0.7, 1.0, 1.1])
+def test_sensitivity_holds_to_the_last_bit(clip_norm: float) -> None:
+    """By exact arithmetic: shares rounded up, or to the nearest, would pass C1 for many sizes."""
+    for size in range(1, 60):
+        ids = tf.range(size, dtype=tf.int64)[tf.newaxis]
+        lookups = [TableLookups(size, ids, tf.ones([1, size], tf.bool))]
+        values = contribution_map(lookups, clip_norm).values.numpy().tolist()
+        assert sum(Fraction(value) ** 2 for value in values) <= Fraction(clip_norm) ** 2
 
 
 def test_a_masked_lookup_before_a_valid_one_of_the_same_row() -> None:
