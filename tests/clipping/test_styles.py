@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import dp_sparse
@@ -89,14 +89,17 @@ def test_per_layer_clipping_splits_the_square_of_c(shares: dict[str, float] | No
 @settings(max_examples=40, deadline=None)
 @given(
     style=st.sampled_from(STYLES),
-    clip_norm=st.floats(1e-3, 1e3),
-    scale=st.floats(1e-6, 1e6),
+    scale=st.floats(-6, 6).map(lambda power: 10**power),  # as often below 1 as above it
+    ratio=st.floats(-3, 1).map(lambda power: 10**power),
     seed=st.integers(0, 99),
 )
-def test_one_example_adds_at_most_c(style: Any, clip_norm: float, scale: float, seed: int) -> None:
+@example(style=FlatClipping(), scale=1e-2, ratio=0.1, seed=0)
+@example(style=PerLayerClipping(), scale=1e-2, ratio=0.1, seed=0)
+def test_one_example_adds_at_most_c(style: Any, scale: float, ratio: float, seed: int) -> None:
+    clip_norm = ratio * scale  # about the size of the gradient, which has that of x and y
     rng = np.random.default_rng(seed)
     x = (scale * rng.normal(size=(1, 3))).astype(np.float32)
-    found = sums_of(two_layers(), x, np.ones(1, np.float32), clip_norm, style)
+    found = sums_of(two_layers(), x, np.full(1, scale, np.float32), clip_norm, style)
     assert math.sqrt(sum(float(np.sum(np.float64(part) ** 2)) for part in found)) <= clip_norm
 
 
