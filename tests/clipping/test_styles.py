@@ -6,11 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hypothesis
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dp_sparse
@@ -93,8 +94,8 @@ def test_per_layer_clipping_splits_the_square_of_c(shares: dict[str, float] | No
     ratio=st.floats(-3, 1).map(lambda power: 10**power),
     seed=st.integers(0, 99),
 )
-@example(style=FlatClipping(), scale=1e-2, ratio=0.1, seed=0)
-@example(style=PerLayerClipping(), scale=1e-2, ratio=0.1, seed=0)
+@hypothesis.example(style=FlatClipping(), scale=1e-2, ratio=0.1, seed=0)
+@hypothesis.example(style=PerLayerClipping(), scale=1e-2, ratio=0.1, seed=0)
 def test_one_example_adds_at_most_c(style: Any, scale: float, ratio: float, seed: int) -> None:
     clip_norm = ratio * scale  # about the size of the gradient, which has that of x and y
     rng = np.random.default_rng(seed)
