@@ -7,13 +7,14 @@ _TURN = "dp_sparse/optimizers/turn.py"
 _ISOLATION = "dp_sparse/clipping/isolation.py"
 _PROGRESS = "dp_sparse/clipping/isolation_progress.py"
 _GUARD = "dp_sparse/clipping/graph_guard.py"
+_UPDATES = "dp_sparse/clipping/update_guard.py"
 
 _OF_LEDGER = "tests/optimizers/test_ledger.py"
 _OF_PLANS = "tests/optimizers/test_plan_fingerprint.py"
 _OF_ISOLATION = "tests/clipping/test_isolation.py"
 _OF_BYPASS = "tests/training/test_bypass.py"
 _OF_GUARD = "tests/clipping/test_graph_guard.py"
-_OF_UPDATES = "tests/clipping/test_graph_guard_of_updates.py"
+_OF_UPDATES = "tests/clipping/test_update_guard.py"
 
 _COMPARED = (_OF_ISOLATION, f"{_OF_BYPASS}::test_mixing_in_the_model")
 
@@ -232,16 +233,30 @@ FAULTS = (
     ),
     Fault(
         "an_update_may_use_anything",
-        _GUARD,
-        "lines = _readings(made) + _python(made) + _foreign(made, every)",
+        _UPDATES,
+        "lines = readings(made) + _python(made) + _foreign(made, every, leaving)",
         "lines: list[str] = []",
         (_OF_UPDATES,),
     ),
     Fault(
         "an_update_may_follow_the_graph_back",
-        _GUARD,
-        "lines = _readings(made) + _python(made) + _foreign(made, every)",
-        "lines = _readings(made) + _python(made)",
+        _UPDATES,
+        "lines = readings(made) + _python(made) + _foreign(made, every, leaving)",
+        "lines = readings(made) + _python(made)",
         (f"{_OF_UPDATES}::test_an_update_may_use_nothing_else",),
+    ),
+    Fault(
+        "an_update_may_read_rows_by_the_ids_of_the_batch",
+        _UPDATES,
+        "is not None or any(map(is_data, of_ids))",
+        "is not None",
+        (f"{_OF_UPDATES}::test_looked_up_rows_are_data",),
+    ),
+    Fault(
+        "what_leaves_an_update_may_use_anything",
+        _UPDATES,
+        "used += [(tensor.name, tensor) for tensor in leaving if tf.is_symbolic_tensor(tensor)]",
+        "used += [(tensor.name, tensor) for tensor in leaving if tensor is None]",
+        (f"{_OF_UPDATES}::test_what_is_used_elsewhere_is_checked_as_what_is_assigned",),
     ),
 )
