@@ -135,7 +135,14 @@ FAULTS = (
         _PLAN,
         "tail = self.sampling.participations(steps) * beyond_reach(noise_multiplier)",
         "tail = beyond_reach(noise_multiplier)",
-        (f"{_OF_PLAN}::test_the_reach_of_the_noise_is_inside_delta",),
+        (f"{_OF_PLAN}::test_what_is_left_of_delta_pays_for_the_mechanism",),
+    ),
+    Fault(
+        "participations_of_one_step",
+        _POISSON,
+        "return steps * self.sampling_probability",
+        "return self.sampling_probability",
+        (f"{_OF_PLAN}::test_what_is_left_of_delta_pays_for_the_mechanism",),
     ),
     Fault(
         "releases_not_composed",
