@@ -16,7 +16,7 @@ _OF_BYPASS = "tests/training/test_bypass.py"
 _OF_GUARD = "tests/clipping/test_graph_guard.py"
 _OF_UPDATES = "tests/clipping/test_update_guard.py"
 
-_COMPARED = (_OF_ISOLATION, f"{_OF_BYPASS}::test_mixing_in_the_model")
+_COMPARED = (_OF_ISOLATION,)
 
 FAULTS = (
     Fault(

@@ -91,7 +91,9 @@ FAULTS = (
         _MICROBATCHES,
         "lambda begin, _: begin < count,",
         "lambda begin, _: begin + size <= count,",
-        (f"{_OF_MICROBATCHES}::test_the_same_weights_metrics_and_counts_as_the_whole_batch",),
+        (
+            f"{_OF_MICROBATCHES}::test_the_same_weights_metrics_and_counts_as_the_whole_batch[DPSGDOptimizer-3]",
+        ),
     ),
     Fault(
         "rows_of_a_part_not_compared",
