@@ -47,7 +47,7 @@ FAULTS = (
         _GAUSSIAN,
         "lambda block: _noisy(block[0], numbers, draw.key, _skipped(start, block[1])),",
         "lambda block: _noisy(block[0], numbers, draw.key, start),",
-        (f"{_OF_STEP}::test_noise[fest-graph]",),
+        (f"{_OF_GAUSSIAN}::test_noise_is_the_same_whether_the_size_is_known_or_not",),
     ),
     Fault(
         "one_normal_for_two_values_of_the_map",
