@@ -33,8 +33,8 @@ class PlaceAndMasks(keras.layers.Layer):
     ("figure", "words", "attack"),
     [
         (1.41, "MixUp: {}", mapped(lambda x: (x + tf.reverse(x, [0])) / 2)),
-        (8, "in place of all 8: {}", from_records(lambda x: np.repeat(x[:1], len(x), 0))),
-        (1.57, "a sensitivity of {} was measured", measured(problem(between=Made(PlaceAndMasks)))),
+        (8, "instead of all 8: {}", from_records(lambda x: np.repeat(x[:1], len(x), 0))),
+        (1.54, "a sensitivity of {} was measured", measured(problem(between=Made(PlaceAndMasks)))),
     ],
     ids=["two examples mixed by a map", "one for all in records", "place and masks"],
 )
