@@ -92,9 +92,9 @@ def test_noise_that_comes_after_the_read_is_another_distribution(
 def test_noise_of_another_deviation_is_another_distribution(
     monkeypatch: pytest.MonkeyPatch, dpsgd_runs: np.ndarray
 ) -> None:
-    owe = DelayedNoise.owe
+    delay = DelayedNoise.delay
     monkeypatch.setattr(
-        DelayedNoise, "owe", lambda self, deviation, given: owe(self, 0.8 * deviation, given)
+        DelayedNoise, "delay", lambda self, deviation, given: delay(self, 0.8 * deviation, given)
     )
     assert p_values(runs(dp_sparse.LazyDPSGDOptimizer, 2000), dpsgd_runs).min() < 1e-9
 
@@ -375,12 +375,12 @@ def test_a_bound_too_coarse_settles_all_rows_and_measures_them(
 def test_a_rate_that_drops_does_not_lose_its_noise() -> None:
     """What is owed starts again at 0 with every flush; within an epoch it may not vanish."""
     delayed = DelayedNoise(click_model().trainable_variables[:2])
-    delayed.owe(tf.constant(1.0, tf.float64), [])
+    delayed.delay(tf.constant(1.0, tf.float64), [])
     with pytest.raises(tf.errors.InvalidArgumentError, match="vanishes beside what rows are owed"):
         delayed.refuse_vanishing(tf.constant(1e-9, tf.float64))
     delayed.settle_all(noise.NoiseKey())
     delayed.refuse_vanishing(tf.constant(1e-9, tf.float64))
-    delayed.owe(tf.constant(1e-9, tf.float64), [])
+    delayed.delay(tf.constant(1e-9, tf.float64), [])
     assert float(delayed._variance) == 1e-18
 
 
