@@ -100,8 +100,8 @@ def observation(uses: Used, losses: tf.Tensor, random: bool) -> Observation:
     floats, integers = _tensors(uses, losses)
     size = tf.shape(losses)[0]
     parts = [tf.reshape(tf.cast(each.tensor, tf.float32), [size, -1]) for each in floats]
-    pairs = [_projected(part, number) for number, part in enumerate(parts)]
-    norms = [tf.cast(tf.norm(exact(part), axis=1), tf.float32) for part in parts]
+    measured = [_measured(part, number) for number, part in enumerate(parts)]
+    pairs, norms = [pair for pair, _ in measured], [norm for _, norm in measured]
     total = tf.sqrt(tf.add_n([use.squared_norms() for _, use in uses]))
     totals = [total if each.is_gradient else tf.zeros_like(total) for each in floats]
     hashes = [_hash(tf.reshape(ids, [size, -1]), number) for number, ids in enumerate(integers)]
@@ -159,13 +159,23 @@ def _tensors(uses: Used, losses: tf.Tensor) -> tuple[list[_Named], list[tf.Tenso
     return floats, integers
 
 
-def _projected(part: tf.Tensor, number: int) -> tf.Tensor:
-    """`[batch, 2]`: two random directions of `[batch, entries]`, the same for every batch."""
-    directions = tf.random.stateless_normal([tf.shape(part)[1], 2], [number, 0])
-    return tf.matmul(part, directions)
+_INTEGER = tf.TensorSpec([], tf.int32)
 
 
-def _hash(part: tf.Tensor, number: int) -> tf.Tensor:
+# Both are traced once in a process, whatever is recorded.
+@tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None], tf.float32), _INTEGER])
+def _measured(part: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Of `[batch, entries]`: `[batch, 2]` along two random directions, and norms `[batch]`.
+
+    The directions of a number are the same for every batch.
+    """
+    directions = tf.random.stateless_normal([tf.shape(part)[1], 2], tf.stack([number, 0]))
+    return tf.matmul(part, directions), tf.cast(tf.norm(exact(part), axis=1), tf.float32)
+
+
+@tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None], tf.int64), _INTEGER])
+def _hash(part: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     """int64 `[batch]`: the same for the same entries, and hardly ever for others."""
-    factors = tf.random.stateless_uniform([tf.shape(part)[1]], [number, 1], None, None, tf.int64)
+    seed = tf.stack([number, 1])
+    factors = tf.random.stateless_uniform([tf.shape(part)[1]], seed, None, None, tf.int64)
     return tf.reduce_sum((part + 1) * factors, 1)

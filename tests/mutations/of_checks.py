@@ -5,6 +5,7 @@ from tests.mutations.fault import Fault
 _LEDGER = "dp_sparse/optimizers/ledger.py"
 _TURN = "dp_sparse/optimizers/turn.py"
 _ISOLATION = "dp_sparse/clipping/isolation.py"
+_COMPANIES = "dp_sparse/clipping/companies.py"
 _PROGRESS = "dp_sparse/clipping/isolation_progress.py"
 _GUARD = "dp_sparse/clipping/graph_guard.py"
 _UPDATES = "dp_sparse/clipping/update_guard.py"
@@ -132,30 +133,30 @@ FAULTS = (
     ),
     Fault(
         "company_of_copies_of_the_first_half_never_compared",
-        _ISOLATION,
-        "        lambda: _others_replaced(trial, ~first_stays),\n",
-        "        lambda: _others_replaced(trial, first_stays),\n",
+        _COMPANIES,
+        "            lambda: _others_replaced(order, present, ~first_stays),\n",
+        "            lambda: _others_replaced(order, present, first_stays),\n",
         _COMPARED,
     ),
     Fault(
         "company_of_copies_of_the_second_half_never_compared",
-        _ISOLATION,
-        "        lambda: _others_replaced(trial, first_stays),\n",
-        "        lambda: _others_replaced(trial, ~first_stays),\n",
+        _COMPANIES,
+        "            lambda: _others_replaced(order, present, first_stays),\n",
+        "            lambda: _others_replaced(order, present, ~first_stays),\n",
         _COMPARED,
     ),
     Fault(
         "company_of_a_few_never_compared",
-        _ISOLATION,
-        "        lambda: _few(trial),\n",
-        "        lambda: _one_alone(trial),\n",
+        _COMPANIES,
+        "            lambda: _few(order, present, random, looser),\n",
+        "            lambda: _one_alone(order, random, looser),\n",
         _COMPARED,
     ),
     Fault(
         "company_of_one_alone_never_compared",
-        _ISOLATION,
-        "        lambda: _one_alone(trial),\n",
-        "        lambda: _few(trial),\n",
+        _COMPANIES,
+        "            lambda: _one_alone(order, random, looser),\n",
+        "            lambda: _few(order, present, random, looser),\n",
         _COMPARED,
     ),
     Fault(
@@ -167,23 +168,23 @@ FAULTS = (
     ),
     Fault(
         "tolerance_of_isolation_a_hundred_times_larger",
-        _ISOLATION,
+        _COMPANIES,
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3",
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 100 * 2.0**-16, 100 * 2.0**-6, 100 * 2.0**-3",
         _COMPARED,
     ),
     Fault(
         "tolerance_of_a_few_a_hundred_times_larger",
-        _ISOLATION,
+        _COMPANIES,
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3",
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 100 * 2.0**-6, 2.0**-3",
         _COMPARED,
     ),
     Fault(
         "ids_never_compared",
-        _ISOLATION,
-        "other_ids = tf.not_equal(tf.gather(self.reference.ids, places), company.ids)",
-        "other_ids = tf.not_equal(company.ids, company.ids)",
+        _COMPANIES,
+        "other_ids = tf.not_equal(tf.gather(reference.ids, places), found.ids)",
+        "other_ids = tf.not_equal(found.ids, found.ids)",
         _COMPARED,
     ),
     Fault(
