@@ -19,6 +19,8 @@ from dp_sparse.sampling.batch import sampled_batch
 TINY_SIGMA = (
     1e-3  # makes a threshold of 0.5 unreachable by noise, so that selection is deterministic
 )
+VOCABULARIES = (11, 7)
+BINARY = keras.losses.BinaryCrossentropy()
 
 
 def plan_for(
@@ -78,6 +80,14 @@ def marked_dataset(
     return dataset.apply(tf.data.experimental.assert_cardinality(steps))
 
 
+def fit_on(
+    model: keras.Model, optimizer: Any, plan: PrivacyPlan, x: Any, y: Any, **fields: Any
+) -> None:
+    """Compiles a click model, and trains it on batches that `marked_dataset` makes."""
+    model.compile(optimizer=optimizer, loss=BINARY)
+    model.fit(marked_dataset(plan, x, y, **fields), verbose=0)
+
+
 def assert_deviation(samples: np.ndarray, deviation: float) -> None:
     """KS accepts N(0, deviation²) and rejects it at 2/3 and 3/2 of the deviation."""
     samples = np.ravel(samples)
@@ -91,7 +101,7 @@ def weights_of(model: keras.Model) -> list[np.ndarray]:
     return [np.array(variable) for variable in model.trainable_variables]
 
 
-def click_model(vocabularies: Sequence[int] = (11, 7), width: int = 3) -> keras.Model:
+def click_model(vocabularies: Sequence[int] = VOCABULARIES, width: int = 3) -> keras.Model:
     """One id per table and one dense hidden layer, as a click model has it."""
     ids = keras.Input((len(vocabularies),), dtype="int32")
     rows = [
@@ -103,7 +113,7 @@ def click_model(vocabularies: Sequence[int] = (11, 7), width: int = 3) -> keras.
 
 
 def clicks(
-    num_examples: int, vocabularies: Sequence[int] = (11, 7), seed: int = 0
+    num_examples: int, vocabularies: Sequence[int] = VOCABULARIES, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ids `[n, tables]` int32 and labels `[n]` float32."""
     rng = np.random.default_rng(seed)

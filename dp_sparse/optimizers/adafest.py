@@ -97,14 +97,7 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
         name: str | None = None,
     ) -> None:
         super().__init__(
-            optimizer,
-            plan,
-            clip_norm,
-            rows=rows,
-            table_optimizer=table_optimizer,
-            microbatch_size=microbatch_size,
-            clipping=clipping,
-            name=name,
+            optimizer, plan, clip_norm, rows, table_optimizer, microbatch_size, clipping, name
         )
         self._contribution_clip_norm = validate.clip_norm(
             "contribution_clip_norm", contribution_clip_norm

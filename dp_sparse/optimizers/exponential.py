@@ -80,14 +80,7 @@ class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
         clipping: ClippingStyle | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(
-            optimizer,
-            plan,
-            clip_norm,
-            table_optimizer=table_optimizer,
-            clipping=clipping,
-            name=name,
-        )
+        super().__init__(optimizer, plan, clip_norm, None, table_optimizer, None, clipping, name)
         if row_clip_norm is None:
             row_clip_norm = clip_norm
         self.row_clip_norm = validate.clip_norm("row_clip_norm", row_clip_norm)

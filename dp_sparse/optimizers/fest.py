@@ -68,14 +68,7 @@ class DPFESTOptimizer(ChosenRowsOptimizer):
         name: str | None = None,
     ) -> None:
         super().__init__(
-            optimizer,
-            plan,
-            clip_norm,
-            rows=rows,
-            table_optimizer=table_optimizer,
-            microbatch_size=microbatch_size,
-            clipping=clipping,
-            name=name,
+            optimizer, plan, clip_norm, rows, table_optimizer, microbatch_size, clipping, name
         )
         checked_rows(rows, self.plan)  # here None is refused, too
 

@@ -86,7 +86,6 @@ class ChosenRowsOptimizer(PrivateOptimizer):
         optimizer: keras.optimizers.Optimizer,
         plan: PrivacyPlan,
         clip_norm: float,
-        *,
         rows: SelectedRows | None = None,
         table_optimizer: keras.optimizers.Optimizer | None = None,
         microbatch_size: int | None = None,

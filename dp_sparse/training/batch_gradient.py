@@ -56,7 +56,8 @@ def in_one_kernel(
 def _run(
     model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
 ) -> tuple[Pass, ClippedSums]:
-    run = forward_backward.run(model, optimizer, examples, draw)
+    run = forward_backward.unchecked(model, optimizer, examples, draw)
+    run = forward_backward.checked(run, examples.present)
     real = forward_backward.checked_examples(run, examples)
     choices = choose_rows(optimizer, run.uses, real, draw)
     return run, clipped_sums(optimizer, run, choices, real)

@@ -34,7 +34,7 @@ class Pass:
     random: bool
 
 
-def run(
+def unchecked(
     model: keras.Model,
     optimizer: PrivateOptimizer,
     examples: Examples,
@@ -44,6 +44,9 @@ def run(
 ) -> Pass:
     """One forward and one backward pass over a part of the batch, 0 being all of it.
 
+    Whether what it records leads with the batch is left to `checked`: a check needs the shape of
+    all that is recorded, so all of it would be computed.
+
     Args:
         model: As `private_train_step`.
         optimizer: Its optimizer.
@@ -52,26 +55,6 @@ def run(
         part: Which part it is.
         settles: Whether rows that are read get the noise that is due to them; a pass that only
             looks leaves them.
-
-    Raises:
-        PrivacyError: Something recorded does not lead with the batch.
-    """
-    found = unchecked(model, optimizer, examples, draw, part, settles)
-    losses = led_by_batch(found.uses, found.losses, examples.present)
-    return dataclasses.replace(found, losses=losses)
-
-
-def unchecked(
-    model: keras.Model,
-    optimizer: PrivateOptimizer,
-    examples: Examples,
-    draw: noise.Draw,
-    part: tf.Tensor | int = 0,
-    settles: bool = True,
-) -> Pass:
-    """As `run`, but whether its records lead with the batch is left to be checked elsewhere.
-
-    A check needs the shape of all that is recorded, so all of it would be computed.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         settle = optimizer.before_lookup(draw) if settles and not xla.static_shapes() else None
@@ -82,6 +65,15 @@ def unchecked(
         used = recording.uses(tape.gradient(total, recording.targets))
     used += _unused_tables(optimizer, used, tf.shape(losses)[0])
     return Pass(recording.outputs, losses, of_outputs, used, recording.seeds_drawn > 0)
+
+
+def checked(found: Pass, present: tf.Tensor) -> Pass:
+    """The pass, once all that it recorded was found to lead with the batch.
+
+    Raises:
+        PrivacyError: When the step runs, if something does not.
+    """
+    return dataclasses.replace(found, losses=led_by_batch(found.uses, found.losses, present))
 
 
 def led_by_batch(uses: Used, losses: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
@@ -98,7 +90,8 @@ def observed(
     """Passes over other companies of these examples, as the isolation checks want them."""
 
     def observe(company: Examples) -> tuple[Used, tf.Tensor, bool]:
-        found = run(model, optimizer, company, draw, settles=False)
+        alone = unchecked(model, optimizer, company, draw, settles=False)
+        found = checked(alone, company.present)
         return found.uses, found.losses, found.random
 
     return clipping.Observer(model, observe, examples, own_size=optimizer.compiles)

@@ -23,7 +23,14 @@ def update(
         PrivacyError: A metric writes anything but its own variables, or runs Python code.
     """
     with clipping.guarded(PrivacyError, lambda: _written(model), trains=False):
-        return _updated(model, examples, outputs, losses, output_losses)
+        present = examples.present
+        with tf.control_dependencies([losses]):  # its labels are checked; Keras' own are not
+            y = tf.nest.map_structure(tf.identity, examples.y)
+            count = tf.math.count_nonzero(present > 0)
+        _track_losses(model, losses, output_losses, count)
+        y, y_pred = (_real(part, present) for part in (y, outputs))
+        sample_weight = _by_output(_real(examples.sample_weight, present), y_pred)
+        return model.compute_metrics(examples.x, y, y_pred, sample_weight=sample_weight)
 
 
 def _written(model: keras.Model) -> list[keras.Variable]:
@@ -35,23 +42,6 @@ def _written(model: keras.Model) -> list[keras.Variable]:
     kept = {id(variable) for variable in (*model.variables, *model.optimizer.variables)}
     found = [v for metric in metrics if metric is not None for v in metric.variables]
     return [variable for variable in found if id(variable) not in kept]
-
-
-def _updated(
-    model: keras.Model,
-    examples: Examples,
-    outputs: Any,
-    losses: tf.Tensor,
-    output_losses: list[tf.Tensor],
-) -> dict[str, Any]:
-    present = examples.present
-    with tf.control_dependencies([losses]):  # its labels are checked; Keras' own are not
-        y = tf.nest.map_structure(tf.identity, examples.y)
-        count = tf.math.count_nonzero(present > 0)
-    _track_losses(model, losses, output_losses, count)
-    y, y_pred = (_real(part, present) for part in (y, outputs))
-    sample_weight = _by_output(_real(examples.sample_weight, present), y_pred)
-    return model.compute_metrics(examples.x, y, y_pred, sample_weight=sample_weight)
 
 
 def _track_losses(

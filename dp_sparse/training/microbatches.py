@@ -93,7 +93,9 @@ class _Parts:
         model, optimizer, end = self.model, self.optimizer, begin + self.size
         own = self.examples.part(begin, end)
         lookups = [(row_ids[begin:end], slots[begin:end]) for row_ids, slots in self.lookups]
-        run = forward_backward.run(model, optimizer, own, self.draw, 1 + begin // self.size)
+        part = 1 + begin // self.size
+        run = forward_backward.unchecked(model, optimizer, own, self.draw, part)
+        run = forward_backward.checked(run, own.present)
         # Ids that do not lead with the batch cannot be compared, which the losses wait to know.
         with tf.control_dependencies([run.losses]):
             checks = _same_rows(run, optimizer.tables, lookups)

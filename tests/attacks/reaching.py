@@ -260,30 +260,20 @@ def reached(
     return attack
 
 
-def once_its_model_is_gone(attack: Callable[[Road], float]) -> Callable[[Road], float]:
-    """The same once a model that trained was deleted, and one of its metrics was not."""
+def after_another(
+    attack: Callable[[Road], float], its_model_is_gone: bool = False
+) -> Callable[[Road], float]:
+    """The same once another model has trained; or was deleted then, but not one of its metrics."""
 
     def both(road: Road) -> float:
         assert reached(dense())(road) <= 1.001
         model = model_that_trains()
         assert model is not None
-        _OTHERS[:] = [model.metrics[0]]
-        forget_models()
-        del model
-        gc.collect()
-        return attack(road)
-
-    return both
-
-
-def after_another(attack: Callable[[Road], float]) -> Callable[[Road], float]:
-    """The same once another model has trained."""
-
-    def both(road: Road) -> float:
-        assert reached(dense())(road) <= 1.001
-        model = model_that_trains()
-        assert model is not None
-        _OTHERS[:] = [model]
+        _OTHERS[:] = [model.metrics[0] if its_model_is_gone else model]
+        if its_model_is_gone:
+            forget_models()
+            del model
+            gc.collect()
         return attack(road)
 
     return both
@@ -333,7 +323,7 @@ ENTRIES = [
         ),
         (
             "a metric in a schedule whose model is gone",
-            once_its_model_is_gone(reached(dense(), by(of_a_model_that_is_gone))),
+            after_another(reached(dense(), by(of_a_model_that_is_gone)), its_model_is_gone=True),
             ("graph",),
         ),
         ("a loss that the model does not name", reached(own_metrics, by(own_loss)), ("graph",)),

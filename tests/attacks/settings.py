@@ -199,22 +199,16 @@ HARMFUL = ("clip_norm", "clipping", "plan", "noise_multiplier")
 ENTRIES = (
     [
         Entry(
-            f"setting between fits: {name}",
-            between_fits(set_attribute(name, value)),
+            f"setting {when}: {name}",
+            attack(set_attribute(name, SETTINGS[name])),
             REFUSED if name in HARMFUL else REFUSED_OR_MEASURED,
             apart=_APART,
         )
-        for name, value in SETTINGS.items()
-    ]
-    + [
-        Entry(
-            f"setting by a callback: {name}",
-            by_a_callback(set_attribute(name, value)),
-            REFUSED if name in HARMFUL else REFUSED_OR_MEASURED,
-            apart=_APART,
-        )
-        for name, value in SETTINGS.items()
-        if name in ("clip_norm", "_clip_norm")
+        for when, attack, names in [
+            ("between fits", between_fits, tuple(SETTINGS)),
+            ("by a callback", by_a_callback, ("clip_norm", "_clip_norm")),
+        ]
+        for name in names
     ]
     + [
         Entry(f"setting: {name}", attack, expected, apart=_APART)

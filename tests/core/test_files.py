@@ -1,20 +1,26 @@
 """A file is written whole or not at all, whatever fails and whoever else writes it."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dp_sparse.core import whole_file
+from pipelines import files
+
+both = pytest.mark.parametrize("whole_file", [whole_file, files.whole_file], ids=["own", "jobs"])
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@both
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_an_error_in_mid_write_leaves_the_old_file_and_no_litter(
-    tmp_path: Path, error: type[BaseException]
+    tmp_path: Path, error: type[BaseException], whole_file: Callable[[Path], Any]
 ) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
@@ -47,8 +53,9 @@ def test_a_file_that_cannot_be_put_in_its_place_leaves_no_litter(tmp_path: Path)
     assert names(tmp_path) == ["a"]
 
 
+@both
 def test_processes_that_write_one_file_do_not_meet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_file: Callable[[Path], Any]
 ) -> None:
     path = tmp_path / "a"
     with whole_file(path) as first:

@@ -12,25 +12,19 @@ import dp_sparse
 from tests.reference import clipping as brute
 from tests.reference import step as numpy_step
 from tests.training_cases import (
+    BINARY,
+    VOCABULARIES,
     click_model,
     clicks,
-    marked_dataset,
+    fit_on,
     plan_for,
     weights_of,
 )
-
-BINARY = keras.losses.BinaryCrossentropy()
-VOCABULARIES = (11, 7)
 
 
 def selecting(plan: Any, rows: int, noise_ratio: float = 1.0) -> Any:
     mechanism = dp_sparse.ExponentialSelection(rows, noise_ratio)
     return dataclasses.replace(plan, mechanism=mechanism)
-
-
-def fit(model: keras.Model, optimizer: Any, plan: Any, x: Any, y: Any, **fields: Any) -> None:
-    model.compile(optimizer=optimizer, loss=BINARY)
-    model.fit(marked_dataset(plan, x, y, **fields), verbose=0)
 
 
 @pytest.mark.usefixtures("no_noise")
@@ -57,7 +51,7 @@ def test_a_noise_free_step_is_clip_of_the_best_rows(count: int, row_clip_norm: f
     optimizer = dp_sparse.ExponentialSelectionOptimizer(
         keras.optimizers.SGD(0.5), plan, 0.1, row_clip_norm
     )
-    fit(model, optimizer, plan, x, y)
+    fit_on(model, optimizer, plan, x, y)
     for found, wanted in zip(weights_of(model), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
@@ -68,7 +62,7 @@ def test_k_rows_are_noised_even_on_a_batch_of_padding() -> None:
     plan = selecting(base, 120)
     optimizer = dp_sparse.ExponentialSelectionOptimizer(keras.optimizers.SGD(1.0), plan, 0.7)
     before = weights_of(model)
-    fit(model, optimizer, plan, *clicks(4, (400, 300)), present=[0, 0, 0, 0])
+    fit_on(model, optimizer, plan, *clicks(4, (400, 300)), present=[0, 0, 0, 0])
     moved = [new - old for new, old in zip(weights_of(model), before, strict=True)][:2]
     rows = [np.flatnonzero(np.any(table != 0, axis=1)) for table in moved]
     assert sum(map(len, rows)) == 120 and min(map(len, rows)) > 20

@@ -12,15 +12,15 @@ import dp_sparse
 from tests.reference import clipping as brute
 from tests.reference import step as numpy_step
 from tests.training_cases import (
+    BINARY,
+    VOCABULARIES,
     click_model,
     clicks,
+    fit_on,
     marked_dataset,
     plan_for,
     weights_of,
 )
-
-BINARY = keras.losses.BinaryCrossentropy()
-VOCABULARIES = (11, 7)
 
 
 def tables_of(model: keras.Model) -> dict[str, int]:
@@ -31,11 +31,6 @@ def tables_of(model: keras.Model) -> dict[str, int]:
 def public_rows(model: keras.Model, *row_ids: Any) -> dp_sparse.SelectedRows:
     tables = tables_of(model)
     return dp_sparse.SelectedRows.public(dict(zip(tables, row_ids, strict=True)), tables)
-
-
-def fit(model: keras.Model, optimizer: Any, plan: Any, x: Any, y: Any, **fields: Any) -> None:
-    model.compile(optimizer=optimizer, loss=BINARY)
-    model.fit(marked_dataset(plan, x, y, **fields), verbose=0)
 
 
 @pytest.mark.usefixtures("no_noise")
@@ -59,7 +54,7 @@ def test_a_noise_free_step_is_clip_of_the_selected_rows(
     optimizer = dp_sparse.DPFESTOptimizer(
         keras.optimizers.SGD(0.5), plan, clip_norm, rows, microbatch_size=microbatch_size
     )
-    fit(model, optimizer, plan, x, y)
+    fit_on(model, optimizer, plan, x, y)
     for found, wanted in zip(weights_of(model), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
@@ -72,7 +67,7 @@ def test_every_selected_row_is_noised_and_no_other() -> None:
     rows = public_rows(model, *selected)
     optimizer = dp_sparse.DPFESTOptimizer(keras.optimizers.SGD(1.0), plan, 0.7, rows)
     before = weights_of(model)
-    fit(model, optimizer, plan, *clicks(4, (400, 300)), present=[0, 0, 0, 0])
+    fit_on(model, optimizer, plan, *clicks(4, (400, 300)), present=[0, 0, 0, 0])
     deviation = 0.7 * 1.5 / 10
     for new, old, chosen in zip(weights_of(model), before, selected, strict=False):
         moved = np.any(new != old, axis=1)
@@ -102,7 +97,7 @@ def test_adafest_plus_is_adafest_on_the_selected_rows(threshold: float) -> None:
     optimizer = dp_sparse.DPAdaFESTOptimizer(
         keras.optimizers.SGD(0.5), plan, 0.1, threshold=threshold, rows=rows
     )
-    fit(model, optimizer, plan, x, y)
+    fit_on(model, optimizer, plan, x, y)
     for found, wanted in zip(weights_of(model), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
     assert optimizer.diagnostics.rows.numpy().tolist() == [int(s.sum()) for s in survivors]

@@ -20,6 +20,7 @@ from dp_sparse.selection.exponential import select_top_rows, selected_by_table
 from dp_sparse.selection.scores import RowScores, row_scores
 from tests.reference import top_k as reference
 from tests.reference.distributions import SIGNIFICANCE, chi_square
+from tests.selection.runs import rows_of_runs
 
 
 def scores_by_loop(tables: list[TableLookups], clip_norm: float) -> np.ndarray:
@@ -117,16 +118,8 @@ def scored(total: int, values: dict[int, float]) -> RowScores:
 def selections(
     scores: RowScores, count: int, scale: float, runs: int, compiled: bool = False
 ) -> np.ndarray:
-    key = noise.NoiseKey()
-
-    @tf.function
-    def run(_: tf.Tensor) -> tf.Tensor:
-        draw = key.next_draw()
-        select = functools.partial(select_top_rows, scores, count, scale, draw)
-        return xla.compiled(select) if compiled else select()
-
-    spec = tf.TensorSpec([None], tf.int64)
-    return tf.map_fn(run, tf.zeros([runs]), fn_output_signature=spec).numpy()
+    select = functools.partial(select_top_rows, scores, count, scale)
+    return rows_of_runs(select, runs, compiled)
 
 
 @pytest.mark.parametrize(

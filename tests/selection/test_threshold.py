@@ -15,6 +15,7 @@ from dp_sparse.selection.geometric_skips import geometric_skips
 from dp_sparse.selection.threshold import Survivors, select_rows
 from tests.reference import adafest
 from tests.reference.distributions import SIGNIFICANCE, binomial, chi_square, largest_correlation_z
+from tests.selection.runs import rows_of_runs
 
 GRAPH, XLA = WAYS = ("graph", "xla")
 DIFFERENT = [
@@ -39,22 +40,18 @@ def selected(
     contributions: ContributionMap, threshold: float, deviation: float, runs: int, way: str = GRAPH
 ) -> np.ndarray:
     """Which rows survive in independent runs, int8 `[runs, c]`; in a graph or compiled by XLA."""
-    key = noise.NoiseKey()
 
-    @tf.function
-    def run(_: tf.Tensor) -> tf.Tensor:
-        draw = key.next_draw()
-
-        def rows_of_step() -> tf.Tensor:
-            return select_rows(contributions, threshold, deviation, draw).row_ids
-
-        rows = xla.compiled(rows_of_step) if way == XLA else rows_of_step()
+    def survived(rows: tf.Tensor) -> tf.Tensor:
         rows = tf.boolean_mask(rows, rows < contributions.num_rows)
-        ones = tf.ones(tf.shape(rows), tf.int8)
         shape = tf.constant([contributions.num_rows], tf.int64)
-        return tf.scatter_nd(rows[:, None], ones, shape)
+        return tf.scatter_nd(rows[:, None], tf.ones_like(rows), shape)
 
-    return tf.map_fn(run, tf.zeros([runs]), fn_output_signature=tf.int8).numpy()
+    return rows_of_runs(
+        lambda draw: select_rows(contributions, threshold, deviation, draw).row_ids,
+        runs,
+        way == XLA,
+        survived,
+    )
 
 
 # ------------------------------------------------------------------------------------- frequencies

@@ -156,26 +156,20 @@ def test_batches_of_another_sampler() -> None:
     )
 
 
-def test_a_plan_without_steps_left() -> None:
+@pytest.mark.parametrize("set_back", [False, True])
+def test_a_plan_without_steps_left(set_back: bool) -> None:
+    """Setting counters back gives no steps back."""
     x, y = clicks(8)
     model, plan = private(x, steps=3)
     model.fit(plan.sampling.batches((x, y)), verbose=0)
     assert int(model.optimizer.steps_spent) == 3
+    if set_back:
+        model.optimizer.steps_spent.assign(0)
+        model.optimizer.iterations.assign(0)
     refused(
         lambda: model.fit(plan.sampling.batches((x, y)), verbose=0),
         model,
         "no steps left: 3 of 3 are spent",
-    )
-
-
-def test_setting_counters_back_gives_no_steps_back() -> None:
-    x, y = clicks(8)
-    model, plan = private(x, steps=3)
-    model.fit(plan.sampling.batches((x, y)), verbose=0)
-    model.optimizer.steps_spent.assign(0)
-    model.optimizer.iterations.assign(0)
-    refused(
-        lambda: model.fit(plan.sampling.batches((x, y)), verbose=0), model, "no steps left: 3 of 3"
     )
 
 
