@@ -14,14 +14,7 @@ import dp_sparse
 from dp_sparse import noise
 from dp_sparse.optimizers import lazy_noise
 from dp_sparse.optimizers.lazy_noise import DelayedNoise
-from tests.training_cases import (
-    click_model,
-    clicks,
-    marked,
-    marked_dataset,
-    plan_for,
-    weights_of,
-)
+from tests.training_cases import click_model, clicks, marked, marked_dataset, plan_for, weights_of
 
 ROWS, STEPS = 5, 5
 LOOKED_UP = ([1, 2], [1, 1], [2, 1], [0, 0], [0, 0])  # by two examples, in each of the steps

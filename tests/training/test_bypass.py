@@ -11,14 +11,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import PrivacyError
-from tests.training_cases import (
-    click_model,
-    clicks,
-    marked,
-    marked_dataset,
-    plan_for,
-    weights_of,
-)
+from tests.training_cases import click_model, clicks, marked, marked_dataset, plan_for, weights_of
 
 MIXES = "depends on another example"
 
