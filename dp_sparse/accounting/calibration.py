@@ -1,4 +1,8 @@
-"""The search for the smallest noise that meets a condition, for a plan or for a selection."""
+"""The search for the smallest noise that meets a budget, for a plan or for a selection.
+
+ε falls about as a power of the noise, so its logarithm is interpolated, and halving is what is left
+where that does not help. Whether a noise meets the budget is always evaluated, never interpolated.
+"""
 
 import math
 from collections.abc import Callable
@@ -6,75 +10,97 @@ from collections.abc import Callable
 FINE, COARSE = 1e-4, 1e-3  # intervals of the privacy loss; the accountant rounds pessimistically
 LIMITS = (1e-2, 1e4)  # of the noise multiplier
 _TOLERANCE = 1e-4
+_FAR = math.log(4.0)  # the most that the logarithm of the noise changes in one step outwards
 
-Meets = Callable[[float], bool]  # whether a noise meets it; if one does, every larger one does
+Epsilon = Callable[[float], float]  # of a noise; it does not grow with the noise
+_Point = tuple[float, float]  # a noise, and its log(ε / budget), positive if it does not meet it
 
 
 def smallest_meeting(
-    meets: Meets,
-    start: tuple[float, float],
-    *,
-    factor: float,
-    limits: tuple[float, float],
-    relative: bool = False,
+    epsilon: Epsilon, budget: float, start: float, *, limits: _Point, relative: bool = False
 ) -> float:
-    """The smallest noise that meets a condition, rounded to a noise that meets it.
+    """The smallest noise whose ε is at most `budget`, rounded to a noise for which it is.
 
     Args:
-        meets: The condition, which holds from some noise on.
-        start: Two noises to begin with, multiplied or divided until the answer is between them.
-        factor: What they are multiplied or divided by.
+        epsilon: Of a noise; about five evaluations of a smooth one are enough.
+        budget: The most that ε may be.
+        start: The noise to begin with.
         limits: The least noise and the most noise to try.
         relative: Whether the error is at most 1e-4 of the answer, instead of 1e-4.
 
     Returns:
-        The noise; infinite if none up to the limit meets the condition.
+        The noise, at least the least one; infinite if the most noise does not meet the budget.
     """
-    low, high = start
-    while not meets(high):
-        low, high = high, factor * high
-        if high > limits[1]:
-            return math.inf
-    while low > limits[0] and meets(low):
-        low, high = max(low / factor, limits[0]), low
-    return _bisected(meets, low, high, relative)
+
+    def width(noise: float) -> float:
+        return _TOLERANCE * noise if relative else _TOLERANCE
+
+    def at(noise: float) -> _Point:
+        return noise, _excess(epsilon(noise), budget)
+
+    low, high = _around(at, start, limits, width)
+    before, last = [math.inf] * 3, None
+    while high[0] - low[0] > width(low[0]):
+        stalled = high[0] - low[0] > before[-3] / 2
+        before.append(high[0] - low[0])
+        found = at(_between(low, high, width(low[0]) / 2, stalled))
+        meets = found[1] <= 0
+        low, high = (low, found) if meets else (found, high)
+        if meets is last:  # the other end would stay for ever: bring the next guess nearer to it
+            low, high = (_halved(low), high) if meets else (low, _halved(high))
+        last = meets
+    return high[0]
 
 
-def smallest_noise_multiplier(meets: Callable[[float, float], bool]) -> float:
-    """The smallest one that meets the condition, to 1e-4 above it; `LIMITS[1]` must meet it.
+def smallest_noise_multiplier(epsilon: Callable[[float, float], float], budget: float) -> float:
+    """The smallest one whose ε is at most `budget`, to 1e-4 above it; `LIMITS[1]` must meet it.
 
-    A coarse search (pessimistic, ten times faster), then a fine one around its answer.
+    A coarse search (pessimistic, ten times faster), then a fine one from its answer.
 
     Args:
-        meets: Whether a noise multiplier meets the condition, at an interval of the privacy loss.
+        epsilon: Of a noise multiplier, from losses on a grid of some interval.
+        budget: The most that ε may be.
     """
-    least = (LIMITS[0], math.inf)
-    coarse = smallest_meeting(lambda s: meets(s, COARSE), (0.5, 1.0), factor=2, limits=least)
-
-    def finely(noise_multiplier: float) -> bool:
-        return meets(noise_multiplier, FINE)
-
-    return _bisected(finely, *_around(finely, coarse))
+    limits = LIMITS[0], math.inf
+    coarse = smallest_meeting(lambda sigma: epsilon(sigma, COARSE), budget, 1.0, limits=limits)
+    return smallest_meeting(lambda sigma: epsilon(sigma, FINE), budget, coarse, limits=limits)
 
 
-def _around(meets: Meets, start: float) -> tuple[float, float]:
-    """A noise that does not meet the condition and one that does, searched for from `start` on."""
-    step = _TOLERANCE
-    if not meets(start):
-        low, high = start, start + step
-        while not meets(high):
-            step *= 2
-            low, high = high, high + step
-        return low, high
-    low, high = max(start - step, LIMITS[0] / 2), start
-    while low > LIMITS[0] and meets(low):
-        step *= 2
-        low, high = max(low - step, LIMITS[0] / 2), low
-    return low, high
+def _excess(epsilon: float, budget: float) -> float:
+    """log(ε / budget) within ±`_FAR`, positive exactly if ε is larger."""
+    if epsilon > budget:
+        ratio = epsilon / budget
+        return min(math.log(ratio), _FAR) if ratio > 1 else math.ulp(1.0)
+    return max(math.log(epsilon / budget), -_FAR) if epsilon > 0 else -_FAR
 
 
-def _bisected(meets: Meets, low: float, high: float, relative: bool = False) -> float:
-    while high - low > (_TOLERANCE * low if relative else _TOLERANCE):
-        middle = (low * high) ** 0.5 if relative else (low + high) / 2
-        low, high = (low, middle) if meets(middle) else (middle, high)
-    return high
+def _around(
+    at: Callable[[float], _Point], start: float, limits: _Point, width: Callable[[float], float]
+) -> tuple[_Point, _Point]:
+    """A noise that does not meet the budget and one that does, twice the same at a limit."""
+    here, eager = at(start), 1.25  # a step goes a bit beyond where ε ~ 1 / noise meets the budget
+    while True:
+        noise, excess = here
+        if noise == (limits[1] if excess > 0 else limits[0]):
+            return ((math.inf, 0.0),) * 2 if excess > 0 else (here, here)
+        step = min(max(eager * abs(excess), 2 * math.log1p(width(noise) / noise)), _FAR)
+        wanted = noise * math.exp(math.copysign(step, excess))
+        there = at(min(max(wanted, limits[0]), limits[1]))
+        if (there[1] > 0) != (excess > 0):
+            return (here, there) if excess > 0 else (there, here)
+        here, eager = there, 2 * eager
+
+
+def _halved(end: _Point) -> _Point:
+    """An end with half its excess, towards which the next guess then moves (Illinois rule)."""
+    return end[0], end[1] / 2
+
+
+def _between(low: _Point, high: _Point, margin: float, stalled: bool) -> float:
+    """Where log(ε / budget), linear in the logarithm of the noise, is 0; the middle if stalled.
+
+    It keeps a margin to both ends: an answer next to one of them then ends the search.
+    """
+    part = 0.5 if stalled else low[1] / (low[1] - high[1])
+    noise = low[0] * (high[0] / low[0]) ** part
+    return min(max(noise, low[0] + margin), high[0] - margin)

@@ -194,10 +194,10 @@ def test_calibration_finds_noise_whose_reach_suffices() -> None:
     found = plan(sampling, 60.0, 1e-12).calibrate().noise_multiplier
     assert found is not None
     alone = smallest_noise_multiplier(
-        lambda sigma, interval: (
-            epsilon_of(sampling.event(GaussianMechanism().event(sigma), 10), 1e-12, 10 * interval)
-            <= 60.0
-        )
+        lambda sigma, interval: epsilon_of(
+            sampling.event(GaussianMechanism().event(sigma), 10), 1e-12, 10 * interval
+        ),
+        60.0,
     )
     assert beyond_reach(alone) > 1e-12 > beyond_reach(found)
 

@@ -139,10 +139,10 @@ def smallest_joint_noise(
     interval = _INTERVAL * max(1.0, epsilon)
     spent = _accountant(training, interval).distribution
 
-    def meets(noise: float) -> bool:
-        return _accountant(selection(noise), interval).add(spent).get_epsilon(delta) <= epsilon
+    def together(noise: float) -> float:
+        return _accountant(selection(noise), interval).add(spent).get_epsilon(delta)
 
-    return _smallest(meets)
+    return _smallest(together, epsilon)
 
 
 def smallest_noise(
@@ -154,12 +154,12 @@ def smallest_noise(
         ValueError: None is.
     """
     interval = 10 * _INTERVAL * epsilon
-    return _smallest(lambda noise: epsilon_of(selection(noise), delta, interval) <= epsilon)
+    return _smallest(lambda noise: epsilon_of(selection(noise), delta, interval), epsilon)
 
 
-def _smallest(meets: Callable[[float], bool]) -> float:
-    """The smallest noise that meets a condition, to at most 1e-4 of itself above it."""
-    found = smallest_meeting(meets, (50.0, 100.0), factor=4, limits=_NOISE_LIMITS, relative=True)
+def _smallest(epsilon: Callable[[float], float], budget: float) -> float:
+    """The smallest noise whose ε is at most `budget`, to at most 1e-4 of itself above it."""
+    found = smallest_meeting(epsilon, budget, 100.0, limits=_NOISE_LIMITS, relative=True)
     if math.isinf(found):
         raise ValueError(
             f"No noise up to {_NOISE_LIMITS[1]:g} meets the budget: raise share or epsilon."
