@@ -25,7 +25,7 @@ _IMPORTED = time.time_ns()
 _SPENT: dict[str, tf.Variable] = {}  # by plan_id; untracked, so no checkpoint can set them back
 _LAST: dict[str, tf.Variable] = {}  # nonce and position of the last batch, by plan_id
 _NUMBER = np.array([0, 0, 0, 1])  # picks the number of an example out of its marker
-_SPREAD = 0x1E3779B9  # odd, so that no two counts of steps change a digest alike
+_SPREAD = 0x1E3779B9  # odd, so that no two counts of steps change a fingerprint alike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +83,9 @@ _OF_ANOTHER_PLAN = (
 
 
 def seal_of(plan: PrivacyPlan, steps: tf.Tensor) -> tf.Tensor:
-    """A digest of the plan's guarantee and of a count of steps below 2³⁴, int64."""
-    digest = tf.constant(plan.fingerprint, tf.int64)
-    return tf.bitwise.bitwise_xor(digest, tf.cast(steps, tf.int64) * _SPREAD)
+    """A fingerprint of the plan's guarantee and of a count of steps below 2³⁴, int64."""
+    of_plan = tf.constant(plan.fingerprint, tf.int64)
+    return tf.bitwise.bitwise_xor(of_plan, tf.cast(steps, tf.int64) * _SPREAD)
 
 
 class StepLedger:

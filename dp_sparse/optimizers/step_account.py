@@ -49,7 +49,7 @@ class StepAccount:
         Args:
             marker: Of the batch, or of this replica's part of it.
             clip_norm: C of the step.
-            settings: A digest of the optimizer's settings.
+            settings: A fingerprint of the optimizer's settings.
         """
         if replicas.count() == 1:
             return self._spend(marker)

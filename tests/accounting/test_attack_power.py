@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from dp_sparse.accounting import accountant
+from dp_sparse.accounting import plan as plans
 from dp_sparse.accounting.attack_power import EPSILONS, true_positive_rate
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.plan import PrivacyPlan
@@ -178,7 +179,10 @@ def test_without_noise_everything_can_be_told(event: dp_accounting.DpEvent) -> N
 
 
 @pytest.mark.filterwarnings("error")
-def test_losses_that_no_float_holds_are_told_for_certain() -> None:
+def test_losses_that_no_float_holds_are_told_for_certain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plans, "FINE", 1e-2)  # losses up to 1,500, of which e to the power is 1e651
     assert plan(StreamSampling(1000, 100), 0.02).attack_power(1e-3) == 1
 
 

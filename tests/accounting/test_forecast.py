@@ -30,7 +30,7 @@ def simulated(
     deviation = split_noise(SIGMA, RATIO)[0] * CLIP_NORM
     counts = np.zeros((3, len(frequencies)))
 
-    @tf.function
+    @tf.function(reduce_retracing=True)
     def select(*ids: tf.Tensor) -> tf.Tensor:
         tables = [
             TableLookups(len(f), i[:, None], tf.ones_like(i[:, None], tf.bool))

@@ -18,16 +18,16 @@ that is not trainable, and what an attack keeps outside of the model, may not di
 does, the sensitivity is infinite. Of attacks on the course of training (batches used twice, steps
 under another plan) it is what an example got, in units of what the plan pays for.
 
-A new layer, loss, sampler or road joins the catalogue:
+A new layer, loss, sampler or way of training joins the catalogue:
 
 - **a model or a loss**: a `Problem` (`measuring`) in the module of its class, as
   `Entry(name, measured(problem), expected)`; honest ones are expected `MEASURED`, which also shows
   that nothing harmless is refused;
-- **a way of training**: a function of a `Road` (`roads`) whose last steps are under
+- **a way of training**: a function of a `Way` (`ways`) whose last steps are under
   `attacking(model)`, and which returns what was measured if nothing refused it; `counting` has a
   model whose weights count the uses of each example;
-- **a road**: a `Road` in `roads.ROADS`; the slow test runs every entry on it.
+- **a way**: a `Way` in `ways.WAYS`; the slow test runs every entry on it.
 
-An entry names the `roads` with code of their own for it; these run in every suite. The expectation
+An entry names the `ways` with code of their own for it; these run in every suite. The expectation
 says what is right, not what the code does today: an entry that fails is a hole.
 """

@@ -8,16 +8,16 @@ import tensorflow as tf
 
 from tests.attacks.counting import EXAMPLES, Counter, one_hot, poisson, rare, source
 from tests.attacks.entries import MEASURED, REFUSED, REFUSED_OR_MEASURED, Entry, Expected
-from tests.attacks.roads import Road
+from tests.attacks.ways import Way
 
 Change = Callable[[tf.data.Dataset], tf.data.Dataset]
 
 
-def changed(change: Change, steps: int = 2) -> Callable[[Road], float]:
+def changed(change: Change, steps: int = 2) -> Callable[[Way], float]:
     """One fit on the sampler's batches, changed on the way; q = 1, so a step is one use."""
 
-    def attack(road: Road) -> float:
-        counter = Counter.on(road, poisson())
+    def attack(way: Way) -> float:
+        counter = Counter.on(way, poisson())
         with counter.attacked():
             counter.fit(change(counter.batches()), steps_per_epoch=steps)
         return counter.sensitivity
@@ -55,11 +55,11 @@ def negative_weights(batch: Any) -> Any:
     return x, y, {**rest, "sample_weight": -rest["sample_weight"]}
 
 
-def late(change: Change) -> Callable[[Road], float]:
+def late(change: Change) -> Callable[[Way], float]:
     """Two honest steps, then the attack."""
 
-    def attack(road: Road) -> float:
-        counter = Counter.on(road, poisson())
+    def attack(way: Way) -> float:
+        counter = Counter.on(way, poisson())
         counter.fit(counter.batches(), steps_per_epoch=2)
         with counter.attacked():
             counter.fit(change(counter.batches()), steps_per_epoch=1)
@@ -68,9 +68,9 @@ def late(change: Change) -> Callable[[Road], float]:
     return attack
 
 
-def chosen_anew_each_step(road: Road) -> float:
+def chosen_anew_each_step(way: Way) -> float:
     """Of fresh passes takes the first batch with the first example: it is in each of them."""
-    counter = Counter.on(road, rare())
+    counter = Counter.on(way, rare())
     wanted = lambda x, y, weights: tf.reduce_any(x[:, 0] > 0)  # noqa: E731
     with counter.attacked():
         for _ in range(20):
@@ -78,38 +78,38 @@ def chosen_anew_each_step(road: Road) -> float:
     return counter.sensitivity
 
 
-def the_second_of_a_pass(road: Road) -> float:
+def the_second_of_a_pass(way: Way) -> float:
     """Drops the first batch of each pass: which one is dropped could rest on what is in it."""
-    counter = Counter.on(road, poisson())
+    counter = Counter.on(way, poisson())
     with counter.attacked():
         counter.fit(counter.batches().skip(1), steps_per_epoch=1)
     return np.inf
 
 
-def of_another_plan(road: Road) -> float:
+def of_another_plan(way: Way) -> float:
     """Batches of a sampler with other fields."""
-    counter, other = Counter.on(road, poisson()), poisson(steps=99)
+    counter, other = Counter.on(way, poisson()), poisson(steps=99)
     with counter.attacked():
         counter.fit(other.sampling.batches(one_hot()), steps_per_epoch=1)
     return np.inf
 
 
-def of_a_seed(road: Road) -> float:
-    counter = Counter.on(road, poisson())
+def of_a_seed(way: Way) -> float:
+    counter = Counter.on(way, poisson())
     with counter.attacked():
         counter.fit(counter.plan.sampling.batches(one_hot(), seed=3), steps_per_epoch=1)
     return np.inf
 
 
-def without_a_sampler(road: Road) -> float:
-    counter = Counter.on(road, poisson())
+def without_a_sampler(way: Way) -> float:
+    counter = Counter.on(way, poisson())
     with counter.attacked():
         counter.fit(source().shuffle(8).batch(8))
     return np.inf
 
 
-def of_an_earlier_process(road: Road) -> float:
-    counter = Counter.on(road, poisson())
+def of_an_earlier_process(way: Way) -> float:
+    counter = Counter.on(way, poisson())
     older = tf.constant([0, 10**18, 0, 0], tf.int64)
     batches = counter.batches().map(lambda x, y, w: (x, y, {**w, "marker": w["marker"] - older}))
     with counter.attacked():
@@ -117,9 +117,9 @@ def of_an_earlier_process(road: Road) -> float:
     return np.inf
 
 
-def zipped(road: Road) -> float:
+def zipped(way: Way) -> float:
     """The marker of one pass with the rows of another: the first batch of it, ever again."""
-    counter = Counter.on(road, poisson())
+    counter = Counter.on(way, poisson())
     batch = next(iter(counter.batches()))
     rows_of_one = tf.data.Dataset.from_tensors(batch).repeat()
     both = tf.data.Dataset.zip(rows_of_one, counter.batches())
@@ -128,9 +128,9 @@ def zipped(road: Road) -> float:
     return np.inf
 
 
-def one_batch_kept(road: Road) -> float:
+def one_batch_kept(way: Way) -> float:
     """A cached pass is trained on again after another one."""
-    counter = Counter.on(road, poisson())
+    counter = Counter.on(way, poisson())
     kept = counter.batches().take(2).cache()
     counter.fit(kept)
     counter.fit(counter.batches(), steps_per_epoch=1)
@@ -139,17 +139,17 @@ def one_batch_kept(road: Road) -> float:
     return np.inf
 
 
-def two_fits_of_one_pass(road: Road) -> float:
+def two_fits_of_one_pass(way: Way) -> float:
     """Honest: each fit draws anew."""
-    counter = Counter.on(road, poisson())
+    counter = Counter.on(way, poisson())
     with counter.attacked():
         for _ in range(3):
             counter.fit(counter.batches(), steps_per_epoch=2)
     return counter.sensitivity
 
 
-def train_on_batch(road: Road) -> float:
-    counter = Counter.on(road, poisson())
+def train_on_batch(way: Way) -> float:
+    counter = Counter.on(way, poisson())
     x, y, weights = next(iter(counter.batches()))
     with counter.attacked():
         counter.model.train_on_batch(x, y, weights)
@@ -157,10 +157,10 @@ def train_on_batch(road: Road) -> float:
     return np.inf
 
 
-def two_models_of_one_batch(road: Road) -> float:
+def two_models_of_one_batch(way: Way) -> float:
     """Two models of one plan train on the very same batches."""
     plan = poisson()
-    counters = [Counter.on(road, plan) for _ in range(2)]
+    counters = [Counter.on(way, plan) for _ in range(2)]
     cached = counters[0].batches().take(2).cache()
     counters[0].fit(cached)
     with counters[1].attacked():
@@ -175,7 +175,7 @@ APART = (
     "one",
     "one_eager",
     "one_xla",
-)  # roads of loops and sizes that mean nothing here
+)  # ways of loops and sizes that mean nothing here
 
 CHANGES: dict[str, Change] = {
     "one batch again and again": lambda b: b.take(1).cache().repeat(),

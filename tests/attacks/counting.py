@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import dp_sparse
 from tests.attacks.measuring import TOLERANCE, Refusal
-from tests.attacks.roads import SIGMA, Road, strategy_of, stream_plan
+from tests.attacks.ways import SIGMA, Way, strategy_of, stream_plan
 from tests.training_cases import plan_for
 
 EXAMPLES, CLIP = 8, 0.5
@@ -48,22 +48,22 @@ class Counter:
 
     Attributes:
         plan: Its plan.
-        model: Compiled on a road.
+        model: Compiled on a way.
     """
 
     plan: dp_sparse.PrivacyPlan
     model: keras.Model
 
     @classmethod
-    def on(cls, road: Road, plan: dp_sparse.PrivacyPlan, wrapped: Any = None) -> "Counter":
-        """A counter under a road's settings; the plan says which loop fits."""
-        with strategy_of(road.replicas).scope():
+    def on(cls, way: Way, plan: dp_sparse.PrivacyPlan, wrapped: Any = None) -> "Counter":
+        """A counter under a way's settings; the plan says which loop fits."""
+        with strategy_of(way.replicas).scope():
             inputs = keras.Input((EXAMPLES,))
             head = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
             model = keras.Model(inputs, head(inputs))
             wrapped = keras.optimizers.SGD(1.0) if wrapped is None else wrapped
-            optimizer = dp_sparse.DPSGDOptimizer(wrapped, plan, CLIP, **road.optimizer)
-            model.compile(optimizer, loss=linear, **road.compiled)
+            optimizer = dp_sparse.DPSGDOptimizer(wrapped, plan, CLIP, **way.optimizer)
+            model.compile(optimizer, loss=linear, **way.compiled)
         return cls(plan, model)
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dp_sparse.core.errors import BadExampleError, PrivacyError, UnsupportedLayerError
 from tests.attacks.measuring import TOLERANCE, Refusal
-from tests.attacks.roads import ONES, ROADS, Road
+from tests.attacks.ways import ONES, WAYS, Way
 
 _OWN = (PrivacyError, UnsupportedLayerError, BadExampleError)
 _OWN_SENTENCE = re.compile(
@@ -68,37 +68,37 @@ class Entry:
 
     Attributes:
         name: What it does, in a few words.
-        attack: Runs it on a road and returns the measured sensitivity; raises `Refusal`.
+        attack: Runs it on a way and returns the measured sensitivity; raises `Refusal`.
         expected: What is right.
-        roads: Those with code of their own for it, which every suite runs.
-        elsewhere: Whether it can run on the other roads, too, which the slow test does.
-        apart: Roads on which it means nothing.
+        ways: Those with code of their own for it, which every suite runs.
+        elsewhere: Whether it can run on the other ways, too, which the slow test does.
+        apart: Ways on which it means nothing.
         noisy: Whether it needs the noise itself.
     """
 
     name: str
-    attack: Callable[[Road], float]
+    attack: Callable[[Way], float]
     expected: Expected
-    roads: tuple[str, ...] = ("graph",)
+    ways: tuple[str, ...] = ("graph",)
     elsewhere: bool = True
     apart: tuple[str, ...] = ()
     noisy: bool = False
 
-    def expected_on(self, road: str) -> Expected:
+    def expected_on(self, way: str) -> Expected:
         """What is right there: an example alone in its batch or part may have none to mix with."""
-        alone = road in ONES and road not in self.roads and self.expected.match == MIXES.match
+        alone = way in ONES and way not in self.ways and self.expected.match == MIXES.match
         return dataclasses.replace(self.expected, harmless=True) if alone else self.expected
 
     def others(self) -> tuple[str, ...]:
-        """The roads that only the slow test takes."""
+        """The ways that only the slow test takes."""
         if not self.elsewhere:
             return ()
-        return tuple(road for road in ROADS if road not in (*self.roads, *self.apart))
+        return tuple(way for way in WAYS if way not in (*self.ways, *self.apart))
 
 
-def outcome(entry: Entry, road: str) -> float | Refusal:
+def outcome(entry: Entry, way: str) -> float | Refusal:
     """What comes of it."""
     try:
-        return float(entry.attack(ROADS[road]))
+        return float(entry.attack(WAYS[way]))
     except Refusal as refusal:
         return refusal

@@ -9,8 +9,8 @@ import numpy as np
 import dp_sparse
 from tests.attacks.entries import MEASURED, REFUSED, REFUSED_OR_MEASURED, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import measured
 from tests.attacks.towers import numbers, tower
+from tests.attacks.ways import measured
 
 ALL = ("graph", "xla", "microbatches", "mirrored", "stream")
 ROWS, LOOKUPS = 12, 5

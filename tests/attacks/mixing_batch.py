@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tests.attacks.entries import MEASURED, MIXES, REFUSED, REFUSED_OR_MEASURED, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import BATCHES_OF_ONE, measured
 from tests.attacks.towers import WIDTH, Made, batch_size, layer, numbers, problem
+from tests.attacks.ways import BATCHES_OF_ONE, measured
 
 ALL = ("graph", "eager", "xla", "microbatches", "mirrored", "stream", "train")
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tests.attacks.entries import MEASURED, MIXES, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import BATCHES_OF_ONE, measured
 from tests.attacks.towers import WIDTH, numbers, problem, scattered, tower
+from tests.attacks.ways import BATCHES_OF_ONE, measured
 
 ALL = ("graph", "eager", "xla", "microbatches", "mirrored")
 

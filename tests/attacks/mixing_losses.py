@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tests.attacks.entries import MEASURED, MIXES, REFUSED, REFUSED_OR_MEASURED, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import BATCHES_OF_ONE, ONES, measured
 from tests.attacks.towers import (
     WIDTH,
     Made,
@@ -19,6 +18,7 @@ from tests.attacks.towers import (
     scattered,
     tower,
 )
+from tests.attacks.ways import BATCHES_OF_ONE, ONES, measured
 
 _DROPOUT = Made(lambda: keras.layers.Dropout(0.5))
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.attacks.entries import MEASURED, MIXES, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import ONES, measured
+from tests.attacks.ways import ONES, measured
 
 LENGTH, WIDTH, EXAMPLES = 8, 3, 6
 EVERYWHERE, FEW = ("graph", *ONES), ("one",)
@@ -140,8 +140,8 @@ def problem(model: Callable[[], keras.Model], data: Any = sequences) -> Problem:
 
 
 ENTRIES = [
-    Entry(f"positions folded: {name}", measured(problem(folded(make, inner))), MIXES, roads)
-    for name, make, inner, roads in [
+    Entry(f"positions folded: {name}", measured(problem(folded(make, inner))), MIXES, ways)
+    for name, make, inner, ways in [
         ("Dense", lambda: keras.layers.Dense(4), (WIDTH,), EVERYWHERE),
         ("LayerNormalization", lambda: keras.layers.LayerNormalization(), (WIDTH,), FEW),
         ("EinsumDense", lambda: keras.layers.EinsumDense("bd,de->be", 4), (WIDTH,), FEW),
@@ -151,8 +151,8 @@ ENTRIES = [
         ("Conv1D", lambda: keras.layers.Conv1D(4, 1), (1, WIDTH), FEW),
     ]
 ] + [
-    Entry(name, measured(of), expected, roads, apart=apart)
-    for name, of, expected, roads, apart in [
+    Entry(name, measured(of), expected, ways, apart=apart)
+    for name, of, expected, ways, apart in [
         ("positions folded: Embedding", problem(embedded, texts), MIXES, EVERYWHERE, ()),
         (
             "positions folded: beside an honest lookup",

@@ -10,16 +10,16 @@ import numpy as np
 import dp_sparse
 from tests.attacks.counting import EXAMPLES, Counter, one_hot, poisson, source
 from tests.attacks.entries import MEASURED, REFUSED_OR_MEASURED, Entry
-from tests.attacks.roads import ROADS, Road
+from tests.attacks.ways import WAYS, Way
 
-_APART = tuple(road for road in ROADS if road != "graph")
+_APART = tuple(way for way in WAYS if way != "graph")
 
 
-def mapped(change: Callable[[Any], Any]) -> Callable[[Road], float]:
+def mapped(change: Callable[[Any], Any]) -> Callable[[Way], float]:
     """The sampler's batches with other features, row by row under the same marker."""
 
-    def attack(road: Road) -> float:
-        counter = Counter.on(road, poisson())
+    def attack(way: Way) -> float:
+        counter = Counter.on(way, poisson())
         with counter.attacked():
             batches = counter.batches().map(lambda x, y, weights: (change(x), y, weights))
             counter.fit(batches, steps_per_epoch=2)
@@ -28,11 +28,11 @@ def mapped(change: Callable[[Any], Any]) -> Callable[[Road], float]:
     return attack
 
 
-def from_source(make: Callable[[], Any]) -> Callable[[Road], float]:
+def from_source(make: Callable[[], Any]) -> Callable[[Way], float]:
     """The sampler's own batches, of a source that is more than it seems."""
 
-    def attack(road: Road) -> float:
-        counter = Counter.on(road, poisson())
+    def attack(way: Way) -> float:
+        counter = Counter.on(way, poisson())
         with counter.attacked():
             counter.fit(counter.plan.sampling.batches(make()), steps_per_epoch=3)
         return counter.sensitivity
@@ -40,11 +40,11 @@ def from_source(make: Callable[[], Any]) -> Callable[[Road], float]:
     return attack
 
 
-def from_records(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Road], float]:
+def from_records(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Way], float]:
     """A file of records, which `change` turns into features a batch at a time."""
 
-    def attack(road: Road) -> float:
-        counter = Counter.on(road, poisson())
+    def attack(way: Way) -> float:
+        counter = Counter.on(way, poisson())
         kind = np.dtype([("x", np.float32, EXAMPLES), ("y", np.float32, 1)])
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "records"

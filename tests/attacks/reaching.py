@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tests.attacks.entries import MIXES, REFUSED, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import Road, measured
 from tests.attacks.steering import dense, forget_models, keeping, known, model_that_trains
 from tests.attacks.towers import WIDTH, layer, numbers
+from tests.attacks.ways import Way, measured
 
 KEPT: dict[str, tf.Tensor] = {}  # tensors that Python code keeps while a step is traced
 _OTHERS: list[Any] = []  # a model that trained before, or a metric of it
@@ -245,28 +245,28 @@ def reached(
     metrics: Any = None,
     loss: Any = "mse",
     data: Callable[[], Any] | None = None,
-) -> Callable[[Road], float]:
+) -> Callable[[Way], float]:
     """A problem in which something kept or read reaches what it should not."""
 
-    def attack(road: Road) -> float:
+    def attack(way: Way) -> float:
         KEPT.clear()
         fields = {} if wrapped is None else {"wrapped": wrapped()}
         compiled = {} if metrics is None else {"metrics": [metrics()]}
         problem = Problem(
             known(make), data or numbers(), loss, (1,), CLIP, optimizer=fields, compiled=compiled
         )
-        return measured(problem)(road)
+        return measured(problem)(way)
 
     return attack
 
 
 def after_another(
-    attack: Callable[[Road], float], its_model_is_gone: bool = False
-) -> Callable[[Road], float]:
+    attack: Callable[[Way], float], its_model_is_gone: bool = False
+) -> Callable[[Way], float]:
     """The same once another model has trained; or was deleted then, but not one of its metrics."""
 
-    def both(road: Road) -> float:
-        assert reached(dense())(road) <= 1.001
+    def both(way: Way) -> float:
+        assert reached(dense())(way) <= 1.001
         model = model_that_trains()
         assert model is not None
         _OTHERS[:] = [model.metrics[0] if its_model_is_gone else model]
@@ -274,7 +274,7 @@ def after_another(
             forget_models()
             del model
             gc.collect()
-        return attack(road)
+        return attack(way)
 
     return both
 
@@ -289,8 +289,8 @@ NOT_NOISED = REFUSED.matching(
 _KNOWN_ONLY = "xla"  # where Python sees the size of a batch
 
 ENTRIES = [
-    Entry(f"reaching: {name}", attack, NOT_NOISED, roads, elsewhere=False)
-    for name, attack, roads in [
+    Entry(f"reaching: {name}", attack, NOT_NOISED, ways, elsewhere=False)
+    for name, attack, ways in [
         (
             "a metric's tensor in a regulariser",
             reached(dense(kernel_regularizer=KeptRegularizer("metric")), metrics=Keeping),
@@ -332,8 +332,8 @@ ENTRIES = [
         ("a metric that holds a weight", reached(keeping, metrics=KeepsCounts), ("graph", "xla")),
     ]
 ] + [
-    Entry(name, measured(of), MIXES, roads, elsewhere=False)
-    for name, of, roads in [
+    Entry(name, measured(of), MIXES, ways, elsewhere=False)
+    for name, of, ways in [
         (
             "positions that begin where the batch says",
             Problem(starts, sequences, removed=(0, 3)),

@@ -17,12 +17,12 @@ from dp_sparse.optimizers import ledger
 from tests.attacks.counting import CLIP, EXAMPLES, Counter, linear, poisson
 from tests.attacks.entries import REFUSED, REFUSED_OR_MEASURED, Entry
 from tests.attacks.measuring import attacking
-from tests.attacks.roads import ROADS, Road
+from tests.attacks.ways import WAYS, Way
 from tests.training_cases import plan_for
 
 LOUD, QUIET = 3.0, 0.6  # noise multipliers of the stated plan and of the one that trained
 SPENT, STEPS = 2, 4
-_APART = tuple(road for road in ROADS if road != "graph")
+_APART = tuple(way for way in WAYS if way != "graph")
 
 
 def plan(noise_multiplier: float, steps: int = STEPS) -> dp_sparse.PrivacyPlan:
@@ -34,8 +34,8 @@ def spent_by(counter: Counter, steps: int = SPENT) -> Counter:
     return counter
 
 
-def built(road: Road, its_plan: dp_sparse.PrivacyPlan) -> Counter:
-    counter = Counter.on(road, its_plan)
+def built(way: Way, its_plan: dp_sparse.PrivacyPlan) -> Counter:
+    counter = Counter.on(way, its_plan)
     counter.model.optimizer.build(counter.model.trainable_variables)
     return counter
 
@@ -82,11 +82,11 @@ def by_own_store(old: Counter, new: Counter, folder: pathlib.Path) -> None:
     new.model.optimizer.load_own_variables(store)
 
 
-def of_another_plan(carry: Carry) -> Callable[[Road], float]:
+def of_another_plan(carry: Carry) -> Callable[[Way], float]:
     """What a quiet plan trained is carried into a loud plan's model, and training goes on."""
 
-    def attack(road: Road) -> float:
-        old, new = spent_by(built(road, plan(QUIET))), built(road, plan(LOUD))
+    def attack(way: Way) -> float:
+        old, new = spent_by(built(way, plan(QUIET))), built(way, plan(LOUD))
         with tempfile.TemporaryDirectory() as folder, attacking():
             carry(old, new, pathlib.Path(folder))
         with attacking(new.model):
@@ -96,13 +96,13 @@ def of_another_plan(carry: Carry) -> Callable[[Road], float]:
     return attack
 
 
-def of_the_same_plan(carry: Carry) -> Callable[[Road], float]:
+def of_the_same_plan(carry: Carry) -> Callable[[Way], float]:
     """The same in a process that has forgotten the steps: those that were saved must count."""
 
-    def attack(road: Road) -> float:
-        old = spent_by(built(road, poisson(STEPS)))
+    def attack(way: Way) -> float:
+        old = spent_by(built(way, poisson(STEPS)))
         with tempfile.TemporaryDirectory() as folder, forgotten():
-            new = built(road, old.plan)
+            new = built(way, old.plan)
             with attacking():
                 carry(old, new, pathlib.Path(folder))
             return further_steps(new) / STEPS
@@ -132,11 +132,11 @@ def further_steps(counter: Counter) -> float:
     return float(np.abs(counter.uses).max())
 
 
-def set_back(change: Callable[[Counter], Any]) -> Callable[[Road], float]:
+def set_back(change: Callable[[Counter], Any]) -> Callable[[Way], float]:
     """Something is set back in mid-run, and training goes on as long as it may."""
 
-    def attack(road: Road) -> float:
-        counter = spent_by(built(road, poisson(STEPS)))
+    def attack(way: Way) -> float:
+        counter = spent_by(built(way, poisson(STEPS)))
         with attacking(counter.model):
             change(counter)
         return further_steps(counter) / STEPS
@@ -144,11 +144,11 @@ def set_back(change: Callable[[Counter], Any]) -> Callable[[Road], float]:
     return attack
 
 
-def copied(make: Callable[[Any], Any]) -> Callable[[Road], float]:
+def copied(make: Callable[[Any], Any]) -> Callable[[Way], float]:
     """A copy of the optimizer trains another model on: the steps of both are counted together."""
 
-    def attack(road: Road) -> float:
-        counter = spent_by(built(road, poisson(STEPS)))
+    def attack(way: Way) -> float:
+        counter = spent_by(built(way, poisson(STEPS)))
         with attacking(counter.model):
             optimizer = make(counter.model.optimizer)
             model = keras.models.clone_model(counter.model)
@@ -166,11 +166,11 @@ def noise_of(counter: Counter) -> np.ndarray:
     return counter.model.get_weights()[0] - before
 
 
-def replayed(again: Callable[[Counter, pathlib.Path], Counter]) -> Callable[[Road], float]:
+def replayed(again: Callable[[Counter, pathlib.Path], Counter]) -> Callable[[Way], float]:
     """A step is taken twice from the same saved state; equal noise would subtract away."""
 
-    def attack(road: Road) -> float:
-        counter = built(road, plan(LOUD))
+    def attack(way: Way) -> float:
+        counter = built(way, plan(LOUD))
         with tempfile.TemporaryDirectory() as folder, attacking():
             back = again(counter, pathlib.Path(folder))
             first, second = noise_of(counter), noise_of(back)

@@ -11,10 +11,10 @@ import dp_sparse
 from tests.attacks.counting import CLIP, Counter, linear, one_hot, poisson
 from tests.attacks.entries import MEASURED, REFUSED, REFUSED_OR_MEASURED, Entry
 from tests.attacks.measuring import Problem, attacking
-from tests.attacks.roads import ROADS, Road, measured
 from tests.attacks.towers import WIDTH, Made, numbers, tower
+from tests.attacks.ways import WAYS, Way, measured
 
-_APART = tuple(road for road in ROADS if road != "graph")
+_APART = tuple(way for way in WAYS if way != "graph")
 Between = Callable[[Counter], Any]  # done between two fits, or at each step
 
 
@@ -33,11 +33,11 @@ def of(model: Callable[[], keras.Model], **fields: Any) -> Problem:
     return Problem(model, numbers(), removed=(0, 1), **fields)
 
 
-def between_fits(change: Between) -> Callable[[Road], float]:
+def between_fits(change: Between) -> Callable[[Way], float]:
     """Two steps, a change, and two steps more: each example was used four times, or fewer."""
 
-    def attack(road: Road) -> float:
-        counter = Counter.on(road, poisson())
+    def attack(way: Way) -> float:
+        counter = Counter.on(way, poisson())
         counter.fit(counter.batches(), steps_per_epoch=2)
         with counter.attacked():
             change(counter)
@@ -47,11 +47,11 @@ def between_fits(change: Between) -> Callable[[Road], float]:
     return attack
 
 
-def by_a_callback(change: Between) -> Callable[[Road], float]:
+def by_a_callback(change: Between) -> Callable[[Way], float]:
     """The same change after each step of one fit."""
 
-    def attack(road: Road) -> float:
-        counter = Counter.on(road, poisson())
+    def attack(way: Way) -> float:
+        counter = Counter.on(way, poisson())
         step = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: change(counter)
         )
@@ -62,12 +62,12 @@ def by_a_callback(change: Between) -> Callable[[Road], float]:
     return attack
 
 
-def wrapping(make: Callable[[], Any]) -> Callable[[Road], float]:
+def wrapping(make: Callable[[], Any]) -> Callable[[Way], float]:
     """Four steps under another wrapped optimizer of learning rate 1, or of a smaller one."""
 
-    def attack(road: Road) -> float:
+    def attack(way: Way) -> float:
         with attacking():
-            counter = Counter.on(road, poisson(), make())
+            counter = Counter.on(way, poisson(), make())
         with counter.attacked():
             counter.fit(counter.batches(), steps_per_epoch=4)
         return counter.sensitivity
@@ -88,12 +88,12 @@ def set_attribute(name: str, value: Any, inner: bool = False) -> Between:
     return change
 
 
-def with_a_step_of_its_own(name: str) -> Callable[[Road], float]:
+def with_a_step_of_its_own(name: str) -> Callable[[Way], float]:
     """A model whose `train_step` or `compute_loss` is its own."""
     stock = getattr(keras.Model, name)
     own = type("Own", (keras.Model,), {name: lambda self, *a, **k: stock(self, *a, **k)})
 
-    def attack(road: Road) -> float:
+    def attack(way: Way) -> float:
         inputs = keras.Input((8,))
         model = own(inputs, keras.layers.Dense(1)(inputs))
         with attacking(model):
@@ -104,11 +104,11 @@ def with_a_step_of_its_own(name: str) -> Callable[[Road], float]:
     return attack
 
 
-def assigned_later(name: str) -> Callable[[Road], float]:
+def assigned_later(name: str) -> Callable[[Way], float]:
     """A method of the model replaced after compile."""
 
-    def attack(road: Road) -> float:
-        counter = Counter.on(road, poisson())
+    def attack(way: Way) -> float:
+        counter = Counter.on(way, poisson())
         stock = getattr(keras.Model, name)
         setattr(counter.model, name, lambda *a, **k: stock(counter.model, a[0][:2], *a[1:], **k))
         with counter.attacked():
@@ -118,8 +118,8 @@ def assigned_later(name: str) -> Callable[[Road], float]:
     return attack
 
 
-def gradients_of_a_tape(road: Road) -> float:
-    counter = Counter.on(road, poisson())
+def gradients_of_a_tape(way: Way) -> float:
+    counter = Counter.on(way, poisson())
     counter.model.optimizer.build(counter.model.trainable_variables)
     x, y = one_hot()
     with tf.GradientTape() as tape:
@@ -130,7 +130,7 @@ def gradients_of_a_tape(road: Road) -> float:
     return counter.sensitivity
 
 
-def loss_scaled(road: Road) -> float:
+def loss_scaled(way: Way) -> float:
     inputs = keras.Input((8,))
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
     inner = dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1.0), poisson(), CLIP)
@@ -140,11 +140,11 @@ def loss_scaled(road: Road) -> float:
     return np.inf
 
 
-def with_options(options: dict[str, bool]) -> Callable[[Road], float]:
+def with_options(options: dict[str, bool]) -> Callable[[Way], float]:
     """Under options of TensorFlow's graph optimizer that are set between two fits."""
 
-    def attack(road: Road) -> float:
-        counter = Counter.on(road, poisson())
+    def attack(way: Way) -> float:
+        counter = Counter.on(way, poisson())
         counter.fit(counter.batches(), steps_per_epoch=1)
         before = tf.config.optimizer.get_experimental_options()
         tf.config.optimizer.set_experimental_options(options)
@@ -166,7 +166,7 @@ def trainable(value: bool) -> Between:
     return change
 
 
-def unfrozen(road: Road) -> float:
+def unfrozen(way: Way) -> float:
     """A layer that was frozen when the step was traced is trained afterwards."""
     inputs = keras.Input((WIDTH,))
     frozen = keras.layers.Dense(4, trainable=False)

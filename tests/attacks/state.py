@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tests.attacks.entries import MEASURED, REFUSED, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import SEVERAL, measured
 from tests.attacks.towers import WIDTH, Made, numbers, tower
+from tests.attacks.ways import SEVERAL, measured
 
 ALL = ("graph", "eager", "xla")
 _FILE = os.path.join(tempfile.gettempdir(), "dp_sparse_attacks.txt")
@@ -217,8 +217,8 @@ def writing(make: Any, write: Any) -> Problem:
 add = lambda place, total: place.assign_add(total)  # noqa: E731
 
 ENTRIES = [
-    Entry(f"state: {name}", measured(of), REFUSED, roads)
-    for name, of, roads in [
+    Entry(f"state: {name}", measured(of), REFUSED, ways)
+    for name, of, ways in [
         (
             "a running mean in a loss",
             Problem(tower(), numbers(), RunningMeanLoss, state=kept),

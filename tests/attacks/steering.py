@@ -9,10 +9,10 @@ import tensorflow as tf
 from dp_sparse import DPSGDOptimizer
 from tests.attacks.entries import REFUSED, Entry
 from tests.attacks.measuring import Problem
-from tests.attacks.roads import ROADS, Road, measured
 from tests.attacks.towers import WIDTH, numbers, tower
+from tests.attacks.ways import WAYS, Way, measured
 
-_APART = tuple(road for road in ROADS if road != "graph")
+_APART = tuple(way for way in WAYS if way != "graph")
 _MODELS: list[keras.Model] = []  # the one that is trained
 CLIP = 0.1
 
@@ -140,10 +140,10 @@ def keeping() -> keras.Model:
 
 def steered(
     make: Callable[[], keras.Model], wrapped: Any = None, **compiled: Any
-) -> Callable[[Road], float]:
+) -> Callable[[Way], float]:
     """A problem of which something reads the training loss."""
 
-    def attack(road: Road) -> float:
+    def attack(way: Way) -> float:
         fields = {} if wrapped is None else {"wrapped": wrapped(), "make": DPSGDOptimizer}
         problem = Problem(
             known(make),
@@ -153,7 +153,7 @@ def steered(
             optimizer=fields,
             compiled={name: value() for name, value in compiled.items()},
         )
-        return measured(problem)(road)
+        return measured(problem)(way)
 
     return attack
 

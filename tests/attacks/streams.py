@@ -8,14 +8,14 @@ import tensorflow as tf
 from dp_sparse import distribution
 from tests.attacks.counting import EXAMPLES, Counter, one_hot, source, stream
 from tests.attacks.entries import MEASURED, REFUSED, REFUSED_OR_MEASURED, Entry
-from tests.attacks.roads import ROADS, Road
+from tests.attacks.ways import WAYS, Way
 
 Change = Callable[[tf.data.Dataset], tf.data.Dataset]
 
 
-def resumed(change: Change, road: Road, *, first: int) -> float:
+def resumed(change: Change, way: Way, *, first: int) -> float:
     """`first` steps of a pass from a shuffled source, then the rest from the same source."""
-    counter = Counter.on(road, stream(2))
+    counter = Counter.on(way, stream(2))
     reads = change(source())
     counter.fit(counter.plan.sampling.batches(reads), steps_per_epoch=first)
     with counter.attacked():
@@ -37,18 +37,18 @@ def reshuffled(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(generate, output_signature=dataset.element_spec)
 
 
-def resumed_in_mid_pass(road: Road) -> float:
-    return resumed(reshuffled, road, first=2)
+def resumed_in_mid_pass(way: Way) -> float:
+    return resumed(reshuffled, way, first=2)
 
 
-def resumed_in_order(road: Road) -> float:
+def resumed_in_order(way: Way) -> float:
     """Honest, and yet the source could be anything: it may be counted, not refused."""
-    return resumed(lambda dataset: dataset, road, first=2)
+    return resumed(lambda dataset: dataset, way, first=2)
 
 
-def train_twice(road: Road) -> float:
+def train_twice(way: Way) -> float:
     """`distribution.train` in mid-pass, twice."""
-    counter = Counter.on(road, stream(2))
+    counter = Counter.on(way, stream(2))
     reads = reshuffled(source())
     distribution.train(counter.model, reads, steps_per_epoch=2)
     with counter.attacked():
@@ -56,18 +56,18 @@ def train_twice(road: Road) -> float:
     return counter.sensitivity
 
 
-def repeated_and_shuffled(road: Road) -> float:
+def repeated_and_shuffled(way: Way) -> float:
     """A source without end, in which an example may come twice in what is read as one pass."""
-    counter = Counter.on(road, stream(2))
+    counter = Counter.on(way, stream(2))
     with counter.attacked():
         endless = source().repeat().shuffle(40, seed=1)
         counter.fit(counter.plan.sampling.batches(endless))
     return counter.sensitivity
 
 
-def stream_changed(change: Change) -> Callable[[Road], float]:
-    def attack(road: Road) -> float:
-        counter = Counter.on(road, stream(2))
+def stream_changed(change: Change) -> Callable[[Way], float]:
+    def attack(way: Way) -> float:
+        counter = Counter.on(way, stream(2))
         with counter.attacked():
             counter.fit(change(counter.batches()), steps_per_epoch=2)
         return counter.sensitivity
@@ -75,37 +75,37 @@ def stream_changed(change: Change) -> Callable[[Road], float]:
     return attack
 
 
-def a_pass_too_short(road: Road) -> float:
+def a_pass_too_short(way: Way) -> float:
     """A source of half of the examples would be read twice a pass."""
-    counter = Counter.on(road, stream(2))
+    counter = Counter.on(way, stream(2))
     short = source().take(EXAMPLES // 2)
     with counter.attacked():
         counter.fit(counter.plan.sampling.batches(short.repeat(1)), steps_per_epoch=2)
     return counter.sensitivity
 
 
-def begun_again(road: Road) -> float:
+def begun_again(way: Way) -> float:
     """A second pass that was not planned."""
-    counter = Counter.on(road, stream(2))
+    counter = Counter.on(way, stream(2))
     counter.fit(counter.batches())
     with counter.attacked():
         counter.fit(counter.batches(), steps_per_epoch=4)
     return counter.sensitivity
 
 
-def three_passes(road: Road) -> float:
+def three_passes(way: Way) -> float:
     """Each in another order."""
-    counter = Counter.on(road, stream(2, passes=3))
+    counter = Counter.on(way, stream(2, passes=3))
     with counter.attacked():
         counter.fit(counter.plan.sampling.batches(reshuffled(source())))
     return counter.sensitivity
 
 
-APART = tuple(road for road in ROADS if "stream" not in road and "train" not in road)
+APART = tuple(way for way in WAYS if "stream" not in way and "train" not in way)
 
 ENTRIES = [
-    Entry(f"stream: {name}", attack, expected, roads, apart=APART)
-    for name, attack, expected, roads in [
+    Entry(f"stream: {name}", attack, expected, ways, apart=APART)
+    for name, attack, expected, ways in [
         ("resumed in mid-pass, reshuffled", resumed_in_mid_pass, REFUSED_OR_MEASURED, ("stream",)),
         ("resumed in mid-pass, in order", resumed_in_order, REFUSED_OR_MEASURED, ("stream",)),
         ("train called twice in mid-pass", train_twice, REFUSED_OR_MEASURED, ("train",)),

@@ -38,14 +38,14 @@ from tests.attacks.reaching import (
     loss_where_known,
     where_known,
 )
-from tests.attacks.roads import ROADS, Road, stream_plan
 from tests.attacks.state import VariableLoss, Writes, kept, tf_variable
 from tests.attacks.towers import layer as as_layer
+from tests.attacks.ways import WAYS, Way, stream_plan
 from tests.distribution.embedding_layers import two_tables
 from tests.distribution.embedding_layers.emulator import SparseCore
 
 CLIP = 0.1
-_APART = tuple(road for road in ROADS if road != "graph")
+_APART = tuple(way for way in WAYS if way != "graph")
 _INITIAL = {
     name: np.random.default_rng(5).normal(size=(rows, two_tables.WIDTH)).astype(np.float32)
     for name, rows in two_tables.ROWS.items()
@@ -96,10 +96,10 @@ def measured(
     make: Callable[[distribution.PrivateTables], Made] = serving,
     state: Callable[[], list[Any]] = list,
     table_rate: Callable[[], Any] | None = None,
-) -> Callable[[Road], float]:
+) -> Callable[[Way], float]:
     """The sensitivity of a step of `train_tables`, examples taking turns as padding."""
 
-    def attack(road: Road) -> float:
+    def attack(way: Way) -> float:
         with attacking():
             trainee = Trainee(part, loss, metric, make, state, table_rate)
         with attacking(trainee.model, kept=trainee.table_values):

@@ -5,27 +5,27 @@ import pytest
 from tests.attacks.catalogue import CATALOGUE
 from tests.attacks.entries import Entry, outcome
 
-_OWN = [(entry, road) for entry in CATALOGUE for road in entry.roads]
-_OTHERS = [(entry, road) for entry in CATALOGUE for road in entry.others()]
+_OWN = [(entry, way) for entry in CATALOGUE for way in entry.ways]
+_OTHERS = [(entry, way) for entry in CATALOGUE for way in entry.others()]
 
 
 def _named(pairs: list[tuple[Entry, str]]) -> list[str]:
-    return [f"{entry.name}: {road}" for entry, road in pairs]
+    return [f"{entry.name}: {way}" for entry, way in pairs]
 
 
-def _check(entry: Entry, road: str, request: pytest.FixtureRequest) -> None:
+def _check(entry: Entry, way: str, request: pytest.FixtureRequest) -> None:
     if not entry.noisy:
         request.getfixturevalue("no_noise")
-    found = entry.expected_on(road).problem(outcome(entry, road))
+    found = entry.expected_on(way).problem(outcome(entry, way))
     assert found is None, found
 
 
-@pytest.mark.parametrize(("entry", "road"), _OWN, ids=_named(_OWN))
-def test_on_its_own_roads(entry: Entry, road: str, request: pytest.FixtureRequest) -> None:
-    _check(entry, road, request)
+@pytest.mark.parametrize(("entry", "way"), _OWN, ids=_named(_OWN))
+def test_on_its_own_ways(entry: Entry, way: str, request: pytest.FixtureRequest) -> None:
+    _check(entry, way, request)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("entry", "road"), _OTHERS, ids=_named(_OTHERS))
-def test_on_every_other_road(entry: Entry, road: str, request: pytest.FixtureRequest) -> None:
-    _check(entry, road, request)
+@pytest.mark.parametrize(("entry", "way"), _OTHERS, ids=_named(_OTHERS))
+def test_on_every_other_way(entry: Entry, way: str, request: pytest.FixtureRequest) -> None:
+    _check(entry, way, request)

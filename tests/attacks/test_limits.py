@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tests.attacks.mixing_batch import by_place
 from tests.attacks.pipelines import from_records, mapped
-from tests.attacks.roads import ROADS, Road, measured
 from tests.attacks.towers import Made, problem
+from tests.attacks.ways import WAYS, Way, measured
 
 GUARANTEES = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
@@ -39,7 +39,7 @@ class PlaceAndMasks(keras.layers.Layer):
     ids=["two examples mixed by a map", "one for all in records", "place and masks"],
 )
 def test_figures_of_what_is_not_found(
-    figure: float, words: str, attack: Callable[[Road], float]
+    figure: float, words: str, attack: Callable[[Way], float]
 ) -> None:
-    assert attack(ROADS["graph"]) == pytest.approx(figure, abs=0.005)
+    assert attack(WAYS["graph"]) == pytest.approx(figure, abs=0.005)
     assert words.format(figure) in " ".join(GUARANTEES.read_text().split())

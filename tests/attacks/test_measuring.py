@@ -13,8 +13,8 @@ from tests.attacks.entries import MEASURED, REFUSED, REFUSED_OR_MEASURED
 from tests.attacks.measuring import Refusal, Released, attacking, without, zeroed
 from tests.attacks.mixing_batch import FORWARD
 from tests.attacks.mixing_positions import texts
-from tests.attacks.roads import ROADS, Problem, Trainee, measured
 from tests.attacks.towers import numbers, problem
+from tests.attacks.ways import WAYS, Problem, Trainee, measured
 
 
 def released(
@@ -39,15 +39,15 @@ def test_neighbours() -> None:
 
 
 @pytest.mark.usefixtures("no_noise")
-@pytest.mark.parametrize("road", ["graph", "one", "stream"])
-def test_a_clipped_example_has_1(road: str) -> None:
-    assert measured(problem())(ROADS[road]) == pytest.approx(1, abs=1e-3)
+@pytest.mark.parametrize("way", ["graph", "one", "stream"])
+def test_a_clipped_example_has_1(way: str) -> None:
+    assert measured(problem())(WAYS[way]) == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.usefixtures("no_noise")
 def test_a_small_gradient_has_less() -> None:
     tiny = Problem(problem().model, numbers(outlier=1.0), clip_norm=1e4)
-    assert 0 < measured(tiny)(ROADS["graph"]) < 0.1
+    assert 0 < measured(tiny)(WAYS["graph"]) < 0.1
 
 
 @pytest.mark.usefixtures("no_noise")
@@ -56,13 +56,13 @@ def test_a_mixing_model_has_more_where_nothing_checks(
     mixing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "checks", lambda *_: [])
-    assert measured(problem(before=FORWARD[mixing]))(ROADS["graph"]) > 1.1
+    assert measured(problem(before=FORWARD[mixing]))(WAYS["graph"]) > 1.1
 
 
 @pytest.mark.usefixtures("no_noise")
 def test_the_map_is_seen() -> None:
     """An example's map has norm C1 in whatever many rows."""
-    trainee = Trainee(Problem(pooled, texts), ROADS["graph"])
+    trainee = Trainee(Problem(pooled, texts), WAYS["graph"])
     whole, other = trainee.on(), trainee.on(0)
     norms = [np.linalg.norm([*each.contributions.values()]) for each in (whole, other)]
     assert norms == pytest.approx([6**0.5, 5**0.5])  # no two examples have a row in common
@@ -75,10 +75,10 @@ def pooled() -> keras.Model:
 
 
 def test_uses_are_counted(no_noise: None) -> None:
-    counter = Counter.on(ROADS["graph"], poisson())
+    counter = Counter.on(WAYS["graph"], poisson())
     counter.fit(counter.batches(), steps_per_epoch=3)
     np.testing.assert_allclose(counter.uses, 3, rtol=1e-5)
-    once = Counter.on(ROADS["graph"], stream(2))
+    once = Counter.on(WAYS["graph"], stream(2))
     once.fit(once.batches(), steps_per_epoch=3)
     np.testing.assert_allclose(once.uses, [1, 1, 1, 1, 1, 1, 0, 0], rtol=1e-5)
     assert once.sensitivity == pytest.approx(1)

@@ -342,13 +342,13 @@ FOLDED = {
 }
 
 
-@pytest.mark.parametrize("road", ["graph", "xla", "microbatches", "eager"])
+@pytest.mark.parametrize("way", ["graph", "xla", "microbatches", "eager"])
 @pytest.mark.parametrize("kind", FOLDED)
-def test_records_must_lead_with_the_batch_of_one_example(kind: str, road: str) -> None:
-    model, plan = FOLDED[kind](), plan_for(1 if road != "microbatches" else 3)
-    options = {"microbatch_size": 1} if road == "microbatches" else {}
+def test_records_must_lead_with_the_batch_of_one_example(kind: str, way: str) -> None:
+    model, plan = FOLDED[kind](), plan_for(1 if way != "microbatches" else 3)
+    options = {"microbatch_size": 1} if way == "microbatches" else {}
     optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0, **options)
-    compiled = {"xla": {"jit_compile": True}, "eager": {"run_eagerly": True}}.get(road, {})
+    compiled = {"xla": {"jit_compile": True}, "eager": {"run_eagerly": True}}.get(way, {})
     model.compile(optimizer, loss="mse", **compiled)
     size = plan.sampling.num_examples
     x = np.ones((size, *model.input_shape[1:]), model.inputs[0].dtype)

@@ -84,14 +84,14 @@ FAULTS = (
         "dp_sparse/accounting/plan.py",
         'if k not in ("plan_id", "budget")',
         'if k not in ("plan_id", "budget", "noise_multiplier")',
-        (f"{_OF_PLANS}::test_a_run_of_another_plan_goes_on_by_no_road",),
+        (f"{_OF_PLANS}::test_a_run_of_another_plan_goes_on_in_no_way",),
     ),
     Fault(
         "plan_of_other_releases_accepted",
         "dp_sparse/accounting/plan.py",
         'if k not in ("plan_id", "budget")',
         'if k not in ("plan_id", "budget", "releases")',
-        (f"{_OF_PLANS}::test_a_run_of_another_plan_goes_on_by_no_road",),
+        (f"{_OF_PLANS}::test_a_run_of_another_plan_goes_on_in_no_way",),
     ),
     Fault(
         "saved_steps_forgotten",

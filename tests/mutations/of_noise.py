@@ -224,6 +224,6 @@ FAULTS = (
         _LAZY,
         "self._delayed.settle_all(self._account.noise_key)",
         "return",
-        (f"{_OF_LAZY}::test_every_road_out_settles_first",),
+        (f"{_OF_LAZY}::test_every_way_out_settles_first",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Steps of every private optimizer on every road that has code of its own, taken apart.
+"""Steps of every private optimizer on every way that has code of its own, taken apart.
 
 Noise drowns the gradients (σ = 1,000), so that what a step adds to the weights is the noise, and
 tables and kernels are large enough that one step of it tells 5 % of σ at five standard errors.
@@ -69,7 +69,7 @@ METHODS = {
         SIGMA / math.sqrt(1 - 1.1**-2),
     ),
 }
-ROADS = {
+WAYS = {
     "graph": tuple(METHODS),
     "xla": ("adafest", "lazy"),
     "microbatches": ("dpsgd",),
@@ -84,13 +84,13 @@ REST = {
 
 
 def cases(*of: str) -> list[Any]:
-    """Pairs of a method and a road, all or of these methods; the rest marked slow."""
+    """Pairs of a method and a way, all or of these methods; the rest marked slow."""
 
-    def pairs(roads: dict[str, tuple[str, ...]], *marks: Any) -> list[Any]:
-        wanted = [(m, road) for road, methods in roads.items() for m in methods if m in (of or m)]
+    def pairs(ways: dict[str, tuple[str, ...]], *marks: Any) -> list[Any]:
+        wanted = [(m, way) for way, methods in ways.items() for m in methods if m in (of or m)]
         return [pytest.param(*pair, id="-".join(pair), marks=marks) for pair in wanted]
 
-    return pairs(ROADS) + pairs(REST, pytest.mark.slow)
+    return pairs(WAYS) + pairs(REST, pytest.mark.slow)
 
 
 @dataclasses.dataclass
@@ -180,7 +180,7 @@ def expected_loss(weights: list[np.ndarray], examples: Any) -> float:
 
 def run(
     method: str,
-    road: str,
+    way: str,
     *,
     wrapped: Callable[[], Any] = lambda: keras.optimizers.SGD(RATE),
     steps: int = 1,
@@ -194,7 +194,7 @@ def run(
 
     Args:
         method: Of `METHODS`.
-        road: Of `ROADS`.
+        way: Of `WAYS`.
         wrapped: Makes the wrapped optimizer.
         steps: How many, each on all examples.
         sigma: The plan's.
@@ -206,17 +206,17 @@ def run(
     batches = batches or [data()] * steps
     epochs = epochs or steps
     keras.utils.set_random_seed(3)
-    if road == "train_tables":
+    if way == "train_tables":
         return _by_train_tables(wrapped(), steps, sigma, batches[0], sample_weight, arguments)
-    strategy = strategy_of(2) if road == "mirrored" else tf.distribute.get_strategy()
-    if road == "microbatches":
+    strategy = strategy_of(2) if way == "mirrored" else tf.distribute.get_strategy()
+    if way == "microbatches":
         arguments = {"microbatch_size": 600, **arguments}
     with strategy.scope():
         model = model_of_two_tables()
         plan = plan_for(SIZE, steps=steps, noise_multiplier=sigma, capacity=SIZE)
         optimizer = METHODS[method].make(model, wrapped(), plan, **arguments)
         optimizer.use_noise_key(tf.constant([123, 456], tf.int64))
-        model.compile(optimizer, "mse", jit_compile=road == "xla")
+        model.compile(optimizer, "mse", jit_compile=way == "xla")
     read = lambda: [np.array(v) for v in model.trainable_variables]  # noqa: E731
     taken = _Weights(read, lambda: float(optimizer.current_clip_norm))
     dataset = marked_batches(optimizer.plan, batches, sample_weight)

@@ -102,7 +102,7 @@ def test_an_untouched_row_gets_the_noise_of_all_steps_and_their_rates() -> None:
 
 
 def test_a_row_that_two_features_look_up_is_settled_once() -> None:
-    """Row 3 is owed one step's noise when the second step reads it twice, then gets its own."""
+    """Row 3 lacks one step's noise when the second step reads it twice, then gets its own."""
     width, plan = 4_000, plan_for(2, steps=2, noise_multiplier=1.0)
     table = keras.layers.Embedding(6, width, embeddings_initializer="zeros")
     inputs = keras.Input((2,), dtype="int32")
@@ -133,7 +133,7 @@ def test_without_noise_it_is_dpsgd() -> None:
 
 
 def started(**fields: Any) -> tuple[keras.Model, Any, list[np.ndarray]]:
-    """A model with noise owed to most rows, as between two steps, and its first weights."""
+    """A model with most rows lacking noise, as between two steps, and its first weights."""
     model, plan = click_model((400, 300), width=8), plan_for(8, noise_multiplier=1.0, **fields)
     optimizer = dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(1.0), plan, 1.0)
     model.compile(optimizer=optimizer, loss="mse")
@@ -161,11 +161,11 @@ def test_between_steps_only_rows_that_were_read_have_changed() -> None:
     assert noisy_rows(model, before) == 1.0
     settled = weights_of(model)
     model.optimizer.flush()
-    assert noisy_rows(model, settled) == 0.0  # nothing is owed twice
+    assert noisy_rows(model, settled) == 0.0  # nothing is added twice
 
 
 @pytest.mark.parametrize(
-    "road",
+    "way",
     [
         lambda model, path: model.evaluate(*clicks(8, (400, 300)), verbose=0),
         lambda model, path: model.predict(clicks(8, (400, 300))[0], verbose=0),
@@ -181,9 +181,9 @@ def test_between_steps_only_rows_that_were_read_have_changed() -> None:
         lambda model, path: keras.models.clone_model(model).set_weights(model.get_weights()),
     ],
 )
-def test_every_road_out_settles_first(road: Any, tmp_path: pathlib.Path) -> None:
+def test_every_way_out_settles_first(way: Any, tmp_path: pathlib.Path) -> None:
     model, _, before = started()
-    road(model, tmp_path)
+    way(model, tmp_path)
     assert noisy_rows(model, before) == 1.0
 
 
@@ -344,7 +344,7 @@ def test_the_bound_on_weights_is_the_same_for_all_data() -> None:
 def test_a_bound_too_coarse_settles_all_rows_and_measures_them(
     jit_compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the first step and the third; the others' rows are owed noise meanwhile."""
+    """In the first step and the third; the rows of the others lack noise meanwhile."""
 
     monkeypatch.setattr(lazy_noise, "_UNITS", 1 / 24)  # room for 6, and a step adds 2.8
     monkeypatch.setattr(lazy_noise, "_ENTRIES_AT_ONCE", 4)
@@ -366,10 +366,12 @@ def test_a_bound_too_coarse_settles_all_rows_and_measures_them(
 
 
 def test_a_rate_that_drops_does_not_lose_its_noise() -> None:
-    """What is owed starts again at 0 with every flush; within an epoch it may not vanish."""
+    """What rows lack starts again at 0 with every flush; within an epoch it may not vanish."""
     delayed = DelayedNoise(click_model().trainable_variables[:2])
     delayed.delay(tf.constant(1.0, tf.float64), [])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="vanishes beside what rows are owed"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="vanishes beside what rows lack already"
+    ):
         delayed.refuse_vanishing(tf.constant(1e-9, tf.float64))
     delayed.settle_all(noise.NoiseKey())
     delayed.refuse_vanishing(tf.constant(1e-9, tf.float64))

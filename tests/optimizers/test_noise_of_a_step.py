@@ -91,9 +91,9 @@ def wrong_with(found: Run, sigma: float) -> set[str]:
     return {name for name, wrong in checks.items() if wrong}
 
 
-@pytest.mark.parametrize(("method", "road"), cases())
-def test_noise(method: str, road: str) -> None:
-    assert not wrong_with(run(method, road, steps=2), METHODS[method].sigma)
+@pytest.mark.parametrize(("method", "way"), cases())
+def test_noise(method: str, way: str) -> None:
+    assert not wrong_with(run(method, way, steps=2), METHODS[method].sigma)
 
 
 # ------------------------------------------------------------------- faults that must be noticed
@@ -190,8 +190,8 @@ FAULTS = [
     slow(dense_too_quiet, "deviation", "dpsgd", "graph"),
     slow(map_for_free, "deviation", "adafest_plus", "graph"),
     *(
-        slow(fault, found, method, road)
-        for method, road in [
+        slow(fault, found, method, way)
+        for method, way in [
             ("lazy", "graph"),
             ("lazy", "xla"),
             ("adafest", "train_tables"),
@@ -202,23 +202,23 @@ FAULTS = [
         for fault, found in ((tables_alike, "correlation"), (rows_too_quiet, "deviation"))
     ),
     *(
-        slow(fault, found, "adafest", road)
-        for road in ("xla", "mirrored", "microbatches")
+        slow(fault, found, "adafest", way)
+        for way in ("xla", "mirrored", "microbatches")
         for fault, found in ((map_for_free, "deviation"), (penalty_in_each_loss, "loss"))
     ),
 ]
 
 
-@pytest.mark.parametrize(("fault", "found", "method", "road"), FAULTS)
+@pytest.mark.parametrize(("fault", "found", "method", "way"), FAULTS)
 def test_a_fault_is_noticed(
     fault: Callable[[pytest.MonkeyPatch], None],
     found: str,
     method: str,
-    road: str,
+    way: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fault(monkeypatch)
-    assert wrong_with(run(method, road, steps=2), METHODS[method].sigma) == {found}
+    assert wrong_with(run(method, way, steps=2), METHODS[method].sigma) == {found}
 
 
 # ------------------------------------------------- noise that comes later, and that of the count

@@ -105,20 +105,20 @@ def later(plan: dp_sparse.PrivacyPlan) -> Any:
     return steps
 
 
-ROADS = [checkpoint, deferred_checkpoint, state_tree, optimizer_weights, one_by_one]
+WAYS = [checkpoint, deferred_checkpoint, state_tree, optimizer_weights, one_by_one]
 
 
-def restored(road: Any, trained: keras.Model, folder: Path, plan: Any) -> keras.Model:
-    make = later(plan) if road is deferred_checkpoint else lambda: built(plan)
-    return road(trained, folder, make)
+def restored(way: Any, trained: keras.Model, folder: Path, plan: Any) -> keras.Model:
+    make = later(plan) if way is deferred_checkpoint else lambda: built(plan)
+    return way(trained, folder, make)
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_a_run_of_another_plan_goes_on_by_no_road(
-    road: Any, trained: keras.Model, tmp_path: Path
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_of_another_plan_goes_on_in_no_way(
+    way: Any, trained: keras.Model, tmp_path: Path
 ) -> None:
     """Its steps had less noise than this plan's statement says of them."""
-    model = restored(road, trained, tmp_path, plan_of(3.0))
+    model = restored(way, trained, tmp_path, plan_of(3.0))
     before = [np.array(weight) for weight in model.weights]
     with pytest.raises(dp_sparse.PrivacyError, match="given 2 steps spent under another plan"):
         fit(model)
@@ -126,11 +126,11 @@ def test_a_run_of_another_plan_goes_on_by_no_road(
         np.testing.assert_array_equal(old, weight)
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_run_of_the_same_guarantee_goes_on(
-    road: Any, trained: keras.Model, tmp_path: Path
+    way: Any, trained: keras.Model, tmp_path: Path
 ) -> None:
-    model = restored(road, trained, tmp_path, plan_of(0.6))
+    model = restored(way, trained, tmp_path, plan_of(0.6))
     fit(model)
     assert int(model.optimizer.steps_spent) == 3
     fit(model)

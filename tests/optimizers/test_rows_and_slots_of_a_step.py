@@ -41,9 +41,9 @@ WRAPPED: dict[str, tuple[Callable[[], Any], Slots]] = {
 
 
 @functools.cache
-def noisy_gradients(method: str, road: str) -> list[np.ndarray]:
+def noisy_gradients(method: str, way: str) -> list[np.ndarray]:
     """Of the first step: the same key and weights as with every other wrapped optimizer."""
-    return run(method, road).gradients(0)
+    return run(method, way).gradients(0)
 
 
 def wrong_slots(found: Run, gradients: list[np.ndarray], expected: Slots) -> list[str]:
@@ -67,8 +67,8 @@ SLOTS = [
     ("fest", "graph", "adagrad"),
     ("fest", "graph", "adam"),
     *(
-        pytest.param(method, road, name, marks=pytest.mark.slow)
-        for method, road in [
+        pytest.param(method, way, name, marks=pytest.mark.slow)
+        for method, way in [
             ("adafest", "graph"),
             ("adafest_plus", "graph"),
             ("exponential", "graph"),
@@ -82,11 +82,11 @@ SLOTS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "road", "name"), SLOTS)
-def test_slots_hold_the_noisy_gradient(method: str, road: str, name: str) -> None:
+@pytest.mark.parametrize(("method", "way", "name"), SLOTS)
+def test_slots_hold_the_noisy_gradient(method: str, way: str, name: str) -> None:
     make, expected = WRAPPED[name]
-    found = run(method, road, wrapped=make)
-    assert wrong_slots(found, noisy_gradients(method, road), expected) == []
+    found = run(method, way, wrapped=make)
+    assert wrong_slots(found, noisy_gradients(method, way), expected) == []
 
 
 def accumulator_off(found: Run) -> float:
@@ -100,15 +100,15 @@ def accumulator_off(found: Run) -> float:
     return max(off)
 
 
-@pytest.mark.parametrize("road", ["graph", "train_tables"])
-def test_adagrad_takes_what_it_applies(road: str) -> None:
+@pytest.mark.parametrize("way", ["graph", "train_tables"])
+def test_adagrad_takes_what_it_applies(way: str) -> None:
     """By the weights of this very run, since each pass over `train_tables` draws a key."""
-    assert accumulator_off(run("adafest", road, wrapped=WRAPPED["adagrad"][0])) < 1e-3
+    assert accumulator_off(run("adafest", way, wrapped=WRAPPED["adagrad"][0])) < 1e-3
 
 
-@pytest.mark.parametrize("road", ["graph", "train_tables"])
+@pytest.mark.parametrize("way", ["graph", "train_tables"])
 def test_accumulators_fed_without_noise_are_noticed(
-    road: str, monkeypatch: pytest.MonkeyPatch
+    way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without(table: Any, accumulator: Any, gradient: Any, rate: Any, epsilon: float) -> None:
         total = accumulator.sparse_read(gradient.indices) + 1e-6
@@ -118,14 +118,14 @@ def test_accumulators_fed_without_noise_are_noticed(
 
     monkeypatch.setattr(row_updates, "adagrad_rows", without)
     monkeypatch.setattr(off_tpu_updates, "adagrad_rows", without)
-    found = run("adafest", road, wrapped=WRAPPED["adagrad"][0])
+    found = run("adafest", way, wrapped=WRAPPED["adagrad"][0])
     assert accumulator_off(found) > 0.1
 
 
 # --------------------------------------------------------------------------------------- weight 0
 
 
-def rows_of_weight_0(method: str, road: str) -> tuple[set[int], set[int]]:
+def rows_of_weight_0(method: str, way: str) -> tuple[set[int], set[int]]:
     """Rows that a step moved: of examples of weight 1, and of those of weight 0.
 
     With hardly any noise, rows with one vote are over the threshold.
@@ -135,7 +135,7 @@ def rows_of_weight_0(method: str, road: str) -> tuple[set[int], set[int]]:
     ids = np.where(counted[:, np.newaxis], ids % 2000, 2000 + ids % 2000).astype(np.int32)
     found = run(
         method,
-        road,
+        way,
         sigma=1e-3,
         threshold=0.5,
         batches=[(ids, y)],
@@ -150,29 +150,29 @@ def rows_of_weight_0(method: str, road: str) -> tuple[set[int], set[int]]:
     return moved[0] | moved[1], {row for rows in moved for row in rows if row >= 2000}
 
 
-@pytest.mark.parametrize(("method", "road"), cases("adafest", "adafest_plus"))
-def test_examples_of_weight_0_have_no_vote(method: str, road: str) -> None:
-    moved, of_weight_0 = rows_of_weight_0(method, road)
+@pytest.mark.parametrize(("method", "way"), cases("adafest", "adafest_plus"))
+def test_examples_of_weight_0_have_no_vote(method: str, way: str) -> None:
+    moved, of_weight_0 = rows_of_weight_0(method, way)
     assert len(moved) > 500 and not of_weight_0
 
 
 VOTES = [
     ("adafest", "graph"),
     *(
-        pytest.param("adafest", road, marks=pytest.mark.slow)
-        for road in ("xla", "microbatches", "mirrored", "train_tables")
+        pytest.param("adafest", way, marks=pytest.mark.slow)
+        for way in ("xla", "microbatches", "mirrored", "train_tables")
     ),
     pytest.param("adafest_plus", "graph", marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("method", "road"), VOTES)
+@pytest.mark.parametrize(("method", "way"), VOTES)
 def test_votes_of_weight_0_are_noticed(
-    method: str, road: str, monkeypatch: pytest.MonkeyPatch
+    method: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (forward_backward, microbatches, host_step):
         monkeypatch.setattr(module, "real_examples", lambda examples: examples.present)
-    assert len(rows_of_weight_0(method, road)[1]) > 500
+    assert len(rows_of_weight_0(method, way)[1]) > 500
 
 
 # -------------------------------------------------------------------------- exponential selection
@@ -181,12 +181,12 @@ PICKED, VOTED, ROW_CLIP = 1000, 1500, 2.0
 EPSILON = 1.2  # of one pick
 
 
-def picked(road: str) -> int:
+def picked(way: str) -> int:
     """How many of the 1,500 rows of score C3 are among 1,000 picked of 4,000."""
     mechanism = dp_sparse.ExponentialSelection(PICKED)
     plan = plan_for(VOTED, steps=1, noise_multiplier=1 / (np.sqrt(PICKED) * EPSILON))
     plan = dataclasses.replace(plan, mechanism=mechanism)
-    strategy = strategy_of(2) if road == "mirrored" else tf.distribute.get_strategy()
+    strategy = strategy_of(2) if way == "mirrored" else tf.distribute.get_strategy()
     with strategy.scope():
         ids = keras.Input((1,), dtype="int32")
         rows = keras.layers.Flatten()(keras.layers.Embedding(ROWS, WIDTH, "zeros")(ids))
@@ -195,7 +195,7 @@ def picked(road: str) -> int:
             keras.optimizers.SGD(1.0), plan, 0.5, row_clip_norm=ROW_CLIP
         )
         optimizer.use_noise_key(tf.constant([123, 456], tf.int64))
-        model.compile(optimizer, "mse", jit_compile=road == "xla")
+        model.compile(optimizer, "mse", jit_compile=way == "xla")
     x = np.arange(VOTED, dtype=np.int32)[:, np.newaxis]
     batches = marked_dataset(plan, x, np.full((VOTED, 1), 100.0, np.float32))
     model.fit(batches, verbose=0)
@@ -215,21 +215,21 @@ def expected_picks(factor: float = 1.0) -> tuple[float, float]:
     return float(np.mean(counts)), float(np.std(counts))
 
 
-ROADS = ["graph", *(pytest.param(road, marks=pytest.mark.slow) for road in ("xla", "mirrored"))]
+WAYS = ["graph", *(pytest.param(way, marks=pytest.mark.slow) for way in ("xla", "mirrored"))]
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_picks_are_as_random_as_they_are_paid_for(road: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_picks_are_as_random_as_they_are_paid_for(way: str) -> None:
     mean, deviation = expected_picks()
-    assert abs(picked(road) - mean) < 5 * deviation
+    assert abs(picked(way) - mean) < 5 * deviation
     for wrong in (0.5, 0.9, 1.1, 2.0):
         assert abs(expected_picks(wrong)[0] - mean) > 1.5 * deviation
     assert abs(expected_picks(0.5)[0] - mean) > 10 * deviation
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("way", WAYS)
 def test_noise_for_half_the_sensitivity_is_noticed(
-    road: str, monkeypatch: pytest.MonkeyPatch
+    way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     select = exponential.select_top_rows
 
@@ -238,4 +238,4 @@ def test_noise_for_half_the_sensitivity_is_noticed(
 
     monkeypatch.setattr(exponential, "select_top_rows", halved)
     mean, deviation = expected_picks()
-    assert abs(picked(road) - mean) > 5 * deviation
+    assert abs(picked(way) - mean) > 5 * deviation

@@ -1,4 +1,4 @@
-"""The roads by which a user trains, and one step of a problem on each of them."""
+"""The ways by which a user trains, and one step of a problem on each of them."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ STEPS = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Road:
+class Way:
     """A way to train.
 
     Attributes:
@@ -55,51 +55,51 @@ class Road:
     seen: bool = True
 
 
-ROADS: dict[str, Road] = {
-    "graph": Road(),
-    "eager": Road({"run_eagerly": True}),
-    "xla": Road({"jit_compile": True}, seen=False),
-    "microbatches": Road(optimizer={"microbatch_size": 2}),
-    "mirrored": Road(replicas=2),
-    "stream": Road(loop="stream"),
-    "train": Road(loop="train", replicas=2),
+WAYS: dict[str, Way] = {
+    "graph": Way(),
+    "eager": Way({"run_eagerly": True}),
+    "xla": Way({"jit_compile": True}, seen=False),
+    "microbatches": Way(optimizer={"microbatch_size": 2}),
+    "mirrored": Way(replicas=2),
+    "stream": Way(loop="stream"),
+    "train": Way(loop="train", replicas=2),
     # A batch, a part or a share of one example:
-    "one": Road(examples=1),
-    "one_eager": Road({"run_eagerly": True}, examples=1),
-    "one_xla": Road({"jit_compile": True}, examples=1, seen=False),
-    "one_a_part": Road(optimizer={"microbatch_size": 1}),
-    "one_a_replica": Road(replicas=2, examples=2),
-    "one_of_a_stream": Road(loop="stream", examples=1),
-    "one_by_train": Road(loop="train", examples=1),
-    "one_a_replica_by_train": Road(loop="train", replicas=2, examples=2),
+    "one": Way(examples=1),
+    "one_eager": Way({"run_eagerly": True}, examples=1),
+    "one_xla": Way({"jit_compile": True}, examples=1, seen=False),
+    "one_a_part": Way(optimizer={"microbatch_size": 1}),
+    "one_a_replica": Way(replicas=2, examples=2),
+    "one_of_a_stream": Way(loop="stream", examples=1),
+    "one_by_train": Way(loop="train", examples=1),
+    "one_a_replica_by_train": Way(loop="train", replicas=2, examples=2),
 }
-ONES = tuple(name for name in ROADS if name.startswith("one"))
-BATCHES_OF_ONE = tuple(name for name, road in ROADS.items() if road.examples == 1)
-SEVERAL = tuple(name for name, road in ROADS.items() if road.replicas > 1)
+ONES = tuple(name for name in WAYS if name.startswith("one"))
+BATCHES_OF_ONE = tuple(name for name, way in WAYS.items() if way.examples == 1)
+SEVERAL = tuple(name for name, way in WAYS.items() if way.replicas > 1)
 
 
 class Trainee:
-    """A model compiled for a road, and its steps; weights are set back after each.
+    """A model compiled for a way, and its steps; weights are set back after each.
 
     Attributes:
         model: The model, compiled.
         plan: Its plan, of 100 steps.
-        data: `(x, y)` or `(x, y, weights)`, as many examples as the road takes.
+        data: `(x, y)` or `(x, y, weights)`, as many examples as the way takes.
         removable: Places of those that make neighbours.
     """
 
-    def __init__(self, problem: Problem, road: Road) -> None:
-        self.problem, self.road = problem, road
-        self.data, self.removable = _data(problem, road.examples)
+    def __init__(self, problem: Problem, way: Way) -> None:
+        self.problem, self.way = problem, way
+        self.data, self.removable = _data(problem, way.examples)
         size = len(tf.nest.flatten(self.data)[0])
         self.plan = plan_for(size, steps=STEPS, noise_multiplier=SIGMA, capacity=size)
-        if road.loop != "fit":
+        if way.loop != "fit":
             self.plan = stream_plan(size, size, STEPS)
-        with strategy_of(road.replicas).scope():
+        with strategy_of(way.replicas).scope():
             keras.utils.set_random_seed(7)
             self.model = problem.model()
-            self.optimizer = private_optimizer(problem, self.plan, **road.optimizer)
-            settings = {**problem.compiled, **road.compiled}
+            self.optimizer = private_optimizer(problem, self.plan, **way.optimizer)
+            settings = {**problem.compiled, **way.compiled}
             loss = problem.loss() if isinstance(problem.loss, type) else problem.loss
             self.model.compile(self.optimizer, loss=loss, **settings)
         self._seen: dict[int, float] = {}
@@ -110,7 +110,7 @@ class Trainee:
         self.optimizer.use_noise_key(tf.constant([123, 456], tf.int64))  # for equal masks
         before = self._trained()
         self._seen.clear()
-        with contributions_kept(self._seen) if self.road.seen else contextlib.nullcontext():
+        with contributions_kept(self._seen) if self.way.seen else contextlib.nullcontext():
             self._step(removed)
         after = self._trained()
         scale = self.plan.sampling.expected_batch_size
@@ -119,7 +119,7 @@ class Trainee:
         return Released((before - after) * scale, state, dict(self._seen))
 
     def _step(self, removed: int | None) -> None:
-        if self.road.loop == "train":
+        if self.way.loop == "train":
             # Its workers would agree on a key of their own, and so on other masks.
             with mock.patch.object(multi_worker, "_shared_secrets", _known_secrets):
                 distribution.train(self.model, self._source(removed), steps_per_epoch=1)
@@ -127,7 +127,7 @@ class Trainee:
             self.model.fit(self._batches(removed), steps_per_epoch=1, verbose=0)
 
     def _batches(self, removed: int | None) -> tf.data.Dataset:
-        if self.road.loop != "fit":
+        if self.way.loop != "fit":
             spent = int(self.optimizer.steps_spent.numpy())
             batches = self.plan.sampling.batches(self._source(removed), first_step=spent)
             return batches.take(1)  # of several in one execution Keras would take all
@@ -174,12 +174,12 @@ def _known_secrets(*_: Any) -> tuple[int, int]:
     return secrets.randbits(128), new_nonce(None)
 
 
-def measured(problem: Problem) -> Callable[[Road], float]:
-    """The sensitivity of a problem on a road, over the neighbours that it names."""
+def measured(problem: Problem) -> Callable[[Way], float]:
+    """The sensitivity of a problem on a way, over the neighbours that it names."""
 
-    def attack(road: Road) -> float:
+    def attack(way: Way) -> float:
         with attacking():
-            trainee = Trainee(problem, road)
+            trainee = Trainee(problem, way)
         with attacking(trainee.model, kept=lambda: problem.state(trainee.model)):
             whole = trainee.on()
         with too_late():
