@@ -17,7 +17,7 @@ between the batch itself and other companies of its examples:
 The first three batches are checked, then the 257th, the 2,049th and so on, and each batch in which
 a tensor that was 0 so far is not 0 any more: what it hides from a comparison shows only then. The
 first check and those of such a batch take all of its examples, the others a quarter of them, drawn
-at random, but 64 at least.
+at random, but 64 at least. With micro-batches the former take all parts, the latter one of them.
 """
 
 import dataclasses
@@ -48,6 +48,7 @@ def checks(
     present: tf.Tensor,
     progress: IsolationProgress,
     not_zero: tf.Tensor,
+    at_once: int | None = None,
 ) -> list[tf.Operation]:
     """Operations that fail if, in this batch, what is recorded of an example is not its own.
 
@@ -58,6 +59,8 @@ def checks(
         progress: What was checked so far.
         not_zero: bool `[tensors]`, of the pass that the step releases; needed as long as
             `progress.some_unseen()`.
+        at_once: The most examples of one pass; by default all. More are checked in parts, of which
+            a check that does not take all examples takes one, drawn at random.
     """
     there = tf.reduce_any(present > 0)
     scheduled, new = progress.scheduled() & there, progress.first_seen(not_zero) & there
@@ -65,7 +68,10 @@ def checks(
     seed = tf.cast(progress.batches.read_value(), tf.int32)
 
     def checked() -> tf.Tensor:
-        worst = coupled(observer, batch, present, seed, new)
+        if at_once is None:
+            worst = coupled(observer, batch, present, seed, new)
+        else:
+            worst = _coupled_in_parts(observer, batch, present, seed, new, at_once)
         name = tf.gather(tf.constant(observer.names), tf.maximum(worst, 0))
         with tf.control_dependencies([require(worst < 0, PrivacyError, COUPLED, name)]):
             return tf.constant(True)
@@ -101,6 +107,36 @@ def coupled(
         return worst
     due = tf.equal(seed, 0) | whole
     return tf.cond((worst < 0) & due, of_own_size, functools.partial(tf.identity, worst))
+
+
+def _coupled_in_parts(
+    observer: Observer,
+    batch: Any,
+    present: tf.Tensor,
+    seed: tf.Tensor,
+    whole: tf.Tensor | bool,
+    size: int,
+) -> tf.Tensor:
+    """As `coupled`, of one part of `size` examples after another until something is found."""
+    count = tf.size(present)
+    parts = -(-count // size)
+    every = tf.equal(seed, 0) | whole
+    drawn = tf.random.stateless_uniform([], tf.stack([seed, 3]), 0, parts, tf.int32)
+    first = tf.where(every, 0, drawn)
+    last = tf.where(every, parts, drawn + 1)
+
+    def of_one(number: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        part = slice(number * size, tf.minimum((number + 1) * size, count))
+        examples = tf.nest.map_structure(lambda leaf: leaf[part], batch)
+        worst = tf.cond(
+            tf.reduce_any(present[part] > 0),
+            lambda: coupled(observer, examples, present[part], seed, whole),
+            lambda: tf.constant(-1),
+        )
+        return number + 1, worst
+
+    until = lambda number, worst: (number < last) & (worst < 0)  # noqa: E731
+    return tf.while_loop(until, of_one, (first, tf.constant(-1)), parallel_iterations=1)[1]
 
 
 def _of_own_size(observer: Observer, batch: Any, present: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

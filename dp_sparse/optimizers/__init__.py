@@ -9,7 +9,7 @@ from dp_sparse.optimizers.dpsgd import DPSGDOptimizer
 from dp_sparse.optimizers.exponential import ExponentialSelectionOptimizer
 from dp_sparse.optimizers.fest import DPFESTOptimizer
 from dp_sparse.optimizers.lazy import LazyDPSGDOptimizer
-from dp_sparse.optimizers.replica_choice import choose_together
+from dp_sparse.optimizers.replica_rows import rows_of_replicas
 from dp_sparse.optimizers.row_updates import adagrad_rows, sgd_rows
 
 __all__ = [
@@ -20,6 +20,6 @@ __all__ = [
     "LazyDPSGDOptimizer",
     "PrivateOptimizer",
     "adagrad_rows",
-    "choose_together",
+    "rows_of_replicas",
     "sgd_rows",
 ]

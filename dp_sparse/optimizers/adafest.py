@@ -18,22 +18,22 @@ from dp_sparse import noise
 from dp_sparse.accounting import PrivacyPlan, default_threshold, split_noise, survival_probability
 from dp_sparse.clipping import ClippingStyle
 from dp_sparse.core import validate
-from dp_sparse.optimizers.sparse_base import ChosenRowsOptimizer
+from dp_sparse.optimizers.sparse_base import SparseOptimizer
 from dp_sparse.selection import (
     Restricted,
-    RowChoice,
     SelectedRows,
+    StepRows,
     TableLookups,
-    choices_by_table,
     contribution_map,
     most_skips,
     restricted,
     select_rows,
+    step_rows_by_table,
 )
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
-class DPAdaFESTOptimizer(ChosenRowsOptimizer):
+class DPAdaFESTOptimizer(SparseOptimizer):
     """Sparse private training of embedding models, around Keras' SGD, Adagrad or Adam.
 
     Args:
@@ -144,7 +144,7 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
         """σ2 = σ√(1 + 1/r²)."""
         return split_noise(self.noise_multiplier, self.noise_ratio)[1]
 
-    def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
+    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
         """The survivors of the noisy, thresholded contribution map, over all tables at once."""
         if self.rows is None:
             return self._survivors(lookups, draw)
@@ -156,14 +156,14 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
             for table in among
         ]
 
-    def _survivors(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
+    def _survivors(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
         if not lookups:
             return []
         self._warn_if_loose(lookups)
         contributions = contribution_map(lookups, self.contribution_clip_norm)
         threshold, deviation = self._threshold(contributions.num_rows)
         survivors = select_rows(contributions, threshold, deviation, draw)
-        return choices_by_table(contributions, survivors)
+        return step_rows_by_table(contributions, survivors)
 
     def _threshold(self, num_rows: int) -> tuple[float, float]:
         """τ over this many rows, and the deviation of the map's noise, s = σ1·C1."""
@@ -199,12 +199,12 @@ class DPAdaFESTOptimizer(ChosenRowsOptimizer):
         }
 
 
-def _unrestricted(choice: RowChoice, table: Restricted) -> RowChoice:
-    """A choice among the selected rows as one among all rows."""
-    slots = tf.where(table.places >= 0, choice.slots, -1)
+def _unrestricted(rows: StepRows, table: Restricted) -> StepRows:
+    """Rows of a step among the selected ones, as rows among all."""
+    places = tf.where(table.places >= 0, rows.places, -1)
     selected = tf.concat([table.selected, [table.num_rows]], 0)  # a filler stays a filler
-    return RowChoice(tf.gather(selected, choice.row_ids), slots)
+    return StepRows(tf.gather(selected, rows.row_ids), places)
 
 
-def _nothing(table: Restricted) -> RowChoice:
-    return RowChoice(table.selected, table.places)
+def _nothing(table: Restricted) -> StepRows:
+    return StepRows(table.selected, table.places)

@@ -1,7 +1,7 @@
 """What all private optimizers share.
 
 They wrap a Keras optimizer and apply only what the private step hands them: `begin_step` spends a
-step, `choose_rows` selects, `release` adds noise, `update` applies what was released. A subclass
+step, `rows_of_step` selects, `release` adds noise, `update` applies what was released. A subclass
 says which rows a step may touch, and which noise each part of the sums gets.
 """
 
@@ -24,7 +24,7 @@ from dp_sparse.optimizers.moving_clip_norm import MovingClipNorm
 from dp_sparse.optimizers.release import NoisyMeans
 from dp_sparse.optimizers.replica_checks import nameless
 from dp_sparse.optimizers.step_account import StepAccount
-from dp_sparse.selection import RowChoice, TableLookups
+from dp_sparse.selection import StepRows, TableLookups
 
 
 class PrivateOptimizer(WrappingOptimizer, abc.ABC):
@@ -53,7 +53,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
     mechanism: type[Mechanism] = GaussianMechanism  # what the plan must pay for
     delays_noise = False  # whether tables in memory lack noise between steps
     replicable = True  # nothing of a step but what `update` writes is a replica's own
-    reads_cotangents = False  # whether `choose_rows` needs them
+    reads_cotangents = False  # whether `rows_of_step` needs them
     selects_rows = True  # whether a step noises chosen rows only; which ones is then released
 
     def __init__(
@@ -186,7 +186,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         return self._account.begin(marker, self.current_clip_norm, self._settings)
 
     @abc.abstractmethod
-    def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
+    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
         """The rows of each table that this step may touch; `lookups` in the order of `tables`."""
 
     def release(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:

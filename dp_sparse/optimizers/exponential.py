@@ -13,9 +13,9 @@ from dp_sparse import noise
 from dp_sparse.accounting import ExponentialSelection, PrivacyPlan
 from dp_sparse.clipping import ClippingStyle
 from dp_sparse.core import validate
-from dp_sparse.optimizers.sparse_base import ChosenRowsOptimizer
+from dp_sparse.optimizers.sparse_base import SparseOptimizer
 from dp_sparse.selection import (
-    RowChoice,
+    StepRows,
     TableLookups,
     restricted,
     row_scores,
@@ -25,7 +25,7 @@ from dp_sparse.selection import (
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
-class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
+class ExponentialSelectionOptimizer(SparseOptimizer):
     """Private training on k rows a step, chosen by exponential mechanisms.
 
     It needs all gradients of a batch before rows are chosen, so there are no micro-batches. A step
@@ -101,7 +101,7 @@ class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
         """σ of the clipped sum."""
         return self.noise_multiplier
 
-    def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
+    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
         """k rows over all tables at once."""
         if not lookups:
             return []
@@ -111,7 +111,7 @@ class ExponentialSelectionOptimizer(ChosenRowsOptimizer):
         scale = self.row_clip_norm / mechanism.epsilon_per_row(sigma)
         rows = select_top_rows(scores, mechanism.rows_per_step, scale, draw)
         chosen = zip(lookups, selected_by_table(rows, scores.offsets), strict=True)
-        return [RowChoice(rows, restricted(table, rows).places) for table, rows in chosen]
+        return [StepRows(rows, restricted(table, rows).places) for table, rows in chosen]
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""

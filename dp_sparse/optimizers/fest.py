@@ -12,12 +12,12 @@ import keras
 from dp_sparse import noise
 from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.clipping import ClippingStyle
-from dp_sparse.optimizers.sparse_base import ChosenRowsOptimizer, checked_rows
-from dp_sparse.selection import RowChoice, SelectedRows, TableLookups, restricted
+from dp_sparse.optimizers.sparse_base import SparseOptimizer, checked_rows
+from dp_sparse.selection import SelectedRows, StepRows, TableLookups, restricted
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
-class DPFESTOptimizer(ChosenRowsOptimizer):
+class DPFESTOptimizer(SparseOptimizer):
     """Sparse private training on rows selected beforehand, around Keras' SGD, Adagrad or Adam.
 
     Args:
@@ -77,10 +77,10 @@ class DPFESTOptimizer(ChosenRowsOptimizer):
         """σ: nothing else is released in a step."""
         return self.noise_multiplier
 
-    def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
+    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
         """All selected rows, at every step."""
         del draw
         return [
-            RowChoice(selected, restricted(table, selected).places)
+            StepRows(selected, restricted(table, selected).places)
             for table, selected in zip(lookups, self._selected, strict=True)
         ]

@@ -19,7 +19,7 @@ from dp_sparse.optimizers.base import PrivateOptimizer
 from dp_sparse.optimizers.lazy_noise import DelayedNoise
 from dp_sparse.optimizers.release import NoisyMeans, noisy_dense
 from dp_sparse.optimizers.sparse_base import refuse_whole_table
-from dp_sparse.selection import RowChoice, TableLookups, looked_up_rows
+from dp_sparse.selection import StepRows, TableLookups, looked_up_rows
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
@@ -108,7 +108,7 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
 
         return settle
 
-    def choose_rows(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[RowChoice]:
+    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
         """The rows that the batch looked up; all others get their noise later, as these do."""
         del draw
         return [looked_up_rows(table) for table in lookups]

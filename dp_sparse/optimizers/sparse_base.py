@@ -61,8 +61,8 @@ def _name(table: keras.Variable) -> str:
     return table.path.split("/")[-2]
 
 
-class ChosenRowsOptimizer(PrivateOptimizer):
-    """Noise and updates on the rows that `choose_rows` gives, and on every dense parameter.
+class SparseOptimizer(PrivateOptimizer):
+    """Noise and updates on the rows that `rows_of_step` gives, and on every dense parameter.
 
     Args:
         optimizer: Updates the dense variables, and the tables through its row-wise twin.

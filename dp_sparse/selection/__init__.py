@@ -3,13 +3,13 @@
 May use: `core`, `noise`, `sampling` and `accounting`. Nothing here imports Keras.
 """
 
-from dp_sparse.selection.by_table import choices_by_table
+from dp_sparse.selection.by_table import step_rows_by_table
 from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
 from dp_sparse.selection.exponential import select_top_rows, selected_by_table
 from dp_sparse.selection.geometric_skips import most_skips
 from dp_sparse.selection.restriction import Restricted, restricted
-from dp_sparse.selection.row_choice import RowChoice, looked_up_rows
 from dp_sparse.selection.scores import row_scores
+from dp_sparse.selection.step_rows import StepRows, looked_up_rows
 from dp_sparse.selection.threshold import Survivors, select_rows
 from dp_sparse.selection.top_k.calibration import calibrate_top_k
 from dp_sparse.selection.top_k.counting import TopKTable
@@ -29,13 +29,12 @@ __all__ = [
     "LaplaceTopK",
     "PublicRows",
     "Restricted",
-    "RowChoice",
     "SelectedRows",
+    "StepRows",
     "Survivors",
     "TableLookups",
     "TopKTable",
     "calibrate_top_k",
-    "choices_by_table",
     "contribution_map",
     "looked_up_rows",
     "most_skips",
@@ -45,4 +44,5 @@ __all__ = [
     "select_top_k",
     "select_top_rows",
     "selected_by_table",
+    "step_rows_by_table",
 ]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from dp_sparse.core import xla
 from dp_sparse.selection.contribution import ContributionMap
-from dp_sparse.selection.row_choice import RowChoice
+from dp_sparse.selection.step_rows import StepRows
 from dp_sparse.selection.threshold import Survivors
 
 _NOWHERE = 2**62  # beyond all rows
@@ -51,21 +51,21 @@ def _rows_in_rooms(
     return parts
 
 
-def choices_by_table(contributions: ContributionMap, survivors: Survivors) -> list[RowChoice]:
+def step_rows_by_table(contributions: ContributionMap, survivors: Survivors) -> list[StepRows]:
     """The survivors of each table, and where each lookup's row stands among them."""
     widths, starts = contributions.widths, survivors.starts
-    slots = tf.gather(survivors.slots, contributions.positions)
+    places = tf.gather(survivors.places, contributions.places)
     if xla.static_shapes():
         spare = survivors.row_ids.shape[0] - contributions.row_ids.shape[0]  # for false rows
-        rooms = [slots.shape[0] * width + spare for width in widths]
+        rooms = [places.shape[0] * width + spare for width in widths]
     else:
         rooms = [0] * len(widths)
     row_ids = rows_by_table(survivors.row_ids, starts, contributions.offsets, rooms)
     if len(widths) == 1:
-        return [RowChoice(row_ids[0], slots)]
-    within = slots - _repeated(tf.cast(starts[:-1], tf.int32), widths)
-    own_slots = tf.split(tf.where(slots >= 0, within, -1), widths, axis=1, num=len(widths))
-    return [RowChoice(*pair) for pair in zip(row_ids, own_slots, strict=True)]
+        return [StepRows(row_ids[0], places)]
+    within = places - _repeated(tf.cast(starts[:-1], tf.int32), widths)
+    own_places = tf.split(tf.where(places >= 0, within, -1), widths, axis=1, num=len(widths))
+    return [StepRows(*pair) for pair in zip(row_ids, own_places, strict=True)]
 
 
 def _repeated(values: tf.Tensor, widths: Sequence[int | tf.Tensor]) -> tf.Tensor:

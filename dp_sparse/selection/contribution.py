@@ -52,14 +52,14 @@ class ContributionMap:
         row_ids: int64 `[unique]`: every row looked up at all, valid or not, in no particular order;
             as `Groups.values` under XLA, filled up with c.
         values: float64 `[unique]`: the clipped sum; 0 for rows looked up only by padding.
-        positions: int32 `[batch, lookups of all tables]`: where in `row_ids` a lookup's row stands.
+        places: int32 `[batch, lookups of all tables]`: where in `row_ids` a lookup's row stands.
         widths: How many of the lookups belong to each table.
     """
 
     offsets: np.ndarray
     row_ids: tf.Tensor
     values: tf.Tensor
-    positions: tf.Tensor
+    places: tf.Tensor
     widths: list[int | tf.Tensor]
 
     @property

@@ -25,13 +25,13 @@ class Survivors:
 
     Attributes:
         row_ids: int64 `[rows]`, unique and sorted, numbered through over the tables.
-        slots: int32 `[unique]`: where in `row_ids` each row of the contribution map stands, -1 for
+        places: int32 `[unique]`: where in `row_ids` each row of the contribution map stands, -1 for
             one that fell.
         starts: int64 `[tables + 1]`: the rows of table t are `row_ids[starts[t]:starts[t + 1]]`.
     """
 
     row_ids: tf.Tensor
-    slots: tf.Tensor
+    places: tf.Tensor
     starts: tf.Tensor
 
 
@@ -66,11 +66,11 @@ def _ordered(contributions: ContributionMap, survived: tf.Tensor, hits: tf.Tenso
     true_rows = tf.where(survived)[:, 0]
     row_ids, order = _sorted(tf.concat([tf.gather(looked_up, true_rows), false_rows], 0))
     ranks = tf.math.invert_permutation(order)[: tf.size(true_rows)]
-    slots = tf.scatter_nd(true_rows[:, tf.newaxis], ranks + 1, count[tf.newaxis]) - 1
+    places = tf.scatter_nd(true_rows[:, tf.newaxis], ranks + 1, count[tf.newaxis]) - 1
     starts = tf.searchsorted(
         row_ids, tf.constant(contributions.offsets, tf.int64), out_type=tf.int64
     )
-    return Survivors(row_ids, slots, starts)
+    return Survivors(row_ids, places, starts)
 
 
 def _sorted(keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -92,16 +92,16 @@ def _merged(contributions: ContributionMap, survived: tf.Tensor, hits: tf.Tensor
     looked_up = tf.equal(tf.gather(padded, row_of_hit), hits)
     kept = (hits < nowhere) & ~looked_up
     survivors_before, kept_before = _before(survived), _before(kept)
-    slots = survivors_before[:-1] + tf.gather(kept_before, hit_of_row)
-    slots = tf.where(survived, slots, -1)
-    slots_of_hits = kept_before[:-1] + tf.gather(survivors_before, row_of_hit)
+    places = survivors_before[:-1] + tf.gather(kept_before, hit_of_row)
+    places = tf.where(survived, places, -1)
+    places_of_hits = kept_before[:-1] + tf.gather(survivors_before, row_of_hit)
     capacity = rows.shape[0] + hits.shape[0]
-    at = tf.concat([slots, tf.where(kept, slots_of_hits, -1)], 0)
+    at = tf.concat([places, tf.where(kept, places_of_hits, -1)], 0)
     at = tf.where(at >= 0, at, capacity)[:, tf.newaxis]  # the last entry takes what fell
     row_ids = tf.fill([capacity + 1], tf.constant(nowhere, tf.int64))
     row_ids = tf.tensor_scatter_nd_update(row_ids, at, tf.concat([rows, hits], 0))[:capacity]
     starts = lower_bound(row_ids, tf.constant(contributions.offsets, tf.int64))
-    return Survivors(row_ids, slots, tf.cast(starts, tf.int64))
+    return Survivors(row_ids, places, tf.cast(starts, tf.int64))
 
 
 def _before(chosen: tf.Tensor) -> tf.Tensor:

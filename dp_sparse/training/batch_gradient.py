@@ -1,4 +1,4 @@
-"""The clipped sums of one batch: a pass over it, the choice of rows, clipping."""
+"""The clipped sums of one batch: a pass over it, the step's rows, clipping."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,13 +9,13 @@ import tensorflow as tf
 from dp_sparse import clipping, noise
 from dp_sparse.clipping import Amounts, ClippedSums, Rows, Used
 from dp_sparse.core import xla
-from dp_sparse.optimizers import PrivateOptimizer, choose_together
+from dp_sparse.optimizers import PrivateOptimizer, rows_of_replicas
 from dp_sparse.sampling import Examples
-from dp_sparse.selection import RowChoice, TableLookups
+from dp_sparse.selection import StepRows, TableLookups
 from dp_sparse.training import forward_backward, metrics
 from dp_sparse.training.forward_backward import Pass
 
-Choices = Mapping[int, RowChoice]  # by the id of the table
+RowsByTable = Mapping[int, StepRows]  # by the id of the table
 
 
 def at_once(
@@ -59,14 +59,14 @@ def _run(
     run = forward_backward.unchecked(model, optimizer, examples, draw)
     run = forward_backward.checked(run, examples.present)
     real = forward_backward.checked_examples(run, examples)
-    choices = choose_rows(optimizer, run.uses, real, draw)
-    return run, clipped_sums(optimizer, run, choices, real)
+    step_rows = rows_of_step(optimizer, run.uses, real, draw)
+    return run, clipped_sums(optimizer, run, step_rows, real)
 
 
 def _without_filler(
     optimizer: PrivateOptimizer, amounts: Amounts, row_ids: list[tf.Tensor]
 ) -> ClippedSums:
-    """The rows that there are, of choices that XLA filled up to their capacity."""
+    """The rows that there are, of those that XLA filled up to their capacity."""
     tables = optimizer.tables
     there = [own < table.shape[0] for own, table in zip(row_ids, tables, strict=True)]
     rows, row_ids = (
@@ -76,9 +76,9 @@ def _without_filler(
     return ClippedSums(optimizer.dense_variables, tables, row_ids, amounts._replace(rows=rows))
 
 
-def choose_rows(
+def rows_of_step(
     optimizer: PrivateOptimizer, uses: Used, real: tf.Tensor, draw: noise.Draw
-) -> Choices:
+) -> RowsByTable:
     """The step's rows, chosen over all tables at once, before any clipping."""
     use_of = {id(variable): use for variable, use in uses if isinstance(use, Rows)}
     with tf.control_dependencies([real]):  # which follows the check of shapes
@@ -92,14 +92,14 @@ def choose_rows(
         )
         for table, use in ((table, use_of[id(table)]) for table in optimizer.tables)
     ]
-    chosen = choose_together(optimizer, lookups, draw)
-    return {id(t): choice for t, choice in zip(optimizer.tables, chosen, strict=True)}
+    of_tables = rows_of_replicas(optimizer, lookups, draw)
+    return {id(t): rows for t, rows in zip(optimizer.tables, of_tables, strict=True)}
 
 
 def clipped_sums(
     optimizer: PrivateOptimizer,
     run: Pass,
-    choices: Choices,
+    step_rows: RowsByTable,
     real: tf.Tensor,
 ) -> ClippedSums:
     """Clips each example's gradient, restricted to the chosen rows, and sums.
@@ -107,12 +107,12 @@ def clipped_sums(
     Variables that the records of this batch did not reach get zeros, and noise all the same.
     """
     clip_norm, style = optimizer.current_clip_norm, optimizer.clipping
-    num_rows = {key: tf.size(choice.row_ids) for key, choice in choices.items()}
+    num_rows = {key: tf.size(rows.row_ids) for key, rows in step_rows.items()}
     with tf.control_dependencies([run.losses]):  # which follow the check of shapes
         restricted: Used = [
             (
                 variable,
-                use.restricted(choices[id(variable)].slots) if isinstance(use, Rows) else use,
+                use.restricted(step_rows[id(variable)].places) if isinstance(use, Rows) else use,
             )
             for variable, use in run.uses
         ]
@@ -126,4 +126,4 @@ def clipped_sums(
         style.statistic(found.squared_norms, clip_norm, real),
         clipping.not_zero(run.uses, run.losses, optimizer.diagnostics.isolation.some_unseen()),
     )
-    return ClippedSums(dense, tables, [choices[id(t)].row_ids for t in tables], amounts)
+    return ClippedSums(dense, tables, [step_rows[id(t)].row_ids for t in tables], amounts)

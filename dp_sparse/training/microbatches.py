@@ -1,7 +1,7 @@
 """A logical batch of any size in fixed memory, part by part.
 
 The rows of the whole batch are chosen first, from its ids alone; then each part is clipped with
-that choice and added up. Noise comes later and once, so micro-batches change neither the guarantee
+those and added up. Noise comes later and once, so micro-batches change neither the guarantee
 nor, but for rounding and dropout masks, the numbers.
 """
 
@@ -16,7 +16,7 @@ from dp_sparse.clipping import Amounts, ClippedSums, Rows
 from dp_sparse.core import PrivacyError, require
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Examples, real_examples
-from dp_sparse.selection import RowChoice
+from dp_sparse.selection import StepRows
 from dp_sparse.training import batch_gradient, forward_backward, metrics
 from dp_sparse.training.forward_backward import Pass
 
@@ -35,7 +35,7 @@ def by_parts(
     whole = forward_backward.unchecked(model, optimizer, examples, draw)
     _build_metrics(model, examples, whole)
     parts = _Parts(
-        model, optimizer, examples, draw, size, *_chosen(optimizer, whole, examples, draw)
+        model, optimizer, examples, draw, size, *_step_rows(optimizer, whole, examples, draw)
     )
     nothing = clipping.zero_sums(
         optimizer.dense_variables,
@@ -54,16 +54,16 @@ def by_parts(
     return nothing.with_amounts(amounts), model.get_metrics_result()
 
 
-def _chosen(
+def _step_rows(
     optimizer: PrivateOptimizer, whole: Pass, examples: Examples, draw: noise.Draw
 ) -> tuple[list[tf.Tensor], list[tuple[tf.Tensor, tf.Tensor]]]:
-    """Of each table the rows of the step, and of each lookup in it its row and its slot."""
+    """Of each table the rows of the step, and of each lookup in it its row and its place."""
     real = _examples_with_ids(whole, examples)
-    choices = batch_gradient.choose_rows(optimizer, whole.uses, real, draw)
+    step_rows = batch_gradient.rows_of_step(optimizer, whole.uses, real, draw)
     row_ids_of = {id(v): use.row_ids for v, use in whole.uses if isinstance(use, Rows)}
     keys = [id(table) for table in optimizer.tables]
-    lookups = [(row_ids_of[key], choices[key].slots) for key in keys]
-    return [choices[key].row_ids for key in keys], lookups
+    lookups = [(row_ids_of[key], step_rows[key].places) for key in keys]
+    return [step_rows[key].row_ids for key in keys], lookups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class _Parts:
         draw: The step's streams.
         size: How many examples a part has, at most.
         row_ids: Of each table the rows of the step.
-        lookups: Of each table the row and the slot of each lookup of the batch.
+        lookups: Of each table the row and the place of each lookup of the batch.
     """
 
     model: keras.Model
@@ -92,7 +92,7 @@ class _Parts:
         """What the part from `begin` on adds to the sums; its examples also count in metrics."""
         model, optimizer, end = self.model, self.optimizer, begin + self.size
         own = self.examples.part(begin, end)
-        lookups = [(row_ids[begin:end], slots[begin:end]) for row_ids, slots in self.lookups]
+        lookups = [(row_ids[begin:end], places[begin:end]) for row_ids, places in self.lookups]
         part = 1 + begin // self.size
         run = forward_backward.unchecked(model, optimizer, own, self.draw, part)
         run = forward_backward.checked(run, own.present)
@@ -100,14 +100,14 @@ class _Parts:
         with tf.control_dependencies([run.losses]):
             checks = _same_rows(run, optimizer.tables, lookups)
         with tf.control_dependencies(checks):
-            choices = {
-                id(table): RowChoice(row_ids, tf.identity(slots))
-                for table, row_ids, (_, slots) in zip(
+            step_rows = {
+                id(table): StepRows(row_ids, tf.identity(places))
+                for table, row_ids, (_, places) in zip(
                     optimizer.tables, self.row_ids, lookups, strict=True
                 )
             }
         real = forward_backward.checked_examples(run, own)
-        sums = batch_gradient.clipped_sums(optimizer, run, choices, real)
+        sums = batch_gradient.clipped_sums(optimizer, run, step_rows, real)
         metrics.update(model, own, run.outputs, run.losses, run.output_losses)
         return sums.amounts
 

@@ -47,10 +47,9 @@ def private_train_step(
     with tf.control_dependencies([spent]):
         examples = tf.nest.map_structure(tf.identity, examples)
     # Traced first: a layer that initialises itself from its first batch is then seen to mix.
-    checked = _checked_examples(optimizer, examples)
-    observer = forward_backward.observed(model, optimizer, checked, draw)
+    observer = forward_backward.observed(model, optimizer, examples, draw)
     sums, logs = _clipped_sums(model, optimizer, examples, draw)
-    sums = sums.after(_isolation_checks(optimizer, observer, checked, sums)).over_replicas()
+    sums = sums.after(_isolation_checks(optimizer, observer, examples, sums)).over_replicas()
     with tf.control_dependencies([sums.amounts.counts]):  # counts of steps wait for every check
         noisy = replicas.merged(lambda: optimizer.release(sums, draw))
         with clipping.update_from(noisy.tensors()):
@@ -93,12 +92,6 @@ def _clipped_sums(
     return microbatches.by_parts(model, optimizer, examples, draw, size)
 
 
-def _checked_examples(optimizer: PrivateOptimizer, examples: Examples) -> Examples:
-    """What isolation is checked on; of a large batch a micro-batch, so that memory stays fixed."""
-    size = optimizer.microbatch_size
-    return examples if size is None else examples.part(0, size)
-
-
 def _isolation_checks(
     optimizer: PrivateOptimizer,
     observer: clipping.Observer,
@@ -109,8 +102,8 @@ def _isolation_checks(
     progress = optimizer.diagnostics.isolation
     with tf.control_dependencies([*sums.amounts.dense, *sums.amounts.rows, sums.amounts.counts]):
         progress.traced()
-        not_zero = sums.amounts.not_zero
-        return isolation.checks(observer, examples, examples.present, progress, not_zero)
+        not_zero, size = sums.amounts.not_zero, optimizer.microbatch_size
+        return isolation.checks(observer, examples, examples.present, progress, not_zero, size)
 
 
 def _count(optimizer: PrivateOptimizer, sums: ClippedSums) -> None:

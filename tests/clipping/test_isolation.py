@@ -216,6 +216,42 @@ def test_each_of_the_first_batches_is_checked(batch: int) -> None:
         model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
 
 
+def mixes_marked_examples(x: tf.Tensor) -> tf.Tensor:
+    """Each example that is marked by its first value gets the mean of its company."""
+    return tf.where(x[:, :1] > 5, tf.reduce_mean(x, axis=0, keepdims=True), x)
+
+
+@pytest.mark.parametrize("marked", [0, 4, 9])
+def test_the_first_check_takes_all_micro_batches(marked: int) -> None:
+    """The first, one in the middle and the last, which is not full."""
+    model, plan = private_model(mixes_marked_examples, dropout=0.0), plan_for(10)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0, microbatch_size=4), loss="mse")
+    x, y = np.arange(30, dtype=np.float32).reshape(10, 3) / 30, np.ones((10, 1), np.float32)
+    x[marked, 0] = 9
+    before = weights_of(model)
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x, y), verbose=0)
+    for left, right in zip(before, weights_of(model), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_later_check_takes_one_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which one is drawn anew; a part of padding alone proves nothing."""
+    taken: list[list[int]] = []
+
+    def spied(observer: Any, batch: Any, present: Any, seed: Any, whole: Any) -> tf.Tensor:
+        taken.append(batch.numpy().tolist())
+        return tf.constant(-1)
+
+    monkeypatch.setattr(isolation, "coupled", spied)
+    batch, present = tf.range(10), tf.constant([1.0] * 9 + [0.0])
+    for seed in range(30):
+        isolation._coupled_in_parts(None, batch, present, tf.constant(seed), False, 3)
+    parts = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert taken[:3] == parts and 15 < len(taken[3:]) < 30
+    assert {tuple(part) for part in taken[3:]} == {tuple(part) for part in parts}
+
+
 def test_a_tensor_that_was_zero_is_checked_when_it_is_not() -> None:
     """A head of zeros hides a coupled gradient until it has moved; the schedule alone would not."""
 

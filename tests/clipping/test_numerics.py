@@ -64,9 +64,9 @@ def test_rows_that_cancel(magnitude: float, apart: float) -> None:
     dz = np.full((OTHERS + 1, 2, 64), 0.25, np.float32)
     terms = magnitude * np.random.default_rng(2).normal(size=64)
     dz[0] = terms, -terms * (1 + apart)
-    slots = tf.zeros([OTHERS + 1, 2], tf.int32)
-    use = Rows(ids, valid, tf.constant(dz)).restricted(slots)
-    without = Rows(ids[1:], valid[1:], tf.constant(dz[1:])).restricted(slots[1:])
+    places = tf.zeros([OTHERS + 1, 2], tf.int32)
+    use = Rows(ids, valid, tf.constant(dz)).restricted(places)
+    without = Rows(ids[1:], valid[1:], tf.constant(dz[1:])).restricted(places[1:])
     assert moved(use, without) <= CLIP * 1.001
 
 

@@ -66,22 +66,22 @@ def test_repeated_rows_add_before_squaring(
 ) -> None:
     rng = np.random.default_rng(seed)
     row_ids, dz = rng.integers(0, rows, (b, lookups)), values(b, lookups, width, seed=seed)
-    valid, slots = rng.random((b, lookups)) < 0.7, rng.integers(-1, rows, rows)
+    valid, places = rng.random((b, lookups)) < 0.7, rng.integers(-1, rows, rows)
     factors = values(b, seed=seed + 1)
     use = Rows(tf.constant(row_ids), tf.constant(valid), tf.constant(dz))
-    use = use.restricted(tf.constant(slots[row_ids].astype(np.int32)))
+    use = use.restricted(tf.constant(places[row_ids].astype(np.int32)))
     gradients = np.zeros((b, rows, width))
     for i in range(b):
         for m in range(lookups):
-            if valid[i, m] and slots[row_ids[i, m]] >= 0:
+            if valid[i, m] and places[row_ids[i, m]] >= 0:
                 gradients[i, row_ids[i, m]] += dz[i, m]
     np.testing.assert_allclose(
         use.squared_norms(), np.sum(gradients**2, axis=(1, 2)), rtol=1e-4, atol=1e-6
     )
     expected = np.zeros((rows, width))
     for row in range(rows):
-        if slots[row] >= 0:
-            expected[slots[row]] += np.einsum("b,bw->w", factors, gradients[:, row])
+        if places[row] >= 0:
+            expected[places[row]] += np.einsum("b,bw->w", factors, gradients[:, row])
     total = use.clipped_sum(tf.constant(factors), tf.constant(rows))
     np.testing.assert_allclose(total, expected, atol=1e-4)
 

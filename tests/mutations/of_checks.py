@@ -207,7 +207,7 @@ FAULTS = (
     Fault(
         "update_does_not_wait_for_isolation",
         "dp_sparse/training/train_step.py",
-        "sums = sums.after(_isolation_checks(optimizer, observer, checked, sums)).over_replicas()",
+        "sums = sums.after(_isolation_checks(optimizer, observer, examples, sums)).over_replicas()",
         "sums = sums.over_replicas()",
         (f"{_OF_ISOLATION}::test_mixing_is_refused[mean]",),
     ),

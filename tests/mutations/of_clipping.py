@@ -36,14 +36,14 @@ FAULTS = (
     Fault(
         "masked_lookups_train_their_row",
         _LOOKUPS,
-        "slots=tf.where(self.valid, slots, -1)",
-        "slots=slots",
+        "places=tf.where(self.valid, places, -1)",
+        "places=places",
         (f"{_OF_EMBEDDING}::test_masked_lookups_do_not_train_row_0",),
     ),
     Fault(
         "rows_restricted_after_clipping",
         _LOOKUPS,
-        "self.valid if self.slots is None else self.slots >= 0, tf.float32",
+        "self.valid if self.places is None else self.places >= 0, tf.float32",
         "self.valid, tf.float32",
         (f"{_OF_EMBEDDING}::test_rows_outside_the_choice_are_zeroed_before_clipping",),
     ),
@@ -230,13 +230,13 @@ FAULTS = (
     Fault(
         "weights_applied_after_clipping",
         "dp_sparse/training/batch_gradient.py",
-        "    return run, clipped_sums(optimizer, run, choices, real)\n",
+        "    return run, clipped_sums(optimizer, run, step_rows, real)\n",
         "    import types\n\n"
         "    weights = tf.nest.flatten(examples.sample_weight)[0]\n"
         "    names = 'clipping', 'dense_variables', 'tables', 'diagnostics'\n"
         "    other = types.SimpleNamespace(**{name: getattr(optimizer, name) for name in names})\n"
         "    other.current_clip_norm = optimizer.current_clip_norm * weights\n"
-        "    return run, clipped_sums(other, run, choices, real)\n",
+        "    return run, clipped_sums(other, run, step_rows, real)\n",
         ("tests/training/test_train_step.py::test_class_weights_scale_the_loss_before_clipping",),
     ),
     Fault(

@@ -142,8 +142,8 @@ FAULTS = (
     Fault(
         "slots_of_a_table_among_those_of_all",
         _BY_TABLE,
-        "within = slots - _repeated(tf.cast(starts[:-1], tf.int32), widths)",
-        "within = slots",
+        "within = places - _repeated(tf.cast(starts[:-1], tf.int32), widths)",
+        "within = places",
         (_OF_BY_TABLE,),
     ),
     Fault(

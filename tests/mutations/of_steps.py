@@ -34,8 +34,8 @@ FAULTS = (
     Fault(
         "noise_only_on_rows_that_were_looked_up",
         "dp_sparse/optimizers/fest.py",
-        "RowChoice(selected, restricted(table, selected).places)",
-        "RowChoice(selected[1:], restricted(table, selected[1:]).places)",
+        "StepRows(selected, restricted(table, selected).places)",
+        "StepRows(selected[1:], restricted(table, selected[1:]).places)",
         ("tests/optimizers/test_fest.py::test_every_selected_row_is_noised_and_no_other",),
     ),
     Fault(
@@ -50,13 +50,13 @@ FAULTS = (
     Fault(
         "sums_of_replicas_not_added",
         _TRAIN_STEP,
-        "checked, sums)).over_replicas()",
-        "checked, sums))",
+        "examples, sums)).over_replicas()",
+        "examples, sums))",
         (f"{_OF_MIRRORED}::test_without_noise_as_on_one_device[dpsgd-2]",),
     ),
     Fault(
-        "choice_of_one_replica",
-        "dp_sparse/optimizers/replica_choice.py",
+        "rows_of_one_replica",
+        "dp_sparse/optimizers/replica_rows.py",
         "of_tables = [tf.split(replicas.gathered(signed_ids), widths, axis=1, num=len(widths))]",
         "of_first = tf.distribute.get_strategy().experimental_local_results(signed_ids)[0]\n"
         "        of_tables = [tf.split(of_first, widths, axis=1, num=len(widths))]",

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from dp_sparse import noise
 from dp_sparse.core import xla
-from dp_sparse.selection import RowChoice, TableLookups, choices_by_table, contribution_map
+from dp_sparse.selection import StepRows, TableLookups, contribution_map, step_rows_by_table
 from dp_sparse.selection.threshold import Survivors, select_rows
 
 WAYS = ("graph", "xla")
 
 
-def selected(tables: list[TableLookups], way: str, seed: int) -> tuple[Survivors, list[RowChoice]]:
+def selected(tables: list[TableLookups], way: str, seed: int) -> tuple[Survivors, list[StepRows]]:
     """A selection over all tables, and the same by table; traced."""
     key = noise.NoiseKey()
     key.replace(tf.constant([seed, 1], tf.int64))
@@ -24,12 +24,12 @@ def selected(tables: list[TableLookups], way: str, seed: int) -> tuple[Survivors
     def found() -> tuple[list[tf.Tensor], list[tuple[tf.Tensor, tf.Tensor]]]:
         contributions = contribution_map(tables, 1.0)
         survivors = select_rows(contributions, 0.4, 0.5, draw)
-        choices = choices_by_table(contributions, survivors)
-        whole = [survivors.row_ids, survivors.slots, survivors.starts, contributions.positions]
-        return whole, [(choice.row_ids, choice.slots) for choice in choices]
+        found_rows = step_rows_by_table(contributions, survivors)
+        whole = [survivors.row_ids, survivors.places, survivors.starts, contributions.places]
+        return whole, [(own.row_ids, own.places) for own in found_rows]
 
     whole, pairs = tf.function(lambda: xla.compiled(found) if way == "xla" else found())()
-    return whole, [RowChoice(*pair) for pair in pairs]
+    return whole, [StepRows(*pair) for pair in pairs]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -39,7 +39,7 @@ def selected(tables: list[TableLookups], way: str, seed: int) -> tuple[Survivors
     size=st.integers(1, 5),
     seed=st.integers(0, 2**31),
 )
-def test_choices_by_table(way: str, rows: list[int], size: int, seed: int) -> None:
+def test_rows_by_table(way: str, rows: list[int], size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     widths = [int(rng.integers(1, 3)) for _ in rows]
     ids = [rng.integers(0, n, (size, width)) for n, width in zip(rows, widths, strict=True)]
@@ -48,18 +48,18 @@ def test_choices_by_table(way: str, rows: list[int], size: int, seed: int) -> No
         TableLookups(n, tf.constant(own, tf.int64), tf.constant(there))
         for n, own, there in zip(rows, ids, valid, strict=True)
     ]
-    whole, choices = selected(tables, way, seed)
-    row_ids, slots, _, positions = (each.numpy() for each in whole)
+    whole, found_rows = selected(tables, way, seed)
+    row_ids, places, _, positions = (each.numpy() for each in whole)
     offsets = np.concatenate([[0], np.cumsum(rows)])
     row_ids = row_ids[row_ids < offsets[-1]]
-    slot_of_lookup = np.split(slots[positions], np.cumsum(widths)[:-1], axis=1)
-    everything = zip(choices, rows, offsets[:-1], ids, slot_of_lookup, strict=True)
-    for choice, num_rows, first, own_ids, global_slots in everything:
+    place_of_lookup = np.split(places[positions], np.cumsum(widths)[:-1], axis=1)
+    everything = zip(found_rows, rows, offsets[:-1], ids, place_of_lookup, strict=True)
+    for own, num_rows, first, own_ids, global_places in everything:
         expected = row_ids[(row_ids >= first) & (row_ids < first + num_rows)] - first
-        found = choice.row_ids.numpy()
+        found = own.row_ids.numpy()
         assert np.all(found[len(expected) :] == num_rows)  # filler, which a graph has none of
         assert way == "xla" or len(found) == len(expected)
         np.testing.assert_array_equal(found[: len(expected)], expected)
-        there = choice.slots.numpy() >= 0
-        np.testing.assert_array_equal(there, global_slots >= 0)
-        np.testing.assert_array_equal(found[choice.slots.numpy()[there]], own_ids[there])
+        there = own.places.numpy() >= 0
+        np.testing.assert_array_equal(there, global_places >= 0)
+        np.testing.assert_array_equal(found[own.places.numpy()[there]], own_ids[there])

@@ -94,9 +94,7 @@ def test_bookkeeping(batch: Batch) -> None:
     listed = found.row_ids.numpy()
     looked_up = [ids + offset for ids, offset in zip(batch.row_ids, offsets[:-1], strict=True)]
     assert set(listed.tolist()) == set(np.concatenate([ids.ravel() for ids in looked_up]).tolist())
-    for ids, position in zip(
-        looked_up, tf.split(found.positions, found.widths, axis=1), strict=True
-    ):
+    for ids, position in zip(looked_up, tf.split(found.places, found.widths, axis=1), strict=True):
         assert position.shape == ids.shape
         np.testing.assert_array_equal(listed[position.numpy()], ids)
 
@@ -173,7 +171,7 @@ def test_sizes_unknown_to_the_graph(size: int, lookups: int | None) -> None:
     )
     def traced(ids: tf.Tensor, valid: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         found = contribution_map([TableLookups(9, ids, valid), TableLookups(9, ids, valid)], 0.7)
-        return found.row_ids, found.values, found.positions
+        return found.row_ids, found.values, found.places
 
     ids = np.random.default_rng(size).integers(0, 9, (size, 3))
     valid = np.ones((size, 3), bool)

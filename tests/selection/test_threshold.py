@@ -180,7 +180,7 @@ def test_default_threshold_of_small_tables(num_rows: int) -> None:
 def test_a_huge_threshold_lets_nothing_survive(threshold: float) -> None:
     found = select_rows(given_map([50], {3: 1.0, 40: 2.0}), threshold, 1.0, new_draw())
     assert found.row_ids.shape == [0]
-    np.testing.assert_array_equal(found.slots, [-1, -1])
+    np.testing.assert_array_equal(found.places, [-1, -1])
     np.testing.assert_array_equal(found.starts, [0, 0])
 
 
@@ -188,7 +188,7 @@ def test_a_huge_threshold_lets_nothing_survive(threshold: float) -> None:
 def test_a_very_negative_threshold_lets_everything_survive(threshold: float) -> None:
     found = select_rows(given_map([20, 30], {40: 1.0, 3: 2.0}), threshold, 1.0, new_draw())
     np.testing.assert_array_equal(found.row_ids, np.arange(50))
-    np.testing.assert_array_equal(found.slots, [40, 3])
+    np.testing.assert_array_equal(found.places, [40, 3])
     np.testing.assert_array_equal(found.starts, [0, 20, 50])
 
 
@@ -209,9 +209,9 @@ def brute_force(
     chance = stats.norm.sf(threshold / deviation)
     hits = set(geometric_skips(draw, contributions.num_rows, float(chance)).numpy().tolist())
     row_ids = sorted(survived | (hits - set(rows)))
-    slots = [row_ids.index(row) if row in survived else -1 for row in rows]
+    places = [row_ids.index(row) if row in survived else -1 for row in rows]
     starts = [sum(row < offset for row in row_ids) for offset in contributions.offsets]
-    return Survivors(np.array(row_ids), np.array(slots), np.array(starts))
+    return Survivors(np.array(row_ids), np.array(places), np.array(starts))
 
 
 CASES = given(
@@ -237,15 +237,15 @@ def test_bookkeeping_by_xla(
     def compiled() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         def body() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             found = select_rows(contributions, threshold, 0.7, draw)
-            return found.row_ids, found.slots, found.starts
+            return found.row_ids, found.places, found.starts
 
         return xla.compiled(body)
 
-    row_ids, slots, starts = compiled()
+    row_ids, places, starts = compiled()
     expected = brute_force(contributions, threshold, 0.7, draw)
     np.testing.assert_array_equal(row_ids[: len(expected.row_ids)], expected.row_ids)
     assert np.all(row_ids[len(expected.row_ids) :] == contributions.num_rows)
-    np.testing.assert_array_equal(slots, expected.slots)
+    np.testing.assert_array_equal(places, expected.places)
     np.testing.assert_array_equal(starts, expected.starts)
 
 
@@ -258,9 +258,9 @@ def test_bookkeeping(table_rows: list[int], looked_up: float, chance: float, see
     threshold, draw = float(0.7 * stats.norm.isf(chance)), new_draw()
     found = select_rows(contributions, threshold, 0.7, draw)
     expected = brute_force(contributions, threshold, 0.7, draw)
-    assert found.row_ids.dtype == tf.int64 and found.slots.dtype == tf.int32
+    assert found.row_ids.dtype == tf.int64 and found.places.dtype == tf.int32
     np.testing.assert_array_equal(found.row_ids, expected.row_ids)
-    np.testing.assert_array_equal(found.slots, expected.slots)
+    np.testing.assert_array_equal(found.places, expected.places)
     np.testing.assert_array_equal(found.starts, expected.starts)
 
 
@@ -269,7 +269,7 @@ def test_empty_batch_still_has_false_rows() -> None:
     counts = []
     for _ in range(400):
         found = select_rows(contributions, 1.0, 0.5, new_draw())
-        assert found.slots.shape == [0]
+        assert found.places.shape == [0]
         starts = found.starts.numpy()
         assert starts[0] == 0 and starts[2] == found.row_ids.shape[0]
         counts.append(starts[2])
@@ -284,7 +284,7 @@ def test_rows_of_huge_tables() -> None:
     assert np.all(np.diff(rows) > 0) and rows[-1] == 9_999_999_999
     assert rows[starts[1] - 1] == 2_999_999_999
     assert rows[starts[1]] > 3_000_000_000
-    np.testing.assert_array_equal(found.slots, [starts[1] - 1, len(rows) - 1, -1])
+    np.testing.assert_array_equal(found.places, [starts[1] - 1, len(rows) - 1, -1])
 
 
 def test_graph_and_eager_agree() -> None:
@@ -296,11 +296,11 @@ def test_graph_and_eager_agree() -> None:
     def traced(rows: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         contributions = ContributionMap(np.array([0, 40, 90]), rows, values, tf.zeros([0, 0]), [])
         found = select_rows(contributions, 0.4, 0.6, draw)
-        return found.row_ids, found.slots, found.starts
+        return found.row_ids, found.places, found.starts
 
     for values in ({}, {5: 1.0}, {80: 0.0, 5: 1.0, 41: 0.3}):
         contributions = given_map([40, 50], values)
         eager = select_rows(contributions, 0.4, 0.6, draw)
         graph = traced(contributions.row_ids, contributions.values)
-        for left, right in zip(graph, (eager.row_ids, eager.slots, eager.starts), strict=True):
+        for left, right in zip(graph, (eager.row_ids, eager.places, eager.starts), strict=True):
             np.testing.assert_array_equal(left, right)

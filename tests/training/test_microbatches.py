@@ -106,7 +106,7 @@ def test_each_part_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_ids_that_depend_on_random_layers_are_refused() -> None:
-    """The slots of one pass must not be used for the rows of another."""
+    """The places of one pass must not be used for the rows of another."""
 
     class RandomIds(keras.layers.Layer):
         def __init__(self) -> None:

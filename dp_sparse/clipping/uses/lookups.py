@@ -23,7 +23,7 @@ class Rows:
         row_ids: int64 `[batch, lookups]`.
         valid: bool `[batch, lookups]`: false for masked lookups, which do not train their row.
         cotangents: ∂L/∂(looked-up rows), float32 `[batch, lookups, width]`.
-        slots: int32 `[batch, lookups]`: which of the step's rows a lookup belongs to, -1 for none;
+        places: int32 `[batch, lookups]`: which of the step's rows a lookup belongs to, -1 for none;
             set by `restricted`.
     """
 
@@ -32,18 +32,18 @@ class Rows:
     row_ids: tf.Tensor
     valid: tf.Tensor
     cotangents: tf.Tensor
-    slots: tf.Tensor | None = None
+    places: tf.Tensor | None = None
 
-    def restricted(self, slots: tf.Tensor) -> "Rows":
-        """These lookups without those of unchosen rows (slot -1) and masked ones."""
-        return dataclasses.replace(self, slots=tf.where(self.valid, slots, -1))
+    def restricted(self, places: tf.Tensor) -> "Rows":
+        """These lookups without those of unchosen rows (place -1) and masked ones."""
+        return dataclasses.replace(self, places=tf.where(self.valid, places, -1))
 
     def squared_norms(self) -> tf.Tensor:
         """Σ over the distinct chosen rows of an example of ‖Σ of its cotangents for that row‖².
 
         Costs O(lookups · width).
         """
-        chosen = tf.cast(self.valid if self.slots is None else self.slots >= 0, tf.float32)
+        chosen = tf.cast(self.valid if self.places is None else self.places >= 0, tf.float32)
         if self.row_ids.shape[1] == 1:
             return squares(self.cotangents) * chosen[:, 0]
         cotangents = exact(self.cotangents * chosen[..., tf.newaxis])
@@ -58,17 +58,17 @@ class Rows:
         masses = tf.reduce_sum(tf.norm(cotangents, axis=2), axis=1)
         return never_cancelled(norms, masses)
 
-    def clipped_sum(self, factors: tf.Tensor, num_slots: tf.Tensor) -> tf.Tensor:
-        """Σ_i f_i g_i on the step's rows, float64 `[num_slots, width]`; slot -1 is dropped."""
-        slots, cotangents = tf.reshape(self.slots, [-1]), flat(self.cotangents)
-        factors = tf.repeat(factors, tf.shape(self.slots)[1])
+    def clipped_sum(self, factors: tf.Tensor, num_places: tf.Tensor) -> tf.Tensor:
+        """Σ_i f_i g_i on the step's rows, float64 `[num_places, width]`; place -1 is dropped."""
+        places, cotangents = tf.reshape(self.places, [-1]), flat(self.cotangents)
+        factors = tf.repeat(factors, tf.shape(self.places)[1])
         if not xla.static_shapes():  # most lookups may be of rows that were not chosen
-            chosen = tf.where(slots >= 0)[:, 0]
-            slots, cotangents, factors = (
-                tf.gather(each, chosen) for each in (slots, cotangents, factors)
+            chosen = tf.where(places >= 0)[:, 0]
+            places, cotangents, factors = (
+                tf.gather(each, chosen) for each in (places, cotangents, factors)
             )
         scaled = exact(cotangents * factors[:, tf.newaxis])
-        return tf.math.unsorted_segment_sum(scaled, slots, num_slots)
+        return tf.math.unsorted_segment_sum(scaled, places, num_places)
 
     def joined_with(self, others: Sequence["Rows"]) -> "Rows":
         """The lookups of all of them, none restricted yet."""

@@ -19,7 +19,7 @@ from dp_sparse import noise
 from dp_sparse.core import BadExampleError, PrivacyError, grouped, require
 from dp_sparse.distribution.embedding_layers.private_tables import Feature, PrivateTables, Table
 from dp_sparse.sampling import Batch, batch_of, real_examples
-from dp_sparse.selection import RowChoice, TableLookups
+from dp_sparse.selection import StepRows, TableLookups
 
 _SENT = ("features", "id_weights", "keep", "first", "noise", "filled")
 
@@ -65,7 +65,7 @@ class HostStep:
         ids = {feature.name: read_ids(feature, x, table) for table, feature in self._pairs()}
         lookups = [self._lookups(table, ids, real) for table in self._tables.tables]
         draw = self._key.next_draw()
-        chosen = self._optimizer.choose_rows(lookups, draw)
+        chosen = self._optimizer.rows_of_step(lookups, draw)
         parts = [
             self._of_lookups(*each, ids)
             for each in zip(self._tables.tables, lookups, chosen, strict=True)
@@ -80,7 +80,7 @@ class HostStep:
         ids = {feature.name: read_ids(feature, x, table) for table, feature in self._pairs()}
         lookups = [self._lookups(table, ids, real) for table in tables]
         nothing = tf.zeros([0], tf.int64)
-        no_rows = [RowChoice(nothing, tf.fill(tf.shape(own.row_ids), -1)) for own in lookups]
+        no_rows = [StepRows(nothing, tf.fill(tf.shape(own.row_ids), -1)) for own in lookups]
         parts = [
             self._of_lookups(*each, ids) for each in zip(tables, lookups, no_rows, strict=True)
         ]
@@ -102,9 +102,9 @@ class HostStep:
         return TableLookups(table.num_rows, row_ids, used & (real > 0)[:, tf.newaxis])
 
     def _of_lookups(
-        self, table: Table, lookups: TableLookups, choice: RowChoice, ids: dict[str, Ids]
+        self, table: Table, lookups: TableLookups, rows: StepRows, ids: dict[str, Ids]
     ) -> dict[str, dict[str, Any]]:
-        kept = tf.cast(lookups.valid & (choice.slots >= 0), tf.float32)
+        kept = tf.cast(lookups.valid & (rows.places >= 0), tf.float32)
         widths = [feature.most_ids for feature in table.features]
         sent: dict[str, dict[str, Any]] = {key: {} for key in ("features", "id_weights", "keep")}
         for feature, own in zip(table.features, tf.split(kept, widths, 1), strict=True):
@@ -125,16 +125,16 @@ class HostStep:
         return sent
 
     def _of_noise(
-        self, chosen: Sequence[RowChoice], draw: noise.Draw
+        self, chosen: Sequence[StepRows], draw: noise.Draw
     ) -> list[dict[str, dict[str, Any]]]:
         """The chosen rows as ids, and the noise of each; places without an id have none."""
         grid, pairs = self._tables.grid, list(zip(self._tables.tables, chosen, strict=True))
-        sizes = [tf.size(choice.row_ids) * table.width for table, choice in pairs]
+        sizes = [tf.size(rows.row_ids) * table.width for table, rows in pairs]
         noisy = grid.noise(noise.normal(draw, noise.Purpose.ROWS, tf.add_n(sizes)))
         parts = tf.split(noisy, tf.stack(sizes), num=len(sizes))
         return [
-            self._spread(table, choice.row_ids, tf.reshape(own, [-1, table.width]))
-            for (table, choice), own in zip(pairs, parts, strict=True)
+            self._spread(table, rows.row_ids, tf.reshape(own, [-1, table.width]))
+            for (table, rows), own in zip(pairs, parts, strict=True)
         ]
 
     def _spread(

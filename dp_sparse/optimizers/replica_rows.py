@@ -1,4 +1,4 @@
-"""One choice of rows for all replicas of a step, from the lookups of all of them."""
+"""The rows of a step, the same on all replicas, from the lookups of all of them."""
 
 from typing import Any
 
@@ -7,31 +7,31 @@ import tensorflow as tf
 from dp_sparse import noise
 from dp_sparse.core import replicas
 from dp_sparse.optimizers.base import PrivateOptimizer
-from dp_sparse.selection import RowChoice, TableLookups, restricted
+from dp_sparse.selection import StepRows, TableLookups, restricted
 
 
-def choose_together(
+def rows_of_replicas(
     optimizer: PrivateOptimizer, lookups: list[TableLookups], draw: noise.Draw
-) -> list[RowChoice]:
-    """The rows that the lookups of all replicas choose, and where this one's stand among them."""
+) -> list[StepRows]:
+    """The rows of the step, of all replicas' lookups, and where those of this one stand in them."""
     if replicas.count() == 1 or not lookups:
-        return optimizer.choose_rows(lookups, draw)
+        return optimizer.rows_of_step(lookups, draw)
     widths = [tf.shape(table.row_ids)[1] for table in lookups]
 
-    def choose(signed_ids: Any, *cotangents: Any) -> list[tf.Tensor]:
+    def of_all(signed_ids: Any, *cotangents: Any) -> list[tf.Tensor]:
         of_tables = [tf.split(replicas.gathered(signed_ids), widths, axis=1, num=len(widths))]
         of_tables += [[replicas.gathered(each) for each in cotangents]] if cotangents else []
         everyone = [
             TableLookups(table.num_rows, tf.maximum(ids, -1 - ids), ids >= 0, *parts)
             for table, ids, *parts in zip(lookups, *of_tables, strict=True)
         ]
-        return [choice.row_ids for choice in optimizer.choose_rows(everyone, draw)]
+        return [each.row_ids for each in optimizer.rows_of_step(everyone, draw)]
 
     # One tensor for all tables; what is not valid is below 0.
     signed = [tf.where(t.valid, t.row_ids, -1 - t.row_ids) for t in lookups]
     cotangents = [t.cotangents for t in lookups] if optimizer.reads_cotangents else []
-    rows = replicas.merged(choose, tf.concat(signed, 1), *cotangents)
+    rows = replicas.merged(of_all, tf.concat(signed, 1), *cotangents)
     return [
-        RowChoice(own, restricted(table, own).places)
+        StepRows(own, restricted(table, own).places)
         for table, own in zip(lookups, rows, strict=True)
     ]
