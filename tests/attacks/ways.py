@@ -159,15 +159,18 @@ class Trainee:
 def _data(problem: Problem, examples: int | None) -> tuple[Any, list[int]]:
     """A problem's data, and the places of the examples that it removes.
 
-    Where only some of the examples are taken, these are the first of them.
+    Where only some of the examples are taken, these are among them. All keep their order: removing
+    the last one must not move another one, which would get another mask.
     """
     data = tf.nest.map_structure(np.asarray, problem.data())
     size = len(tf.nest.flatten(data)[0])
     removed = list(dict.fromkeys(index % size for index in problem.removed))
     if examples is None:
         return data, removed
-    order = [*removed, *(index for index in range(size) if index not in removed)][:examples]
-    return tf.nest.map_structure(lambda leaf: leaf[order], data), [*range(examples)][: len(removed)]
+    others = [index for index in range(size) if index not in removed]
+    kept = sorted([*removed, *others][:examples])
+    places = [kept.index(index) for index in removed if index in kept]
+    return tf.nest.map_structure(lambda leaf: leaf[kept], data), places
 
 
 def _known_secrets(*_: Any) -> tuple[int, int]:
