@@ -1,7 +1,7 @@
 """Training under a strategy of several workers, whose processes all run the same script.
 
 Keras' `fit` fails under `MultiWorkerMirroredStrategy` (keras#20585). Here every worker draws the
-same batches from one shared key, reads its own rows of them, and runs the private step under
+same batches from one shared key, reads its own examples of them, and runs the private step under
 `strategy.run`.
 """
 
@@ -92,15 +92,15 @@ def _step_function(model: keras.Model) -> Callable[[Any], None]:
 def _batches(
     model: keras.Model, source: Any, first_step: int, class_weight: dict[int, float] | None
 ) -> Any:
-    """The batches of all workers, each replica's own rows of them; builds the model for them."""
+    """The batches of all workers, each replica's own part of them; builds the model for them."""
     strategy, sampling = model.distribute_strategy, model.optimizer.plan.sampling
     replicas = strategy.num_replicas_in_sync
-    rows = math.ceil(sampling.batch_capacity / replicas)  # of a replica
+    size = math.ceil(sampling.batch_capacity / replicas)  # of a replica
     own = len(strategy.extended.worker_devices) if replicas > 1 else 1
     key, nonce = _shared_secrets(strategy, model.optimizer)
 
     def between(begin: int, end: int) -> tf.data.Dataset:
-        begin, end = (min(row, sampling.batch_capacity) for row in (begin, end))
+        begin, end = (min(place, sampling.batch_capacity) for place in (begin, end))
         return sampling.batches_of(
             source,
             BatchPart(begin, end, key, nonce),
@@ -108,20 +108,20 @@ def _batches(
             class_weight=class_weight,
         )
 
-    spec = batch_of(between(0, own * rows).element_spec)
+    spec = batch_of(between(0, own * size).element_spec)
     build_for(model, model.optimizer, spec.examples)
 
     def of_replicas(*batch: Any) -> tf.data.Dataset:
         def part(index: tf.Tensor) -> Any:
             return tf.nest.map_structure(
-                lambda leaf: leaf[index * rows : (index + 1) * rows], tuple(batch)
+                lambda leaf: leaf[index * size : (index + 1) * size], tuple(batch)
             )
 
         return tf.data.Dataset.range(own).map(part)
 
     def of_worker(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        first = context.input_pipeline_id * own * rows
-        batches = between(first, first + own * rows)
+        first = context.input_pipeline_id * own * size
+        batches = between(first, first + own * size)
         return batches.flat_map(of_replicas) if own > 1 else batches
 
     return strategy.distribute_datasets_from_function(of_worker)

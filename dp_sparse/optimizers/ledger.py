@@ -144,15 +144,15 @@ class StepLedger:
         )
 
     def _whole(self, marker: tf.Tensor) -> tf.Operation:
-        """Every row of one batch, each once: examples of another batch were not drawn with it."""
+        """Every place of one batch, each once: examples of another one were not drawn with it."""
         capacity, size = self._plan.sampling.batch_capacity, tf.shape(marker, tf.int64)[0]
         numbers = tf.range(size)[:, tf.newaxis] * _NUMBER
         whole = tf.reduce_all(tf.equal(marker, marker[0] * (1 - _NUMBER) + numbers))
         return require(
             tf.equal(size, capacity) & whole,
             PrivacyError,
-            f"Expected the {capacity} rows of one batch as its sampler made it, got {{}} rows, or "
-            "some of several batches: do not unbatch, shuffle, batch or filter the sampler's "
+            f"Expected the {capacity} examples of one batch as its sampler made it, got {{}}, "
+            "or some of several batches: do not unbatch, shuffle, batch or filter the sampler's "
             "batches; with several replicas train with fit, not train_on_batch.",
             size,
         )

@@ -309,13 +309,13 @@ def test_one_batch_for_every_replica_is_refused() -> None:
     model = under_two(plan)
     batch = next(iter(marked_dataset(plan, *clicks(12, VOCABULARIES))))
     before = model.get_weights()
-    with pytest.raises(PrivacyError, match="got 24 rows"):
+    with pytest.raises(PrivacyError, match="got 24,"):
         model.train_on_batch(*batch)
     step = tf.function(
         lambda data: model.distribute_strategy.run(model.train_step, args=(data,)), autograph=False
     )
     model.make_train_function()
-    with pytest.raises(PrivacyError, match="got 24 rows"), dp_sparse.core.errors.translated():
+    with pytest.raises(PrivacyError, match="got 24,"), dp_sparse.core.errors.translated():
         step(batch)
     for left, right in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(left, right)

@@ -69,17 +69,17 @@ def recorded_pass(
     activations show that as well as true ones.
     """
     numbered = enumerate((t, f) for t in tables.tables for f in t.features)
-    rows = tables.examples // tables.replicas
+    examples = tables.examples // tables.replicas
     seeds = _seeds(draw)
     activations = {
-        feature.name: tf.random.stateless_normal([rows, t.width], seeds(_MADE_UP + i, "int32"))
+        feature.name: tf.random.stateless_normal([examples, t.width], seeds(_MADE_UP + i, "int32"))
         for i, (t, feature) in numbered
     }
     own = {name: batch[name] for name in ("examples", "keep", "first")}
 
     def observe(company: Any) -> tuple[Used, tf.Tensor, bool]:
-        examples, rows = company
-        found = _backward(model, tables, examples, rows, draw)
+        own, rows = company
+        found = _backward(model, tables, own, rows, draw)
         return found.uses, found.losses, found.recording.seeds_drawn > 0
 
     return observe, (own, activations)
@@ -197,15 +197,15 @@ def _output_gradients(
 
 
 def _once_a_row(shares: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-    """`[rows, lookups, width]` with an example's whole gradient of a row at its first lookup.
+    """`[examples, lookups, width]` with an example's whole gradient of a row at its first lookup.
 
     Else terms that cancel in the example's gradient would enter a layer's sums one by one, and
     could be larger than C.
     """
-    rows, lookups = first.shape
-    places = first + tf.range(rows)[:, tf.newaxis] * lookups
-    flat = tf.reshape(exact(shares), [rows * lookups, -1])
-    sums = tf.math.unsorted_segment_sum(flat, tf.reshape(places, [-1]), rows * lookups)
+    examples, lookups = first.shape
+    places = first + tf.range(examples)[:, tf.newaxis] * lookups
+    flat = tf.reshape(exact(shares), [examples * lookups, -1])
+    sums = tf.math.unsorted_segment_sum(flat, tf.reshape(places, [-1]), examples * lookups)
     return tf.reshape(tf.cast(sums, tf.float32), shares.shape)
 
 

@@ -29,8 +29,8 @@ class Ids:
     """A feature's ids in a batch.
 
     Attributes:
-        row_ids: int64 `[rows, lookups]`, 0 where there is none.
-        weights: float32 `[rows, lookups]`, 0 where there is none.
+        row_ids: int64 `[examples, lookups]`, 0 where there is none.
+        weights: float32 `[examples, lookups]`, 0 where there is none.
     """
 
     row_ids: tf.Tensor
@@ -48,11 +48,12 @@ class HostStep:
     def __call__(self, x: Any, y: Any, weights: dict[str, Any]) -> dict[str, Any]:
         """A dictionary of what `device_step.sums_of` reads, and the `marker`.
 
-        Leaves are `[rows, ...]`, but noise, its ids and `filled` `[capacity, ...]`, and a bag's
-        backward ids `[rows · lookups, None]`. `keep`, of each feature, float32 `[rows, lookups]`,
-        is what a lookup adds of the activation's gradient to its row's, 0 for rows that were not
-        chosen. `first`, int32 `[rows, lookups]`, of each table in which an example looks up more
-        than once, in the order of its features: which lookup was the first of the same row.
+        Leaves are `[examples, ...]`, but noise, its ids and `filled` `[capacity, ...]`, and a bag's
+        backward ids `[examples · lookups, None]`. `keep`, of each feature, float32
+        `[examples, lookups]`, is what a lookup adds of the activation's gradient to its row's, 0
+        for rows that were not chosen. `first`, int32 `[examples, lookups]`, of each table in which
+        an example looks up more than once, in the order of its features: which lookup was the first
+        of the same row.
         `filled`, int32, is 1 where there is a chosen row.
 
         Raises:
@@ -75,7 +76,7 @@ class HostStep:
         return {**sent, "examples": others, "marker": marker}
 
     def to_look_up(self, x: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The layer's features and weights for ids `[rows, ...]`, with no row chosen."""
+        """The layer's features and weights for ids `[examples, ...]`, with no row chosen."""
         tables, real = self._tables.tables, tf.ones([self._tables.examples])
         ids = {feature.name: read_ids(feature, x, table) for table, feature in self._pairs()}
         lookups = [self._lookups(table, ids, real) for table in tables]
@@ -249,7 +250,7 @@ def _ragged(values: tf.Tensor, used: tf.Tensor) -> tf.RaggedTensor:
 
 
 def _gains(combiner: str, weights: tf.Tensor) -> tf.Tensor:
-    """What the row of each id gets of the gradient of its bag, float32 `[rows, lookups]`."""
+    """What the row of each id gets of the gradient of its bag, float32 `[examples, lookups]`."""
     exact = tf.cast(weights, tf.float64)
     if combiner == "mean":
         exact = tf.math.divide_no_nan(exact, tf.reduce_sum(exact, 1, keepdims=True))
@@ -264,12 +265,12 @@ def _first_of_example(row_ids: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
 
     Of others, their own place.
     """
-    rows, lookups = row_ids.shape
+    examples, lookups = row_ids.shape
     nowhere = tf.reduce_max(row_ids) + 1 + tf.range(lookups, dtype=tf.int64)
     row_ids = tf.where(valid, row_ids, nowhere)
-    example = tf.repeat(tf.range(rows, dtype=tf.int64), lookups)
+    example = tf.repeat(tf.range(examples, dtype=tf.int64), lookups)
     num_rows = tf.reduce_max(row_ids) + 1
     groups = grouped(example * num_rows + tf.reshape(row_ids, [-1]), -1)
-    at = tf.range(rows * lookups)
+    at = tf.range(examples * lookups)
     first = tf.math.unsorted_segment_min(at, groups.places, tf.size(groups.values))
-    return tf.reshape(tf.gather(first, groups.places) % lookups, [rows, lookups])
+    return tf.reshape(tf.gather(first, groups.places) % lookups, [examples, lookups])
