@@ -35,8 +35,8 @@ def attention(values: Any) -> Any:
 
 
 def best_of_the_batch(values: Any) -> Any:
-    """What is among the two largest of its column is doubled."""
-    least = tf.math.top_k(tf.transpose(values), tf.minimum(2, tf.shape(values)[0])).values[:, -1]
+    """What is the largest of its column is doubled, in parts of two examples, too."""
+    least = tf.math.top_k(tf.transpose(values), 1).values[:, -1]
     return values * (1 + tf.cast(values >= least, values.dtype))
 
 
