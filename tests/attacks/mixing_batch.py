@@ -50,7 +50,7 @@ def inverse_frequency(values: Any) -> Any:
 def ragged_means(values: Any) -> Any:
     """Rows of a ragged tensor whose borders come from the batch."""
     size = tf.shape(values)[0]
-    splits = tf.stack([0, size // 2, size])
+    splits = tf.stack([0, size - size // 3, size])  # two examples share a row
     rows = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
     means = tf.reduce_mean(rows, axis=1)
     return values + tf.gather(means, tf.cast(rows.value_rowids(), tf.int32))
