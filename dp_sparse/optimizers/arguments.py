@@ -45,7 +45,11 @@ def checked_optimizer(
     plain = isinstance(optimizer, keras.optimizers.Optimizer)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if not plain or scaled or isinstance(optimizer, NoForeignGradients):
-        raise ValueError(f"Expected a plain Keras optimizer to wrap, got optimizer={optimizer!r}.")
+        raise ValueError(
+            f"Expected a plain Keras optimizer to wrap, got optimizer={optimizer!r}: use one of "
+            "keras.optimizers, such as keras.optimizers.Adam(), without a loss scale and without "
+            "another private optimizer in it."
+        )
     for name in _COUPLED:
         if getattr(optimizer, name, None):
             raise ValueError(
