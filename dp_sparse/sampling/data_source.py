@@ -6,7 +6,7 @@ read.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from dp_sparse.sampling.batch import is_sampled
 Example = tuple[Any, ...]  # (x, y) or (x, y, sample_weight), each a nest of arrays [n, ...]
 
 
+_SHOWN = 6  # arrays whose shapes a message tells
 _RAGGED = tf.RaggedTensor | tf.SparseTensor | tf.RaggedTensorSpec | tf.SparseTensorSpec
 
 
@@ -86,13 +87,20 @@ class RecordFile:
 
 class _Arrays:
     def __init__(self, arrays: Example) -> None:
-        leaves = [_without_str(np.asarray(leaf)) for leaf in tf.nest.flatten(arrays)]
-        lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
+        names = ("x", "y", "sample_weight")
+        arrays = plain(arrays)
+        parts = zip(names, arrays, strict=False)
+        named = [pair for name, part in parts for pair in _named_leaves(part, name)]
+        _refuse_missing_text(named)
+        lengths = {len(leaf) if leaf.ndim else None for _, leaf in named}
         if len(lengths) != 1 or None in lengths:
+            shapes = [f"{name}: {leaf.shape}" for name, leaf in named]
+            more = f" and {len(shapes) - _SHOWN} more" if len(shapes) > _SHOWN else ""
             raise ValueError(
-                f"Expected arrays of one common length, got shapes "
-                f"{[leaf.shape for leaf in leaves]}."
+                "Expected arrays of one common length, got shapes "
+                f"{', '.join(shapes[:_SHOWN])}{more}."
             )
+        leaves = [_without_str(np.asarray(leaf)) for leaf in tf.nest.flatten(arrays)]
         self._arrays = tf.nest.pack_sequence_as(arrays, leaves)
         self._length = len(leaves[0])
 
@@ -109,10 +117,12 @@ class _IndexedDataset:
     def __init__(self, dataset: tf.data.Dataset) -> None:
         self._length = int(dataset.cardinality())
         if self._length < 0:
+            endless = self._length == tf.data.INFINITE_CARDINALITY
+            size = "that repeats without end" if endless else "of unknown size"
             raise ValueError(
-                f"Expected a dataset with random access and a known size, got cardinality "
-                f"{self._length} "
-                f"from {dataset}. Use arrays, dp_sparse.RecordFile, or StreamSampling."
+                f"Expected a dataset with random access and a known size, got one {size}: "
+                f"{dataset}. {'Leave repeat() out, or use' if endless else 'Use'} arrays, "
+                "dp_sparse.RecordFile, or StreamSampling."
             )
         spec = dataset.element_spec
 
@@ -139,6 +149,49 @@ class _IndexedDataset:
 
     def gather(self, indices: np.ndarray) -> Example:
         return tf.nest.map_structure(lambda leaf: leaf.numpy(), self._gather(indices))
+
+
+def plain(nest: Any) -> Any:
+    """The same with dicts for other mappings, of which Keras takes the order and not the names."""
+    if isinstance(nest, Mapping):
+        return {name: plain(value) for name, value in nest.items()}
+    if type(nest) in (list, tuple):
+        return type(nest)(map(plain, nest))
+    return nest
+
+
+def _named_leaves(nest: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Each array with its place, such as `x['user']`.
+
+    Raises:
+        ValueError: A list of numbers or words, of which each would be an input of its own.
+    """
+    if isinstance(nest, dict):
+        for key, value in nest.items():
+            yield from _named_leaves(value, f"{name}[{key!r}]")
+    elif isinstance(nest, list | tuple):
+        if nest and not isinstance(nest[0], dict | list | tuple) and not np.ndim(nest[0]):
+            raise ValueError(
+                f"Expected arrays, got a {type(nest).__name__} of {len(nest)} values in {name}: "
+                "pass np.asarray(...) of it."
+            )
+        for index, value in enumerate(nest):
+            yield from _named_leaves(value, f"{name}[{index}]")
+    else:
+        yield name, np.asarray(nest)
+
+
+def _refuse_missing_text(named: list[tuple[str, np.ndarray]]) -> None:
+    """Raises ValueError for columns of Python objects with something that is no text."""
+    for name, leaf in named:
+        if leaf.dtype == object:
+            for index, value in enumerate(leaf.flat):
+                if not isinstance(value, str | bytes):
+                    row = index // max(leaf[0].size if leaf.ndim > 1 else 1, 1)
+                    raise ValueError(
+                        f"Expected text in {name}, got {value!r} in row {row}: give missing values "
+                        "a text of their own, such as '', or pass an array of numbers."
+                    )
 
 
 def _without_str(leaf: np.ndarray) -> np.ndarray:
@@ -182,6 +235,17 @@ def refuse_ragged(example: Any) -> None:
             )
 
 
+def batch_hint(source: Any) -> str:
+    """What to do about a dataset whose elements look like batches; nothing for other sources."""
+    if not isinstance(source, tf.data.Dataset):
+        return ""
+    shapes = [leaf.shape for leaf in tf.nest.flatten(source.element_spec)]
+    leads = {shape[0] if shape.rank else 1 for shape in shapes}
+    if len(leads) > 1 or leads == {1}:
+        return ""
+    return " Its elements look like batches: leave batch() out, or take them apart by unbatch()."
+
+
 def unpacked(example: Example) -> tuple[Any, Any, Any]:
     """`(x, y, sample_weight)`, the last None if the data source has none."""
     if not isinstance(example, tuple) or len(example) not in (2, 3):
@@ -189,5 +253,5 @@ def unpacked(example: Example) -> tuple[Any, Any, Any]:
             "Expected examples (x, y) or (x, y, sample_weight), got "
             f"{len(example) if isinstance(example, tuple) else type(example).__name__}."
         )
-    x, y, *rest = example
+    x, y, *rest = plain(example)
     return x, y, rest[0] if rest else None

@@ -13,7 +13,7 @@ from dp_sparse.core import PrivacyError, require
 from dp_sparse.sampling import marker
 from dp_sparse.sampling.base import Sampling
 from dp_sparse.sampling.batch import is_sampled
-from dp_sparse.sampling.data_source import refuse_ragged, unpacked
+from dp_sparse.sampling.data_source import batch_hint, refuse_ragged, unpacked
 
 
 def batches(source: tf.data.Dataset, sampling: Sampling, first_step: int) -> tf.data.Dataset:
@@ -30,7 +30,7 @@ def batches(source: tf.data.Dataset, sampling: Sampling, first_step: int) -> tf.
     nothing = _empty_like(one_pass.element_spec)
     endless = one_pass.concatenate(tf.data.Dataset.from_tensors(nothing).repeat())
     pairs = _with_next_size(endless.take(sampling.steps_per_pass + 1), nothing)
-    checked = pairs.enumerate().map(lambda *args: _whole(sampling, *args))
+    checked = pairs.enumerate().map(lambda *args: _whole(sampling, batch_hint(source), *args))
     run = checked.repeat(steps // sampling.steps_per_pass).enumerate(first_step)
     run = tf.data.Dataset.zip(run, _nonce_of_iterator())
     run = run.map(lambda batch, nonce: _marked(sampling, batch[0], batch[1], nonce))
@@ -44,6 +44,8 @@ def _check(source: tf.data.Dataset, num_examples: int) -> None:
             "given."
         )
     refuse_ragged(source.element_spec)
+    shapes = [leaf.shape for leaf in tf.nest.flatten(source.element_spec)]
+    unknown = [shape for shape in shapes if not shape.is_fully_defined()]
     cardinality = int(source.cardinality())
     if cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
@@ -55,6 +57,12 @@ def _check(source: tf.data.Dataset, num_examples: int) -> None:
         raise ValueError(
             f"Expected a data source of num_examples={num_examples} examples, got {cardinality}: a "
             "pass has each example once. Give the true number, or cut the dataset by take(...)."
+            f"{batch_hint(source)}"
+        )
+    if unknown:
+        raise ValueError(
+            f"Expected examples of one known shape, got a part of shape {unknown[0]}: pad it, and "
+            f"say its shape by tf.ensure_shape.{batch_hint(source)}"
         )
 
 
@@ -67,7 +75,7 @@ def _with_next_size(dataset: tf.data.Dataset, nothing: Any) -> tf.data.Dataset:
     return dataset.scan(nothing, step).skip(1)
 
 
-def _whole(sampling: Sampling, index: tf.Tensor, pair: Any) -> Any:
+def _whole(sampling: Sampling, hint: str, index: tf.Tensor, pair: Any) -> Any:
     """The batch; fails if a pass ends early, or does not end.
 
     Repeating such a pass, or reading on, would use examples more often than the plan pays for.
@@ -80,12 +88,12 @@ def _whole(sampling: Sampling, index: tf.Tensor, pair: Any) -> Any:
     size = _size(batch) + tf.where(last, next_size, 0)
     message = (
         f"Expected num_examples={total} examples in each pass of the stream, but batch {{}} "
-        "holds {}."
+        f"holds {{}}.{hint}"
     )
     longer = (
         f"Expected the stream to end after num_examples={total} examples, got more: a dataset that "
         "repeats examples would use them more often than the plan pays for. If it gives each once, "
-        "cut it by take(...)."
+        f"cut it by take(...).{hint}"
     )
     checks = [
         require(size <= expected, PrivacyError, longer),

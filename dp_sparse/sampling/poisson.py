@@ -159,11 +159,13 @@ class PoissonSampling(Sampling):
         steps: int,
         class_weight: dict[int, float] | None,
     ) -> tf.data.Dataset:
+        hint = data_source.batch_hint(source)
         source = data_source.as_data_source(source)
         if len(source) != self.num_examples:
             raise ValueError(
                 f"Expected a data source of num_examples={self.num_examples} examples, got "
                 f"{len(source)}: the sampling probability depends on it, and with it the guarantee."
+                f"{hint}"
             )
 
         def draws() -> Iterator[tuple[np.ndarray, marker.Marker]]:

@@ -55,6 +55,7 @@ class PrivacyReport(keras.callbacks.Callback):
 
     Raises:
         ValueError: Another `diagnostics`, or a model without a private optimizer.
+        ImportError: A path, but no matplotlib to draw with.
 
     Examples:
         >>> import dp_sparse, keras, numpy as np
@@ -75,6 +76,8 @@ class PrivacyReport(keras.callbacks.Callback):
         super().__init__()
         if diagnostics not in _DIAGNOSTICS:
             raise ValueError(f"Expected diagnostics in {_DIAGNOSTICS}, got {diagnostics!r}.")
+        if path is not None:
+            report_page.require_matplotlib()
         self.path = path
         self.diagnostics = diagnostics
         self.points = validate.positive_integer("points", points)
@@ -109,8 +112,16 @@ class PrivacyReport(keras.callbacks.Callback):
                 )
         if logs is not None:
             logs["epsilon"] = self._shown
-        if self.path is not None:
-            report_page.write(self.path, self.page())
+        if not self.history.steps:
+            self._record(step)
+        self._write()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Records where training ended, and writes the page."""
+        step = int(self._optimizer.steps_spent.numpy())
+        if step and self.history.steps[-1:] != [step]:
+            self._record(step)
+            self._write()
 
     def reduction(self) -> float:
         """Embedding-gradient reduction: table parameters ÷ mean table entries noised a step."""
@@ -152,6 +163,10 @@ class PrivacyReport(keras.callbacks.Callback):
         names = [table.path for table in self._optimizer.noised_tables]
         series = {name: (self.history.steps, rows[:, i].tolist()) for i, name in enumerate(names)}
         return report_page.chart("step", "rows per step", series, log_y=True)
+
+    def _write(self) -> None:
+        if self.path is not None:
+            report_page.write(self.path, self.page())
 
     def _aim_at_next_point(self, step: int) -> None:
         plan = self._optimizer.plan

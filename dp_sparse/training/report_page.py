@@ -51,19 +51,26 @@ def shown(value: object) -> str:
     return str(value)
 
 
+def require_matplotlib() -> None:
+    """Raises ImportError, with what installs it, if there is no matplotlib."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "A report needs matplotlib: pip install 'dp-sparse[pipelines]'."
+        ) from error
+
+
 def chart(x_label: str, y_label: str, series: Mapping[str, Points], *, log_y: bool = False) -> str:
     """A line chart as inline SVG.
 
     Raises:
         ImportError: matplotlib is missing; the message names the extra that installs it.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "A report needs matplotlib: pip install 'dp-sparse[pipelines]'."
-        ) from error
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dp_sparse"}):
         crowded = len(series) > 10
         figure = Figure(figsize=(8, 5.4 if crowded else 3.6), layout="constrained")

@@ -1,5 +1,6 @@
 """Data sources with random access: record files, arrays, datasets; what is refused, and why."""
 
+import collections
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_sparse.core.errors import translated
+from dp_sparse.core.errors import PrivacyError, translated
 from dp_sparse.sampling.data_source import RecordFile, as_data_source, unpacked
 from dp_sparse.sampling.poisson import PoissonSampling
 from dp_sparse.sampling.stream import StreamSampling
@@ -176,9 +177,63 @@ def test_a_dataset_without_random_access_is_refused(make: Any) -> None:
         PoissonSampling(N, 12, 4).batches(make())
 
 
-def test_a_batched_dataset_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_examples=50 examples, got 10"):
-        PoissonSampling(N, 12, 4).batches(dataset().batch(5))
+@pytest.mark.parametrize("sampling", [PoissonSampling(N, 12, 4), StreamSampling(N, 12)])
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_a_batched_dataset_is_refused(sampling: Any, drop_remainder: bool) -> None:
+    with pytest.raises(ValueError, match="num_examples=50 examples, got 10: .* unbatch"):
+        sampling.batches(dataset().batch(5, drop_remainder))
+
+
+def test_batches_of_a_dataset_of_unknown_size_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"part of shape \(None,\): .* unbatch"):
+        StreamSampling(N, 12).batches(generated().batch(5))
+    batches = StreamSampling(N, 12).batches(generated().batch(5, drop_remainder=True))
+    with pytest.raises(PrivacyError, match="but batch 0 holds 10.* unbatch"), translated():
+        list(batches)
+
+
+def test_examples_that_have_an_axis_of_their_own_look_like_no_batches() -> None:
+    pairs = tf.data.Dataset.from_tensor_slices((np.zeros((10, 3)), np.zeros(10)))
+    with pytest.raises(ValueError, match="got 10") as error:
+        PoissonSampling(N, 12, 4).batches(pairs)
+    assert "unbatch" not in str(error.value)
+
+
+@pytest.mark.parametrize("x", [[3] * 50, {"ids": [3] * 50}, {"ids": (1.5,) * 50}, ["a"] * 50])
+def test_lists_are_refused_in_a_few_words(x: Any) -> None:
+    """Each number would be an input of its own, and the message would name all of them."""
+    place = r"x\['ids'\]" if isinstance(x, dict) else "x"
+    with pytest.raises(ValueError, match=f"of 50 values in {place}: pass np.asarray") as error:
+        as_data_source((x, np.zeros(50)))
+    assert len(str(error.value)) < 200
+
+
+def test_shapes_of_many_arrays_are_told_in_a_few_words() -> None:
+    x = {f"feature {i}": np.zeros(5) for i in range(1000)} | {"short": np.zeros(4)}
+    with pytest.raises(ValueError, match="and 996 more") as error:
+        as_data_source((x, np.zeros(5)))
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), 3])
+def test_missing_text_is_told_by_its_place(missing: Any) -> None:
+    """Before the first batch, not when the row is drawn."""
+    words = np.array([["a", "b"], ["c", missing], ["d", "e"]], object)
+    with pytest.raises(ValueError, match=rf"text in x\['words'\], got {missing} in row 1"):
+        as_data_source(({"words": words}, np.zeros(3)))
+
+
+def test_mappings_become_dicts() -> None:
+    """Keras takes the values of an OrderedDict in its order, so that features would be swapped."""
+    x = collections.OrderedDict([("b", np.arange(N)), ("a", np.zeros(N))])
+    rows = tf.data.Dataset.from_tensor_slices((x, np.zeros(N)))
+    for source in ((x, np.zeros(N)), rows):
+        found = as_data_source(source).gather(np.arange(3))
+        assert type(unpacked(found)[0]) is dict
+        batch = next(iter(PoissonSampling(N, 50, 4, capacity=60).batches(source)))
+        assert type(batch[0]) is dict and int(tf.reduce_max(batch[0]["b"])) > 0
+    (batch,) = StreamSampling(N, N).batches(rows)
+    assert type(batch[0]) is dict
 
 
 def test_a_shuffled_dataset_holds_each_example_once() -> None:

@@ -1,5 +1,6 @@
 """ε in the logs never understates; reports hold no training metric unasked."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,24 @@ def test_without_a_private_optimizer_there_is_nothing_to_report() -> None:
 def test_another_value_of_diagnostics_is_refused() -> None:
     with pytest.raises(ValueError, match=r"diagnostics in \('private', .*, got 'all'"):
         dp_sparse.PrivacyReport(diagnostics="all")
+
+
+def test_a_run_of_few_steps_has_a_point(plan: dp_sparse.PrivacyPlan, tmp_path: Path) -> None:
+    """The report holds where each fit ended, whatever `points` asks for."""
+    page = tmp_path / "report.html"
+    trained, report = compiled(plan), dp_sparse.PrivacyReport(str(page), points=1)
+    fit(trained, report, steps_per_epoch=2)
+    assert report.history.steps == [2] and "Embedding rows noised" in page.read_text()
+    fit(trained, report, steps_per_epoch=3, epochs=2)
+    assert report.history.steps == [2, 8]
+    spent = [trained.optimizer.plan.spent(step).epsilon for step in (2, 8)]
+    assert report.history.epsilon == spent
+
+
+def test_a_page_without_matplotlib_is_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"matplotlib: pip install 'dp-sparse\[pipe"):
+        dp_sparse.PrivacyReport("report.html")
+    dp_sparse.PrivacyReport()
