@@ -10,7 +10,7 @@ from collections.abc import Callable
 FINE, COARSE = 1e-4, 1e-3  # intervals of the privacy loss; the accountant rounds pessimistically
 LIMITS = (1e-2, 1e4)  # of the noise multiplier
 _TOLERANCE = 1e-4
-_FAR = math.log(4.0)  # the most that the logarithm of the noise changes in one step outwards
+_FAR = 4.0  # the most by which the noise changes in one step outwards, a factor
 
 Epsilon = Callable[[float], float]  # of a noise; it does not grow with the noise
 _Point = tuple[float, float]  # a noise, and its log(ε / budget), positive if it does not meet it
@@ -67,11 +67,13 @@ def smallest_noise_multiplier(epsilon: Callable[[float, float], float], budget: 
 
 
 def _excess(epsilon: float, budget: float) -> float:
-    """log(ε / budget) within ±`_FAR`, positive exactly if ε is larger."""
-    if epsilon > budget:
-        ratio = epsilon / budget
-        return min(math.log(ratio), _FAR) if ratio > 1 else math.ulp(1.0)
-    return max(math.log(epsilon / budget), -_FAR) if epsilon > 0 else -_FAR
+    """log(ε / budget) within ±log(`_FAR`), positive exactly if ε is not at most the budget."""
+    ratio = epsilon / budget
+    if epsilon <= budget:
+        return math.log(max(ratio, 1 / _FAR))
+    if math.isnan(ratio):  # what cannot be computed meets no budget
+        return math.log(_FAR)
+    return math.log(min(ratio, _FAR)) or math.ulp(1.0)
 
 
 def _around(
@@ -83,7 +85,7 @@ def _around(
         noise, excess = here
         if noise == (limits[1] if excess > 0 else limits[0]):
             return ((math.inf, 0.0),) * 2 if excess > 0 else (here, here)
-        step = min(max(eager * abs(excess), 2 * math.log1p(width(noise) / noise)), _FAR)
+        step = min(max(eager * abs(excess), 2 * math.log1p(width(noise) / noise)), math.log(_FAR))
         wanted = noise * math.exp(math.copysign(step, excess))
         there = at(min(max(wanted, limits[0]), limits[1]))
         if (there[1] > 0) != (excess > 0):

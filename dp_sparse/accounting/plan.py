@@ -92,18 +92,19 @@ class PrivacyPlan:
                 f"Batches beyond capacity={self.sampling.batch_capacity} alone exceed "
                 f"delta={budget.delta:g} at epsilon={budget.epsilon:g}. Raise sampling.capacity."
             )
-        if self._epsilon_of(LIMITS[1], COARSE) > budget.epsilon:
+
+        def epsilon(sigma: float, interval: float) -> float:
+            return self._epsilon_at(sigma, steps, interval)
+
+        if not epsilon(LIMITS[1], COARSE) <= budget.epsilon:
             names = [release.name for release in self.releases]
             raise ValueError(
                 f"No noise meets the budget: even noise_multiplier={LIMITS[1]:g} spends "
                 f"more than epsilon={budget.epsilon:g} at delta={budget.delta:g}. Raise the "
                 f"budget{f', or lower the cost of {names}' if names else ''}."
             )
-        sigma = smallest_noise_multiplier(self._epsilon_of, budget.epsilon)
+        sigma = smallest_noise_multiplier(epsilon, budget.epsilon)
         return dataclasses.replace(self, noise_multiplier=sigma, plan_id=secrets.token_hex(16))
-
-    def _epsilon_of(self, noise_multiplier: float, interval: float) -> float:
-        return self._epsilon_at(noise_multiplier, self.sampling.steps, interval)
 
     def spent(self, steps: int) -> PrivacyBudget:
         """The (ε, δ) after `steps` steps, at the budget's δ.

@@ -80,7 +80,14 @@ class ExponentialSelectionOptimizer(SparseOptimizer):
         clipping: ClippingStyle | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(optimizer, plan, clip_norm, None, table_optimizer, None, clipping, name)
+        super().__init__(
+            optimizer,
+            plan,
+            clip_norm,
+            table_optimizer=table_optimizer,
+            clipping=clipping,
+            name=name,
+        )
         if row_clip_norm is None:
             row_clip_norm = clip_norm
         self.row_clip_norm = validate.clip_norm("row_clip_norm", row_clip_norm)

@@ -100,9 +100,8 @@ class _Arrays:
                 "Expected arrays of one common length, got shapes "
                 f"{', '.join(shapes[:_SHOWN])}{more}."
             )
-        leaves = [_without_str(np.asarray(leaf)) for leaf in tf.nest.flatten(arrays)]
-        self._arrays = tf.nest.pack_sequence_as(arrays, leaves)
-        self._length = len(leaves[0])
+        self._arrays = tf.nest.map_structure(lambda leaf: _without_str(np.asarray(leaf)), arrays)
+        self._length = len(named[0][1])
 
     def __len__(self) -> int:
         return self._length
@@ -189,8 +188,8 @@ def _refuse_missing_text(named: list[tuple[str, np.ndarray]]) -> None:
                 if not isinstance(value, str | bytes):
                     row = index // max(leaf[0].size if leaf.ndim > 1 else 1, 1)
                     raise ValueError(
-                        f"Expected text in {name}, got {value!r} in row {row}: give missing values "
-                        "a text of their own, such as '', or pass an array of numbers."
+                        f"Expected text in {name}, got {value!r} in row {row}: give a missing text "
+                        "a value of its own, such as '', and numbers an array of their own."
                     )
 
 

@@ -44,8 +44,6 @@ def _check(source: tf.data.Dataset, num_examples: int) -> None:
             "given."
         )
     refuse_ragged(source.element_spec)
-    shapes = [leaf.shape for leaf in tf.nest.flatten(source.element_spec)]
-    unknown = [shape for shape in shapes if not shape.is_fully_defined()]
     cardinality = int(source.cardinality())
     if cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
@@ -59,11 +57,12 @@ def _check(source: tf.data.Dataset, num_examples: int) -> None:
             "pass has each example once. Give the true number, or cut the dataset by take(...)."
             f"{batch_hint(source)}"
         )
-    if unknown:
-        raise ValueError(
-            f"Expected examples of one known shape, got a part of shape {unknown[0]}: pad it, and "
-            f"say its shape by tf.ensure_shape.{batch_hint(source)}"
-        )
+    for leaf in tf.nest.flatten(source.element_spec):
+        if not leaf.shape.is_fully_defined():
+            raise ValueError(
+                f"Expected examples of one known shape, got a part of shape {leaf.shape}: pad it, "
+                f"and say its shape by tf.ensure_shape.{batch_hint(source)}"
+            )
 
 
 def _with_next_size(dataset: tf.data.Dataset, nothing: Any) -> tf.data.Dataset:

@@ -15,7 +15,7 @@ from dp_sparse.selection import StepRows, TableLookups
 from dp_sparse.training import forward_backward, metrics
 from dp_sparse.training.forward_backward import Pass
 
-RowsByTable = Mapping[int, StepRows]  # by the id of the table
+StepRowsByTable = Mapping[int, StepRows]  # by the id of the table
 
 
 def at_once(
@@ -78,7 +78,7 @@ def _without_filler(
 
 def rows_of_step(
     optimizer: PrivateOptimizer, uses: Used, real: tf.Tensor, draw: noise.Draw
-) -> RowsByTable:
+) -> StepRowsByTable:
     """The step's rows, chosen over all tables at once, before any clipping."""
     use_of = {id(variable): use for variable, use in uses if isinstance(use, Rows)}
     with tf.control_dependencies([real]):  # which follows the check of shapes
@@ -99,7 +99,7 @@ def rows_of_step(
 def clipped_sums(
     optimizer: PrivateOptimizer,
     run: Pass,
-    step_rows: RowsByTable,
+    step_rows: StepRowsByTable,
     real: tf.Tensor,
 ) -> ClippedSums:
     """Clips each example's gradient, restricted to the chosen rows, and sums.

@@ -93,6 +93,14 @@ def test_epsilon_that_differs_in_its_last_bit_does_not_meet() -> None:
     assert 5 <= found <= 5.0001
 
 
+def test_what_cannot_be_computed_does_not_meet() -> None:
+    found = smallest_meeting(
+        lambda noise: math.nan if noise < 5 else 1e-320, 2.0, 1.0, limits=(0.1, 100.0)
+    )
+    assert 5 <= found <= 5.0001
+    assert smallest_meeting(lambda noise: math.nan, 2.0, 1.0, limits=(0.1, 9.0)) == math.inf
+
+
 def test_none_up_to_the_limit() -> None:
     tried: list[float] = []
 

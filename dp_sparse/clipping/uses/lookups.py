@@ -58,8 +58,8 @@ class Rows:
         masses = tf.reduce_sum(tf.norm(cotangents, axis=2), axis=1)
         return never_cancelled(norms, masses)
 
-    def clipped_sum(self, factors: tf.Tensor, num_places: tf.Tensor) -> tf.Tensor:
-        """Σ_i f_i g_i on the step's rows, float64 `[num_places, width]`; place -1 is dropped."""
+    def clipped_sum(self, factors: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
+        """Σ_i f_i g_i on the step's rows, float64 `[num_rows, width]`; place -1 is dropped."""
         places, cotangents = tf.reshape(self.places, [-1]), flat(self.cotangents)
         factors = tf.repeat(factors, tf.shape(self.places)[1])
         if not xla.static_shapes():  # most lookups may be of rows that were not chosen
@@ -68,7 +68,7 @@ class Rows:
                 tf.gather(each, chosen) for each in (places, cotangents, factors)
             )
         scaled = exact(cotangents * factors[:, tf.newaxis])
-        return tf.math.unsorted_segment_sum(scaled, places, num_places)
+        return tf.math.unsorted_segment_sum(scaled, places, num_rows)
 
     def joined_with(self, others: Sequence["Rows"]) -> "Rows":
         """The lookups of all of them, none restricted yet."""

@@ -152,9 +152,9 @@ class _Steps:
         return {name: float(value) for name, value in self._model.get_metrics_result().items()}
 
     def _spend(self, marker: Any) -> _DRAW:
-        proofs = tf.concat(self._strategy.experimental_local_results(marker), 0)
+        markers = tf.concat(self._strategy.experimental_local_results(marker), 0)
         capacity = self._optimizer.plan.sampling.batch_capacity
-        draw, spent = self._optimizer.begin_step(proofs[:capacity])
+        draw, spent = self._optimizer.begin_step(markers[:capacity])
         with tf.control_dependencies([spent]):
             return tf.identity(draw.key), tf.identity(draw.number), tf.identity(draw.offset)
 
