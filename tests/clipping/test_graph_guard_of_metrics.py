@@ -31,7 +31,9 @@ class Rereads(keras.metrics.Metric):
 
 @pytest.mark.parametrize("way", [{}, {"microbatch_size": 2}, {"jit_compile": True}])
 def test_metrics_write_their_own_variables(way: dict[str, Any]) -> None:
-    train(model_with(keras.layers.Dense(2)), metrics=[Rereads(), "mae"], **way)
+    metric = Rereads()
+    train(model_with(keras.layers.Dense(2)), metrics=[metric, "mae"], **way)
+    assert float(metric.total) == 1.0
 
 
 @pytest.mark.parametrize("way", [{}, {"microbatch_size": 2}, {"jit_compile": True}])

@@ -21,6 +21,11 @@ def plan_saved(name: str) -> dp_sparse.PrivacyPlan:
     return dp_sparse.PrivacyPlan.from_config(json.loads((FOLDER / "plans.json").read_text())[name])
 
 
+def predicts_as_before(model: keras.Model, name: str) -> None:
+    with np.load(FOLDER / "predictions.npz") as before:
+        np.testing.assert_allclose(model.predict(DATA[0], verbose=0), before[name], rtol=1e-5)
+
+
 def trains_to_its_end(model: keras.Model, name: str) -> None:
     optimizer = model.optimizer
     assert int(optimizer.steps_spent) == SPENT
@@ -44,8 +49,7 @@ def test_a_model_predicts_as_before_and_trains_on(
 ) -> None:
     new_process()
     model = keras.models.load_model(FOLDER / f"{name}.keras")
-    with np.load(FOLDER / "predictions.npz") as before:
-        np.testing.assert_allclose(model.predict(DATA[0], verbose=0), before[name], rtol=1e-5)
+    predicts_as_before(model, name)
     trains_to_its_end(model, name)
 
 
@@ -54,6 +58,7 @@ def test_weights_load_into_a_model_compiled_alike(new_process: Callable[[], None
     model = compiled("adafest")
     model.optimizer.build(model.trainable_variables)
     model.load_weights(FOLDER / "adafest.weights.h5")
+    predicts_as_before(model, "adafest")
     trains_to_its_end(model, "adafest")
 
 
@@ -63,9 +68,7 @@ def test_a_checkpoint_of_tensorflow_restores(new_process: Callable[[], None]) ->
     model.optimizer.build(model.trainable_variables)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     checkpoint.read(str(FOLDER / "checkpoint")).assert_existing_objects_matched()
-    with np.load(FOLDER / "predictions.npz") as before:
-        found = model.predict(DATA[0], verbose=0)
-        np.testing.assert_allclose(found, before["adafest"], rtol=1e-5)
+    predicts_as_before(model, "adafest")
     trains_to_its_end(model, "adafest")
 
 

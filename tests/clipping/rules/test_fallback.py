@@ -332,6 +332,7 @@ def test_a_constant_made_in_the_call_is_fine() -> None:
     model = Lends(lambda x: tf.constant([1.0, 2.0, 3.0]) + 1.0)
     model(values(1, 3))
     traced(model, 3)
+    assert_as_brute_force(model, values(4, 3))
 
 
 def test_an_attribute_that_each_call_sets_anew_is_fine() -> None:
