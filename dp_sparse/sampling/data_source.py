@@ -189,7 +189,7 @@ def _refuse_missing_text(named: list[tuple[str, np.ndarray]]) -> None:
                     row = index // max(leaf[0].size if leaf.ndim > 1 else 1, 1)
                     raise ValueError(
                         f"Expected text in {name}, got {value!r} in row {row}: give a missing text "
-                        "a value of its own, such as '', and numbers an array of their own."
+                        "a value such as '', and numbers a numeric dtype by astype(...)."
                     )
 
 
