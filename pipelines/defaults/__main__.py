@@ -1,0 +1,42 @@
+"""Runs the study, or what of it is missing, and writes its page.
+
+`python -m pipelines.defaults --config=configs/defaults.py --config.data.criteo=FILE
+--config.data.movielens=FILE --config.data.mnist=FILE`
+"""
+
+import sys
+from pathlib import Path
+
+from absl import app
+from ml_collections import config_flags
+
+from pipelines.defaults import search
+from pipelines.defaults.tasks import Sources
+
+_CONFIG = config_flags.DEFINE_config_file("config", "configs/defaults.py", "The study.")
+
+
+def main(arguments: list[str]) -> int:
+    """Runs and reports."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
+    config = _CONFIG.value
+    missing = [f"data.{name}" for name, path in config.data.items() if not Path(path).is_file()]
+    if missing:
+        print(f"error: Expected a file for each of {', '.join(missing)}.", file=sys.stderr)
+        return 1
+    search.limit_threads(config.workers)
+    sources = Sources(
+        **{k: Path(v) for k, v in config.data.items()}, directory=Path(config.directory)
+    )
+    results = search.Results(Path(config.results))
+    failed = search.study(
+        config.tasks, config.epsilons, config.draws, sources, results, config.workers
+    )
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,126 @@
+"""Trains one setting on one task, for a part of its steps, and scores it."""
+
+import functools
+import math
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import dp_sparse
+from pipelines.defaults.settings import DP_ADAFEST, DP_FEST, DP_SGD, NON_PRIVATE, Setting
+from pipelines.defaults.tasks import Examples, Sources, Task, load
+
+_SELECTION_SHARE = 0.02  # of ε, of DP-FEST
+
+Result = dict[str, Any]
+
+
+@functools.cache
+def task_of(name: str, sources: Sources) -> Task:
+    """The task, loaded once in a process."""
+    return load(name, sources)
+
+
+def run(
+    task: Task, setting: Setting, epsilon: float | None, part: float = 1.0, seed: int = 0
+) -> Result:
+    """Trains, and returns scores on validation and test examples.
+
+    Args:
+        task: What is learned.
+        setting: How.
+        epsilon: Of the budget, whose δ is 1/examples; None without privacy.
+        part: The part of the plan's steps after which it stops; noise is that of all steps.
+        seed: Of the initial weights.
+    """
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(seed)
+    model = task.model()
+    begun = time.perf_counter()
+    all_steps = steps_of(task, setting)
+    steps = max(1, math.ceil(all_steps * part))
+    if epsilon is None:
+        optimizer: keras.optimizers.Optimizer = setting.keras_optimizer()
+        batches = _stock_batches(task.training, setting.batch_size, seed)
+        model.compile(optimizer, loss=task.loss)
+        rows = None
+    else:
+        optimizer = private_optimizer(task, setting, epsilon)
+        batches = optimizer.plan.sampling.batches((task.training.x, task.training.y))
+        model.compile(optimizer, loss=task.loss)
+    model.fit(batches, epochs=1, steps_per_epoch=steps, verbose=0)
+    rows = _rows_per_step(optimizer, steps)
+    return {
+        "validation": _scored(task, model, task.validation),
+        "test": _scored(task, model, task.test),
+        "steps": steps,
+        "noise_multiplier": None if epsilon is None else optimizer.plan.noise_multiplier,
+        "rows_per_step": rows,
+        "seconds": round(time.perf_counter() - begun, 1),
+    }
+
+
+def steps_of(task: Task, setting: Setting) -> int:
+    """Steps of all passes."""
+    return max(1, round(task.passes * len(task.training) / setting.batch_size))
+
+
+def private_optimizer(task: Task, setting: Setting, epsilon: float) -> keras.optimizers.Optimizer:
+    """The private optimizer of a setting with a calibrated plan."""
+    plan = plan_of(task, setting, epsilon)
+    wrapped, clip_norm = setting.keras_optimizer(), setting.clip_norm
+    match setting.method:
+        case method if method == DP_SGD:
+            return dp_sparse.DPSGDOptimizer(wrapped, plan.calibrate(), clip_norm)
+        case method if method == DP_FEST:
+            rows = _selected(task, plan, max(1, round(setting.row_fraction * task.rows)))
+            plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=(rows.release,))
+            return dp_sparse.DPFESTOptimizer(wrapped, plan.calibrate(), clip_norm, rows=rows)
+        case method if method == DP_ADAFEST:
+            return dp_sparse.DPAdaFESTOptimizer(
+                wrapped,
+                plan.calibrate(),
+                clip_norm,
+                noise_ratio=setting.noise_ratio,
+                expected_false_rows=setting.false_rows,
+            )
+        case _:
+            raise ValueError(
+                f"Expected a private method, or epsilon=None with {NON_PRIVATE!r}, got "
+                f"method={setting.method!r}."
+            )
+
+
+def plan_of(task: Task, setting: Setting, epsilon: float) -> dp_sparse.PrivacyPlan:
+    """The plan of a setting, before it is calibrated."""
+    examples = len(task.training)
+    return dp_sparse.PrivacyPlan(
+        dp_sparse.PrivacyBudget(epsilon, 1 / examples),
+        dp_sparse.PoissonSampling(examples, setting.batch_size, steps_of(task, setting)),
+    )
+
+
+def _selected(task: Task, plan: dp_sparse.PrivacyPlan, count: int) -> dp_sparse.SelectedRows:
+    examples = (task.ids(task.training.x), task.training.y)
+    noise = dp_sparse.calibrate_top_k(plan, task.tables, count, share=_SELECTION_SHARE)
+    return dp_sparse.select_top_k(examples, task.tables, count, noise.source, progress=False)
+
+
+def _stock_batches(examples: Examples, batch_size: int, seed: int) -> tf.data.Dataset:
+    dataset = tf.data.Dataset.from_tensor_slices((examples.x, examples.y))
+    shuffled = dataset.shuffle(len(examples), seed=seed).repeat()
+    return shuffled.batch(batch_size, drop_remainder=True).prefetch(2)
+
+
+def _rows_per_step(optimizer: keras.optimizers.Optimizer, steps: int) -> list[float] | None:
+    if not getattr(optimizer, "selects_rows", False):
+        return None
+    return (optimizer.diagnostics.rows.numpy() / steps).tolist()
+
+
+def _scored(task: Task, model: keras.Model, examples: Examples) -> float:
+    outputs = model.predict(examples.x, batch_size=2048, verbose=0)
+    return task.score(np.nan_to_num(outputs), examples.y)

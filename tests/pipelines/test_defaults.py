@@ -1,0 +1,151 @@
+"""The study of settings: its tasks, a run of each method, the search that halves the field."""
+
+import concurrent.futures
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.criteo.generate import generate
+from pipelines.defaults import run, search, tasks
+from pipelines.defaults.settings import (
+    DP_SGD,
+    NON_PRIVATE,
+    Setting,
+    drawn,
+    methods_of,
+    printed_recipe,
+)
+
+USERS, ITEMS = 30, 40
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> tasks.Sources:
+    folder = tmp_path_factory.mktemp("sources")
+    generate(400, folder / "rows.tsv", seed=1, progress=False)
+    rng = np.random.default_rng(0)
+    lines = [
+        f"{user} {rng.integers(1, ITEMS + 1)}" for user in range(1, USERS + 1) for _ in "x" * 40
+    ]
+    (folder / "interactions.txt").write_text("\n".join(lines) + "\n")
+    split = {"x": rng.integers(0, 256, (200, 28, 28), np.uint8), "y": np.arange(200) % 10}
+    arrays = {f"{k}_{part}": v for k, v in split.items() for part in ("train", "test")}
+    np.savez(folder / "digits.npz", **arrays)
+    files = (folder / name for name in ("rows.tsv", "interactions.txt", "digits.npz"))
+    return tasks.Sources(*files, directory=folder)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_ITEM_EXAMPLES", 500)
+    monkeypatch.setattr(tasks, "_MADE_UP_ROWS", 300)
+
+
+@pytest.mark.parametrize("name", tasks.NAMES)
+def test_every_task_has_what_a_run_needs(name: str, sources: tasks.Sources) -> None:
+    task = tasks.load(name, sources)
+    for part in (task.training, task.validation, task.test):
+        assert {len(leaf) for leaf in part.x.values()} == {len(part)} and len(part)
+    outputs = np.asarray(task.model()({k: v[:4] for k, v in task.training.x.items()}))
+    assert len(outputs) == 4 and np.isfinite(outputs).all()
+    assert 0 <= task.constant < 1
+    assert set(task.ids(task.training.x)) == set(task.tables)
+    layers = {layer.name for layer in task.model().layers}
+    assert set(task.tables) <= layers
+    assert task.rows == sum(task.model().get_layer(t).input_dim for t in task.tables)
+
+
+def test_the_items_that_judge_come_after_those_that_train(sources: tasks.Sources) -> None:
+    task = tasks.load("next_item", sources)
+    pairs = np.array(sources.movielens.read_text().split(), int).reshape(-1, 2) - 1
+    of_first = pairs[pairs[:, 0] == 0, 1]
+    assert task.test.x["history"][0].tolist() == of_first[-11:-1].tolist()
+    assert task.test.y[0] == of_first[-1] and task.validation.y[0] == of_first[-2]
+    assert len(task.test) == len(task.validation) == USERS
+
+
+def test_item_auc_is_the_part_of_the_other_items_that_rank_lower() -> None:
+    outputs = np.array([[3.0, 1.0, 2.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]])
+    assert tasks.item_auc(outputs, np.array([0, 1, 0])) == pytest.approx((1 + 0.5 + 0) / 3)
+
+
+@pytest.mark.parametrize("method", [NON_PRIVATE, "dp_sgd", "dp_fest", "dp_adafest"])
+def test_a_run_of_each_method(method: str, sources: tasks.Sources) -> None:
+    task = tasks.load("ranking", sources)
+    setting = Setting(method, "Adam", 0.01, 256, clip_norm=0.1, row_fraction=0.5)
+    epsilon = None if method == NON_PRIVATE else 8.0
+    found = run.run(task, setting, epsilon, part=0.1)
+    assert found["steps"] == -(-run.steps_of(task, setting) // 10)
+    assert 0 < found["validation"] < 1 and 0 < found["test"] < 1
+    assert (found["noise_multiplier"] is None) == (epsilon is None)
+    assert (found["rows_per_step"] is None) == (method in (NON_PRIVATE, DP_SGD))
+    if method == "dp_fest":
+        assert sum(found["rows_per_step"]) == round(0.5 * task.rows)
+
+
+def test_clipped_sgd_has_a_rate_for_gradients_of_norm_one() -> None:
+    private = Setting("dp_sgd", "SGD", 2.0, 256, clip_norm=0.1).keras_optimizer()
+    assert float(private.learning_rate.numpy()) == pytest.approx(20.0)
+    other = Setting(NON_PRIVATE, "SGD", 2.0, 256).keras_optimizer()
+    assert float(other.learning_rate.numpy()) == pytest.approx(2.0)
+
+
+class Trainer:
+    """Stands for training: the score is the learning rate, and some runs fail."""
+
+    def __init__(self) -> None:
+        self.runs: list[search.Run] = []
+
+    def __call__(self, one: search.Run, sources: Any) -> dict[str, Any]:
+        self.runs.append(one)
+        if one.setting.optimizer == "Adagrad" and one.part < 1:
+            raise ValueError("as planned")
+        return {"validation": one.setting.learning_rate, "test": 0.5}
+
+
+def halve(
+    path: Path, sources: tasks.Sources, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Trainer, list[str]]:
+    trainer = Trainer()
+    monkeypatch.setattr(search, "_in_process", trainer)
+    monkeypatch.setattr(search, "_processes", concurrent.futures.ThreadPoolExecutor)
+    failed = search.study(["ranking"], [8.0], 3, sources, search.Results(path), workers=1)
+    return trainer, failed
+
+
+def test_the_field_is_halved_by_validation_and_failures_are_named(
+    sources: tasks.Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.jsonl"
+    trainer, failed = halve(path, sources, monkeypatch)
+    task = tasks.load("ranking", sources)
+    private = [one for one in trainer.runs if one.epsilon == 8.0]
+    first = [one.setting for one in private if one.part < 1]
+    assert first == drawn(task, methods_of(task), 3, seed=0) and len(first) == 27
+    assert len(failed) == 9 + 3 and all("as planned" in line for line in failed)
+    whole = {one.setting for one in private if one.part == 1}
+    ran = [setting for setting in first if setting.optimizer != "Adagrad"]
+    assert printed_recipe(task) in whole and len(whole) == 6 + 4 + 1
+    for family in {setting.family for setting in ran}:
+        assert max((s for s in ran if s.family == family), key=lambda s: s.learning_rate) in whole
+    seeded = {one.setting for one in private if one.seed == 2}
+    best = sorted(whole, key=lambda s: -s.learning_rate)[:3]
+    assert {*best, printed_recipe(task)} <= seeded
+    assert {s.method for s in seeded} == set(methods_of(task))
+
+
+def test_a_study_that_was_interrupted_goes_on(
+    sources: tasks.Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.jsonl"
+    first, _ = halve(path, sources, monkeypatch)
+    lines = path.read_text().splitlines()
+    assert len(lines) == len({json.dumps(json.loads(line)) for line in lines})
+    path.write_text("\n".join(lines[:10]) + "\n" + lines[10][:40])
+    second, _ = halve(path, sources, monkeypatch)
+    assert len(second.runs) == len(first.runs) - 10
+    third, _ = halve(path, sources, monkeypatch)
+    assert {one.setting.optimizer for one in third.runs} == {"Adagrad"}  # those that fail
