@@ -7,6 +7,7 @@ from dp_sparse.core import replicas, validate, xla
 from dp_sparse.core.config import Registered, fingerprint
 from dp_sparse.core.errors import (
     BadExampleError,
+    NoStepsLeftError,
     PrivacyError,
     UnsupportedLayerError,
     marked,
@@ -19,6 +20,7 @@ from dp_sparse.core.version import __version__
 
 __all__ = [
     "BadExampleError",
+    "NoStepsLeftError",
     "PrivacyError",
     "Registered",
     "UnsupportedLayerError",

@@ -45,6 +45,10 @@ class PrivacyError(_OfTracing, RuntimeError):
     """
 
 
+class NoStepsLeftError(PrivacyError):
+    """A batch came after the last step of its plan."""
+
+
 class UnsupportedLayerError(_OfTracing, ValueError):
     """A layer's per-example gradients cannot be computed.
 
@@ -83,7 +87,9 @@ class BadExampleError(_OfTracing, ValueError):
     """
 
 
-_KINDS = {kind.__name__: kind for kind in (PrivacyError, BadExampleError, ValueError)}
+_KINDS = {
+    kind.__name__: kind for kind in (NoStepsLeftError, PrivacyError, BadExampleError, ValueError)
+}
 
 
 def require(
@@ -95,7 +101,7 @@ def require(
 
     Args:
         condition: Boolean scalar; the operation fails when it is false.
-        kind: `PrivacyError`, `BadExampleError` or `ValueError`.
+        kind: `PrivacyError`, `NoStepsLeftError`, `BadExampleError` or `ValueError`.
         message: One sentence that names the argument, the value and the fix.
         *values: Scalars or small vectors of numbers, or scalar strings, to print.
     """

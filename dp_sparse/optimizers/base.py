@@ -133,6 +133,11 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         return self._plan
 
     @property
+    def steps_left(self) -> int:
+        """Steps that the plan still has, for this and every other optimizer of the plan."""
+        return self._account.steps_left()
+
+    @property
     def clip_norm(self) -> float:
         """C, for good; where it moves, where it begins."""
         return self._clip_norm

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse.accounting import PrivacyPlan
-from dp_sparse.core import PrivacyError, replicas, require
+from dp_sparse.core import NoStepsLeftError, PrivacyError, replicas, require
 from dp_sparse.optimizers import turn
 from dp_sparse.sampling import OWN_ORDER, SEEDED, Marker
 
@@ -127,6 +127,11 @@ class StepLedger:
             saved.write(self._plan, after, tf.equal(fields.nonce, OWN_ORDER))
         return after
 
+    def steps_left(self, saved: SavedCount) -> int:
+        """Steps that the plan still has, by the larger count."""
+        spent = max(int(self._spent.numpy()), saved.values()[0])
+        return max(0, self._plan.sampling.steps - spent)
+
     def _course(self, saved: SavedCount) -> turn.Course:
         """What this process and the optimizer's own count say together: the larger count holds."""
         spent, (nonce, position) = self._spent.read_value(), tf.unstack(self._last.read_value(), 2)
@@ -167,7 +172,7 @@ class StepLedger:
         )
         left = require(
             course.spent < steps,
-            PrivacyError,
+            NoStepsLeftError,
             f"The plan has no steps left: {{}} of {steps} are spent. "
             "Stop here; a resumed run takes steps_per_epoch= what is left of the plan, and a "
             "longer one a plan calibrated for more steps.",

@@ -70,6 +70,10 @@ class StepAccount:
     def _spend(self, marker: tf.Tensor) -> tuple[noise.Draw, tf.Tensor]:
         return self.noise_key.next_draw(), self._ledger.spend(marker, self._saved)
 
+    def steps_left(self) -> int:
+        """Steps that the plan still has."""
+        return self._ledger.steps_left(self._saved)
+
     def before_loading(self) -> tuple[int, int]:
         """What is spent so far, for `loaded`; nothing where it fits no plan."""
         return self._saved.values() if self._saved.fits(self._plan) else (0, 0)

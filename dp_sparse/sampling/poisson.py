@@ -27,9 +27,13 @@ class PoissonSampling(Sampling):
     Attributes:
         num_examples: N, public.
         expected_batch_size: B; gradients are divided by it.
-        steps: T, batches in the whole run.
+        steps: T, batches in the whole run; or give `epochs`.
         capacity: Leading dimension of a batch. By default the smallest for which batches that
             exceed it add at most 1e-3 / N to δ at ε = 8.
+
+    Args:
+        epochs: In place of `steps`: how often an example is expected to be drawn in all, > 0. T is
+            epochs·N/B, rounded, and at least 1.
 
     Examples:
         >>> import dp_sparse, numpy as np
@@ -48,12 +52,17 @@ class PoissonSampling(Sampling):
 
     num_examples: int
     expected_batch_size: float
-    steps: int
+    steps: int = 0
     capacity: int | None = None
+    epochs: dataclasses.InitVar[float | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, epochs: float | None) -> None:
         self._set("num_examples", validate.positive_integer)
         self._set("expected_batch_size", validate.positive)
+        if epochs is not None:
+            object.__setattr__(self, "steps", self._steps_of(epochs))
+        elif self.steps == 0 and not isinstance(self.steps, bool):
+            raise ValueError("Expected steps > 0, or epochs= in its place, got steps=0.")
         self._set("steps", validate.positive_integer)
         if self.expected_batch_size > self.num_examples:
             raise ValueError(
@@ -63,6 +72,15 @@ class PoissonSampling(Sampling):
         if self.capacity is None:
             object.__setattr__(self, "capacity", self._default_capacity())
         self._set("capacity", validate.positive_integer)
+
+    def _steps_of(self, epochs: float) -> int:
+        if self.steps:
+            raise ValueError(
+                f"Expected steps= or epochs=, got both, steps={self.steps} and epochs={epochs}: "
+                "leave one."
+            )
+        drawn = validate.positive("epochs", epochs) * self.num_examples
+        return max(1, round(drawn / self.expected_batch_size))
 
     @property
     def sampling_probability(self) -> float:

@@ -16,7 +16,7 @@ import keras
 
 from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
-from dp_sparse.training import flush_hooks
+from dp_sparse.training import flush_hooks, plan_steps
 from dp_sparse.training.callbacks import PrivacyReport
 from dp_sparse.training.flush_hooks import own_method_reads
 
@@ -115,6 +115,7 @@ def install_callback_guard() -> None:
         model = self._model
         if isinstance(getattr(model, "optimizer", None), PrivateOptimizer):
             _guard(self.callbacks, model)
+            plan_steps.give_to_epochs(model, self)
             if model.optimizer.delays_noise:
                 flush_hooks.guard_callbacks(self.callbacks, model)
         original(self, logs)

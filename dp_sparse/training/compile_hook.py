@@ -14,16 +14,18 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import clipping
-from dp_sparse.core import PrivacyError, translated
+from dp_sparse.core import NoStepsLeftError, PrivacyError, translated
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import batch_of, is_sampled
 from dp_sparse.training import (
     environment,
     flush_hooks,
+    plan_steps,
     restoring,
     strategies,
 )
 from dp_sparse.training.building import all_built, build_for, build_metrics, build_optimizer
+from dp_sparse.training.plan_steps import FitSteps
 from dp_sparse.training.train_step import private_train_step
 
 _REPLACED = ("train_step", "make_train_function", "_maybe_symbolic_build", "set_state_tree")
@@ -102,19 +104,23 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     in_graph = tf.function(step, autograph=False, reduce_retracing=True)
     # The graph guard needs a graph; with run_eagerly=True the step alone is traced.
     model.train_step = lambda data: (in_graph if tf.executing_eagerly() else step)(data)
-    model.make_train_function = _making_train_function(model, optimizer)
-    model._maybe_symbolic_build = _building_for_batches(model, optimizer)
+    steps = plan_steps.of_fit(model)
+    model.make_train_function = _making_train_function(model, optimizer, steps)
+    model._maybe_symbolic_build = _building_for_batches(model, optimizer, steps)
     if optimizer.delays_noise:
         flush_hooks.install(model, optimizer)
 
 
-def _making_train_function(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., Any]:
+def _making_train_function(
+    model: keras.Model, optimizer: PrivateOptimizer, steps: FitSteps
+) -> Callable[..., Any]:
     """Keras' own function, with variables made before it and errors of the step translated."""
     stock = model.make_train_function
     traced: list[int] = []  # the variables that the train function was made for
 
     def make_train_function(force: bool = False) -> Any:
         strategies.check_fit(model)
+        steps.forget()
         variables = [id(variable) for variable in model.trainable_variables]
         if model.train_function is not None and traced and variables != traced:
             raise PrivacyError(
@@ -127,14 +133,16 @@ def _making_train_function(model: keras.Model, optimizer: PrivateOptimizer) -> C
                 build_optimizer(model, optimizer)  # before callbacks restore its state
         stock(force)
         if not hasattr(model.train_function, "_dp_sparse_translated"):
-            model.train_function = _translating(model, model.train_function)
+            model.train_function = _translating(model, model.train_function, steps)
         traced[:] = variables if model.built else []
         return model.train_function
 
     return make_train_function
 
 
-def _building_for_batches(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., None]:
+def _building_for_batches(
+    model: keras.Model, optimizer: PrivateOptimizer, steps: FitSteps
+) -> Callable[..., None]:
     """Keras' own function for other data, and the package's for batches of a sampler.
 
     To learn the shapes, Keras would take a batch of the sampler, and on several replicas also
@@ -148,6 +156,8 @@ def _building_for_batches(model: keras.Model, optimizer: PrivateOptimizer) -> Ca
             dataset = iterator.data_adapter.get_tf_dataset()
             spec = dataset.element_spec
             strategies.check_shared_out(model, dataset)
+            if is_sampled(spec):
+                steps.prepare(iterator)
         partly_built = model.built and not all_built(model)
         if is_sampled(spec) and (model._distribute_strategy is not None or partly_built):
             build_for(model, optimizer, batch_of(spec).examples)
@@ -159,13 +169,15 @@ def _building_for_batches(model: keras.Model, optimizer: PrivateOptimizer) -> Ca
     return maybe_symbolic_build
 
 
-def _translating(model: keras.Model, function: Any) -> Any:
+def _translating(model: keras.Model, function: Any, steps: FitSteps) -> Any:
     @functools.wraps(function)
     def run(iterator: Any) -> Any:
         try:
             environment.check(model.optimizer.compiles)
             with translated():
                 return function(iterator)
+        except NoStepsLeftError as error:
+            return steps.end(error)
         except Exception:
             model.train_function = None  # the next fit must not use an unfinished graph
             raise

@@ -1,5 +1,6 @@
 """Poisson sampling: sizes, inclusions, gaps, capacity and its δ, and what a batch holds."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -218,6 +219,26 @@ def test_number_of_batches() -> None:
     found = sampler(steps=7).batches((FEATURES, LABELS))
     assert int(found.cardinality()) == 7
     assert len(list(found)) == 7
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps"), [(1, 10), (2.5, 25), (0.01, 1), (np.float64(0.36), 4)]
+)
+def test_steps_follow_from_epochs(epochs: float, steps: int) -> None:
+    found = PoissonSampling(1000, 100, epochs=epochs)
+    assert found == PoissonSampling(1000, 100, steps=steps)
+    assert PoissonSampling.from_config(found.get_config()) == found
+    assert dataclasses.replace(found, num_examples=2000).steps == steps
+
+
+def test_either_steps_or_epochs() -> None:
+    with pytest.raises(ValueError, match="got both, steps=3 and epochs=2"):
+        PoissonSampling(1000, 100, steps=3, epochs=2)
+    with pytest.raises(ValueError, match="or epochs= in its place, got steps=0"):
+        PoissonSampling(1000, 100)
+    for wrong in (0, -1, math.nan, math.inf, "2"):
+        with pytest.raises(ValueError, match="epochs"):
+            PoissonSampling(1000, 100, epochs=wrong)  # type: ignore[arg-type]
 
 
 def test_every_pass_is_fresh() -> None:

@@ -1,0 +1,157 @@
+"""How `fit` shares the steps that a plan has left over its epochs, and ends when none is left."""
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from dp_sparse.accounting import PrivacyPlan
+from dp_sparse.core import PrivacyError
+from dp_sparse.optimizers import PrivateOptimizer
+
+
+class FitSteps:
+    """The steps of one model's `fit`.
+
+    A run begins when callbacks do (`begin`); before and after each epoch it looks at what the plan
+    has left. At the first step that the plan does not pay for, `end` decides whether training ends
+    or the step is an error.
+
+    Args:
+        model: A model compiled with a private optimizer.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._of = weakref.ref(model)
+        self._coming: Callable[[], Any] = lambda: None  # Keras' iterator over the epochs of a fit
+        self._iterator: Any = None
+        self._divides = False  # whether epochs get their steps from here
+        self._at_begin: int | None = None  # steps left when training began; None outside of fit
+
+    def prepare(self, iterator: Any) -> None:
+        """Keras made the iterator of the `fit` to come."""
+        self._coming = weakref.ref(iterator)
+
+    def forget(self) -> None:
+        """No run has begun."""
+        self._at_begin, self._divides, self._iterator = None, False, None
+
+    def begin(self) -> None:
+        """A run begins: the `fit` that was prepared, or another loop."""
+        self.forget()
+        self._iterator, self._coming = self._coming(), lambda: None
+
+    def before_epoch(self, epoch: int, run: keras.callbacks.CallbackList) -> None:
+        """Gives the epoch its steps, if each would take all that the plan has left.
+
+        Raises:
+            PrivacyError: Training begins, and the plan has no steps left.
+        """
+        left = self._optimizer.steps_left
+        if self._at_begin is None:  # callbacks have restored what they have
+            self._at_begin = left
+            if not left:
+                raise PrivacyError(_nothing_left(self._optimizer.plan))
+            self._divides = self._all_in_each_epoch(left)
+        epochs = run.params.get("epochs")
+        if not self._divides or epochs is None:
+            return
+        steps = _share(left, epochs - epoch, self._iterator.steps_per_execution)
+        self._iterator.steps_per_epoch = steps
+        run.set_params({**run.params, "steps": steps})  # the progress bar's
+
+    def after_epoch(self, epoch: int, run: keras.callbacks.CallbackList) -> None:
+        """Ends training where epochs are left, but no steps."""
+        more = (run.params.get("epochs") or 0) - epoch - 1
+        if more > 0 and not self._optimizer.steps_left and not self._model.stop_training:
+            self._stop(f"{more} of {run.params['epochs']} epochs had no step left")
+
+    def end(self, error: PrivacyError) -> Any:
+        """Ends training with a warning, and returns the logs of a step; raises outside of `fit`.
+
+        A step was refused since the plan has none left.
+        """
+        if not self._at_begin or self._optimizer.steps_left:
+            raise error
+        self._stop("fit asked for more")
+        return self._model.get_metrics_result()
+
+    def _stop(self, why: str) -> None:
+        steps = self._optimizer.plan.sampling.steps
+        warnings.warn(
+            f"Training ends here: all {steps} steps of the plan are spent, and {why}. For longer "
+            "training, calibrate a plan of more steps before it.",
+            stacklevel=2,
+        )
+        self._model.stop_training = True
+
+    def _all_in_each_epoch(self, left: int) -> bool:
+        """Whether Keras would take as many batches in each epoch as the plan has left in all."""
+        batches = getattr(self._iterator, "num_batches", None)
+        return batches is not None and batches >= left and self._iterator.steps_per_epoch is None
+
+    @property
+    def _model(self) -> keras.Model:
+        model = self._of()
+        assert model is not None
+        return model
+
+    @property
+    def _optimizer(self) -> PrivateOptimizer:
+        return self._model.optimizer
+
+
+_OF_MODELS: weakref.WeakKeyDictionary[keras.Model, FitSteps] = weakref.WeakKeyDictionary()
+
+
+def of_fit(model: keras.Model) -> FitSteps:
+    """New steps of the model's `fit`, for a new optimizer."""
+    _OF_MODELS[model] = FitSteps(model)
+    return _OF_MODELS[model]
+
+
+def give_to_epochs(model: keras.Model, run: keras.callbacks.CallbackList) -> None:
+    """Makes a run of callbacks give each epoch its steps before other callbacks see it."""
+    steps = _OF_MODELS[model]
+    steps.begin()
+    epochs = _Epochs(steps, weakref.ref(run))
+    epochs.set_model(model)
+    run.callbacks.insert(0, epochs)
+
+
+class _Epochs(keras.callbacks.Callback):
+    def __init__(
+        self, steps: FitSteps, run: weakref.ReferenceType[keras.callbacks.CallbackList]
+    ) -> None:
+        super().__init__()
+        self._steps, self._run = steps, run
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._steps.before_epoch(epoch, self._callbacks())
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._steps.after_epoch(epoch, self._callbacks())
+
+    def _callbacks(self) -> keras.callbacks.CallbackList:
+        run = self._run()
+        assert run is not None
+        return run
+
+
+def _share(left: int, epochs: int, steps_per_execution: int) -> int:
+    """Steps of the next of `epochs` epochs: whole executions, and the last epoch has the rest."""
+    if epochs <= 1:
+        return max(1, left)
+    return max(1, left // epochs // steps_per_execution * steps_per_execution)
+
+
+def _nothing_left(plan: PrivacyPlan) -> str:
+    steps, budget = plan.sampling.steps, plan.budget
+    return (
+        f"The plan has no steps left: {steps} of {steps} are spent. A second run on the same data "
+        f"spends a second budget, with the first epsilon={2 * budget.epsilon:g} and "
+        f"delta={2 * budget.delta:g} by basic composition. To do that, compile with a new "
+        "optimizer and a new plan, plan.calibrate()."
+    )
