@@ -10,11 +10,14 @@ if keras.backend.backend() != "tensorflow":
 
 from dp_sparse import distribution
 from dp_sparse.accounting import (
+    BudgetAccount,
     ExponentialSelection,
     GaussianMechanism,
+    PlanTable,
     PrivacyBudget,
     PrivacyPlan,
     Release,
+    plan_table,
 )
 from dp_sparse.clipping import AutomaticClipping, FlatClipping, PerLayerClipping, QuantileClipping
 from dp_sparse.core import BadExampleError, PrivacyError, UnsupportedLayerError, __version__
@@ -50,6 +53,7 @@ install_callback_guard()
 __all__ = [
     "AutomaticClipping",
     "BadExampleError",
+    "BudgetAccount",
     "DPAdaFESTOptimizer",
     "DPFESTOptimizer",
     "DPSGDOptimizer",
@@ -63,6 +67,7 @@ __all__ = [
     "LazyDPSGDOptimizer",
     "ModelCheck",
     "PerLayerClipping",
+    "PlanTable",
     "PoissonSampling",
     "PrivacyBudget",
     "PrivacyError",
@@ -80,5 +85,6 @@ __all__ = [
     "calibrate_top_k",
     "check_model",
     "distribution",
+    "plan_table",
     "select_top_k",
 ]

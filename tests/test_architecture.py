@@ -23,7 +23,7 @@ FLOORS = (
     {"optimizers"},
     {"training"},
     {"distribution"},
-    {""},  # dp_sparse/__init__.py
+    {"", "__main__"},  # dp_sparse/__init__.py and the command line
 )
 WITHOUT_KERAS = {"core", "noise", "sampling", "accounting", "selection"}
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -60,8 +60,8 @@ def room(name: str) -> str:
 
 def test_every_folder_has_a_floor_and_there_are_ten_at_most() -> None:
     there = {p.name for p in (ROOT / "dp_sparse").iterdir() if p.name != "__pycache__"}
-    files = {"__init__.py", "py.typed"}
-    assert there - files == set(FLOOR_OF) - {""}
+    files = {"__init__.py", "__main__.py", "py.typed"}
+    assert there - files == set(FLOOR_OF) - {"", "__main__"}
     assert len(there - files) <= 10 and len(FLOORS) <= 8
 
 

@@ -6,24 +6,29 @@ May use: `core`, `noise` (how far its tails reach) and `sampling`. Nothing here 
 from dp_sparse.accounting.accountant import Accountant, epsilon_of
 from dp_sparse.accounting.adafest import default_threshold, split_noise, survival_probability
 from dp_sparse.accounting.budget import PrivacyBudget
+from dp_sparse.accounting.budget_account import BudgetAccount
 from dp_sparse.accounting.calibration import smallest_meeting
 from dp_sparse.accounting.events import GumbelTopKDpEvent, event_config
 from dp_sparse.accounting.mechanisms import ExponentialSelection, GaussianMechanism, Mechanism
 from dp_sparse.accounting.plan import PrivacyPlan
+from dp_sparse.accounting.plan_table import PlanTable, plan_table
 from dp_sparse.accounting.releases import Release
 
 __all__ = [
     "Accountant",
+    "BudgetAccount",
     "ExponentialSelection",
     "GaussianMechanism",
     "GumbelTopKDpEvent",
     "Mechanism",
+    "PlanTable",
     "PrivacyBudget",
     "PrivacyPlan",
     "Release",
     "default_threshold",
     "epsilon_of",
     "event_config",
+    "plan_table",
     "smallest_meeting",
     "split_noise",
     "survival_probability",

@@ -15,6 +15,7 @@ from dp_sparse.core.errors import (
     translated,
 )
 from dp_sparse.core.files import whole_file
+from dp_sparse.core.optional import require_matplotlib
 from dp_sparse.core.unique import grouped, lower_bound
 from dp_sparse.core.version import __version__
 
@@ -31,6 +32,7 @@ __all__ = [
     "marked",
     "replicas",
     "require",
+    "require_matplotlib",
     "translated",
     "validate",
     "whole_file",

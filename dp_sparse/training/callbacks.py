@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from dp_sparse.core import validate
+from dp_sparse.core import require_matplotlib, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training import report_page
 
@@ -77,7 +77,7 @@ class PrivacyReport(keras.callbacks.Callback):
         if diagnostics not in _DIAGNOSTICS:
             raise ValueError(f"Expected diagnostics in {_DIAGNOSTICS}, got {diagnostics!r}.")
         if path is not None:
-            report_page.require_matplotlib()
+            require_matplotlib("A report")
         self.path = path
         self.diagnostics = diagnostics
         self.points = validate.positive_integer("points", points)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dp_sparse.core import whole_file
+from dp_sparse.core import require_matplotlib, whole_file
 
 Points = tuple[Sequence[float], Sequence[float]]  # x, y
 
@@ -51,23 +51,13 @@ def shown(value: object) -> str:
     return str(value)
 
 
-def require_matplotlib() -> None:
-    """Raises ImportError, with what installs it, if there is no matplotlib."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "A report needs matplotlib: pip install 'dp-sparse[pipelines]'."
-        ) from error
-
-
 def chart(x_label: str, y_label: str, series: Mapping[str, Points], *, log_y: bool = False) -> str:
     """A line chart as inline SVG.
 
     Raises:
         ImportError: matplotlib is missing; the message names the extra that installs it.
     """
-    require_matplotlib()
+    require_matplotlib("A report")
     import matplotlib
     from matplotlib.figure import Figure
 

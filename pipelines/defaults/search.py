@@ -7,6 +7,7 @@ the best on the validation examples go on to all steps; of these, the best get m
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import multiprocessing
 import os
@@ -103,9 +104,8 @@ def study(
     budgets: list[float | None] = [None, *epsilons]
     for name in tasks:
         for epsilon in budgets:
-            with _processes(workers) as pool:
-                submit = _submitting(pool, sources, results, failed)
-                _bracket(task_of(name, sources), name, epsilon, draws, results, submit)
+            submit = functools.partial(_submit, sources, results, failed, workers)
+            _bracket(task_of(name, sources), name, epsilon, draws, results, submit)
     return failed
 
 
@@ -156,29 +156,36 @@ def _first_by(settings: list[Setting], key: Callable[[Setting], Any]) -> list[Se
     return list(found.values())
 
 
-def _processes(workers: int) -> concurrent.futures.ProcessPoolExecutor:
-    return concurrent.futures.ProcessPoolExecutor(
-        workers,
-        mp_context=multiprocessing.get_context("spawn"),
-        max_tasks_per_child=_RUNS_A_PROCESS,
-    )
+def _submit(
+    sources: Sources, results: Results, failed: list[str], workers: int, runs: list[Run]
+) -> None:
+    """Runs what is missing, in new processes after every few runs.
+
+    `max_tasks_per_child` would do that, but in Python 3.11 the pool then waits forever (CPython
+    issue 115634).
+    """
+    missing = [one for one in runs if one not in results]
+    few = workers * _RUNS_A_PROCESS
+    for begin in range(0, len(missing), few):
+        with _processes(workers) as pool:
+            running = {
+                pool.submit(_in_process, one, sources): one for one in missing[begin : begin + few]
+            }
+            for future in concurrent.futures.as_completed(running):
+                one, error = running[future], future.exception()
+                if error is None:
+                    results.add(one, future.result())
+                else:
+                    failed.append(f"{one}: {type(error).__name__}: {error}")
+        done = min(begin + few, len(missing))
+        print(
+            f"{one.task}, epsilon {one.epsilon}, part {one.part}: {done}/{len(missing)}", flush=True
+        )
 
 
-def _submitting(
-    pool: concurrent.futures.Executor, sources: Sources, results: Results, failed: list[str]
-) -> Submit:
-    def submit(runs: list[Run]) -> None:
-        missing = [one for one in runs if one not in results]
-        running = {pool.submit(_in_process, one, sources): one for one in missing}
-        for done, future in enumerate(concurrent.futures.as_completed(running), start=1):
-            one, error = running[future], future.exception()
-            if error is None:
-                results.add(one, future.result())
-            else:
-                failed.append(f"{one}: {type(error).__name__}: {error}")
-            print(f"{one.task}, epsilon {one.epsilon}, part {one.part}: {done}/{len(missing)}")
-
-    return submit
+def _processes(workers: int) -> concurrent.futures.Executor:
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(workers, mp_context=context)
 
 
 def _in_process(one: Run, sources: Sources) -> Result:

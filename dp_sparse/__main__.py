@@ -1,0 +1,46 @@
+"""`python -m dp_sparse plan`: what plans cost, before training."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dp_sparse.accounting import plan_table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns 1 after an error."""
+    options = _parser().parse_args(arguments)
+    try:
+        table = plan_table(
+            options.examples,
+            options.epsilon,
+            options.delta,
+            batch_sizes=options.batch_size,
+            epochs=options.epochs,
+        )
+        if options.plot:
+            table.plot(options.plot)
+    except (ValueError, ImportError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(table.csv() if options.csv else table, end="" if options.csv else "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m dp_sparse", description=__doc__)
+    plan = parser.add_subparsers(required=True).add_parser(
+        "plan", help="noise, epsilon and signal to noise over batch sizes and epochs"
+    )
+    plan.add_argument("--examples", type=int, required=True, help="how many there are")
+    plan.add_argument("--epsilon", type=float, required=True, help="of the whole run")
+    plan.add_argument("--delta", type=float, help="of the whole run; 1 / examples by default")
+    plan.add_argument("--batch-size", type=float, nargs="+", help="one or more expected sizes")
+    plan.add_argument("--epochs", type=float, nargs="+", default=[1, 3, 10], help="one or more")
+    plan.add_argument("--csv", action="store_true", help="print comma-separated values")
+    plan.add_argument("--plot", metavar="FILE", help="also draw signal to noise, .png or .svg")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The account of a dataset: sums, refusals, files, and two processes at a time."""
+
+import concurrent.futures
+import dataclasses
+import json
+import multiprocessing
+import secrets
+from pathlib import Path
+
+import pytest
+
+from dp_sparse.accounting import BudgetAccount, PrivacyBudget, PrivacyPlan
+from dp_sparse.core import PrivacyError
+from dp_sparse.sampling import PoissonSampling, Sampling, StreamSampling
+
+POISSON = PoissonSampling(1000, 100, steps=3)
+
+
+def plan(epsilon: float, delta: float = 1e-6, sampling: Sampling = POISSON) -> PrivacyPlan:
+    """Any noise will do: the account takes the budget."""
+    made = PrivacyPlan(PrivacyBudget(epsilon, delta), sampling)
+    return dataclasses.replace(made, noise_multiplier=1.0, plan_id=secrets.token_hex(16))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "clicks.budget.json"
+
+
+def test_plans_add_up_to_the_budget_and_no_further(path: Path) -> None:
+    account = BudgetAccount(path, PrivacyBudget(0.3, 1e-5))
+    left = [account.charge(plan(0.1), note=f"day {day}") for day in range(3)]
+    assert left[0] == PrivacyBudget(0.2, 9e-6)
+    assert left[2] is None  # 0.1 three times is 0.3, whatever float64 says
+    with pytest.raises(
+        PrivacyError, match=r"left, epsilon=0 and delta=7e-06 .*got one of.*3 plans"
+    ):
+        account.charge(plan(0.001))
+    assert [charge.note for charge in account.charges] == ["day 0", "day 1", "day 2"]
+    assert "epsilon=0 and delta=7e-06 are left of epsilon=0.3" in str(account)
+    assert str(account).count("\n") == 3
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.001, 1e-6), (0.5, 1.1e-5)])
+def test_a_plan_beyond_either_is_refused_and_not_charged(
+    path: Path, epsilon: float, delta: float
+) -> None:
+    account = BudgetAccount(path, PrivacyBudget(1.0, 1e-5))
+    before = path.read_bytes()
+    with pytest.raises(PrivacyError, match="Expected a plan within what is left"):
+        account.charge(plan(epsilon, delta))
+    assert path.read_bytes() == before
+    assert account.charge(plan(1.0, 1e-5)) is None
+
+
+def test_a_plan_is_charged_once(path: Path) -> None:
+    account, own = BudgetAccount(path, PrivacyBudget(1.0, 1e-5)), plan(0.7)
+    assert account.charge(own) == account.charge(own)
+    assert len(account.charges) == 1
+
+
+def test_another_process_sees_the_same_account(path: Path) -> None:
+    BudgetAccount(path, PrivacyBudget(1.0, 1e-5)).charge(plan(0.75))
+    again = BudgetAccount(path)
+    assert again.budget == PrivacyBudget(1.0, 1e-5)
+    with pytest.raises(PrivacyError):
+        again.charge(plan(0.3))
+
+
+def charge_many(path: Path) -> int:
+    account, charged = BudgetAccount(path), 0
+    for _ in range(20):
+        try:
+            account.charge(plan(0.01))
+        except PrivacyError:
+            continue
+        charged += 1
+    return charged
+
+
+def test_processes_at_the_same_time_lose_no_charge(path: Path) -> None:
+    BudgetAccount(path, PrivacyBudget(0.3, 1e-3))
+    context = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(3, mp_context=context) as pool:
+        counts = list(pool.map(charge_many, [path] * 3))
+    assert sum(counts) == 30 == len(BudgetAccount(path).charges)
+
+
+def test_relations_do_not_mix(path: Path) -> None:
+    account = BudgetAccount(path, PrivacyBudget(1.0, 1e-5))
+    account.charge(plan(0.1))
+    with pytest.raises(ValueError, match="budgets of different relations do not add up"):
+        account.charge(plan(0.1, sampling=StreamSampling(100, 10)))
+
+
+def test_what_is_no_account(path: Path) -> None:
+    with pytest.raises(ValueError, match="Expected budget=PrivacyBudget"):
+        BudgetAccount(path)
+    assert not path.exists()
+    account = BudgetAccount(path, PrivacyBudget(1.0, 1e-5))
+    with pytest.raises(ValueError, match="Expected the budget of .*got budget="):
+        BudgetAccount(path, PrivacyBudget(2.0, 1e-5))
+    with pytest.raises(ValueError, match="Expected a calibrated plan"):
+        account.charge(PrivacyPlan(PrivacyBudget(0.1, 1e-6), POISSON))
+    for wrong in ("", "{}", json.dumps({"format": "other"}), "[1]", path.read_text()[:50]):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match="which cannot be read as one"):
+            BudgetAccount(path)
