@@ -1,13 +1,16 @@
 """The examples of the README and of docs/tpu.md run as printed, one after the other."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import dp_sparse
+from dp_sparse.__main__ import main
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -33,7 +36,10 @@ def model_of_two_tables() -> keras.Model:
     return keras.Model({"users": users, "words": words}, output)
 
 
-def test_the_examples_run_as_printed(capsys: Any) -> None:
+def test_the_examples_run_as_printed(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     rng, num_examples = np.random.default_rng(0), 4000
     x = {
         "users": rng.integers(0, 100_000, num_examples).astype(np.int32),
@@ -46,11 +52,13 @@ def test_the_examples_run_as_printed(capsys: Any) -> None:
         "examples": examples,
         "model": model_of_two_tables(),
     }
-    train, explain, select, exponential = blocks()
+    train, account, explain, select, exponential = blocks()
     exec(train, names)
     assert (
         "differential privacy protects one example after 20 of 20 steps" in capsys.readouterr().out
     )
+    exec(account, names)
+    assert len(dp_sparse.BudgetAccount("clicks.budget.json").charges) == 1
     exec(explain, names)
     printed = capsys.readouterr().out
     assert "threshold = " in printed and "rows noised a step: 500" in printed
@@ -61,6 +69,16 @@ def test_the_examples_run_as_printed(capsys: Any) -> None:
     names["model"].fit(plan.sampling.batches(examples), steps_per_epoch=2, verbose=0)
     exec(exponential, names)
     assert isinstance(names["optimizer"], dp_sparse.ExponentialSelectionOptimizer)
+
+
+def test_the_command_for_plans_runs_as_printed(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(r"python -m dp_sparse (.*)", README.read_text())
+    assert main(shlex.split(command)) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 4 + 2
+    assert Path("plans.png").exists()
 
 
 def test_the_statement_begins_as_printed() -> None:

@@ -8,7 +8,7 @@ rounded up. One evaluation takes 0.3 to 1 s for any number of steps.
 import dataclasses
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dp_accounting
@@ -17,7 +17,13 @@ import numpy as np
 from dp_sparse.accounting.accountant import accountant_of, epsilon_of
 from dp_sparse.accounting.attack_power import EPSILONS, true_positive_rate
 from dp_sparse.accounting.budget import PrivacyBudget
-from dp_sparse.accounting.calibration import COARSE, FINE, LIMITS, smallest_noise_multiplier
+from dp_sparse.accounting.calibration import (
+    COARSE,
+    FINE,
+    LIMITS,
+    smallest_meeting,
+    smallest_noise_multiplier,
+)
 from dp_sparse.accounting.failures import epsilon_beside_failures
 from dp_sparse.accounting.forecast import Forecast, forecast
 from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism, beyond_reach
@@ -86,25 +92,24 @@ class PrivacyPlan:
             ValueError: No noise multiplier meets the budget, because batches beyond the capacity or
                 the releases alone exceed it.
         """
-        steps, budget = self.sampling.steps, self.budget
-        if self.sampling.overflow_delta(budget.epsilon, steps) >= budget.delta:
-            raise ValueError(
-                f"Batches beyond capacity={self.sampling.batch_capacity} alone exceed "
-                f"delta={budget.delta:g} at epsilon={budget.epsilon:g}. Raise sampling.capacity."
-            )
-
-        def epsilon(sigma: float, interval: float) -> float:
-            return self._epsilon_at(sigma, steps, interval)
-
-        if not epsilon(LIMITS[1], COARSE) <= budget.epsilon:
-            names = [release.name for release in self.releases]
-            raise ValueError(
-                f"No noise meets the budget: even noise_multiplier={LIMITS[1]:g} spends "
-                f"more than epsilon={budget.epsilon:g} at delta={budget.delta:g}. Raise the "
-                f"budget{f', or lower the cost of {names}' if names else ''}."
-            )
-        sigma = smallest_noise_multiplier(epsilon, budget.epsilon)
+        sigma = smallest_noise_multiplier(self._epsilon_of_all_steps(), self.budget.epsilon)
         return dataclasses.replace(self, noise_multiplier=sigma, plan_id=secrets.token_hex(16))
+
+    def rough_noise(self) -> tuple[float, float]:
+        """A noise multiplier that meets the budget, some 1e-3 above the smallest, and its ε.
+
+        Several times faster than `calibrate`: its losses are on a grid ten times coarser, which is
+        rounded up, too.
+
+        Raises:
+            ValueError: As `calibrate`.
+        """
+        epsilon = self._epsilon_of_all_steps()
+        limits = LIMITS[0], math.inf
+        sigma = smallest_meeting(
+            lambda sigma: epsilon(sigma, COARSE), self.budget.epsilon, 1.0, limits=limits
+        )
+        return sigma, epsilon(sigma, COARSE)
 
     def spent(self, steps: int) -> PrivacyBudget:
         """The (ε, δ) after `steps` steps, at the budget's δ.
@@ -272,6 +277,27 @@ class PrivacyPlan:
             noise_multiplier=config["noise_multiplier"],
             plan_id=config["plan_id"],
         )
+
+    def _epsilon_of_all_steps(self) -> Callable[[float, float], float]:
+        """ε of a noise multiplier on a grid of some interval; refuses what no noise can meet."""
+        steps, budget = self.sampling.steps, self.budget
+        if self.sampling.overflow_delta(budget.epsilon, steps) >= budget.delta:
+            raise ValueError(
+                f"Batches beyond capacity={self.sampling.batch_capacity} alone exceed "
+                f"delta={budget.delta:g} at epsilon={budget.epsilon:g}. Raise sampling.capacity."
+            )
+
+        def epsilon(sigma: float, interval: float) -> float:
+            return self._epsilon_at(sigma, steps, interval)
+
+        if not epsilon(LIMITS[1], COARSE) <= budget.epsilon:
+            names = [release.name for release in self.releases]
+            raise ValueError(
+                f"No noise meets the budget: even noise_multiplier={LIMITS[1]:g} spends "
+                f"more than epsilon={budget.epsilon:g} at delta={budget.delta:g}. Raise the "
+                f"budget{f', or lower the cost of {names}' if names else ''}."
+            )
+        return epsilon
 
     def _noise_for(self, steps: int) -> float:
         """σ, if the plan has one and has at least `steps` steps."""

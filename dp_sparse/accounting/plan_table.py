@@ -26,8 +26,8 @@ class PlanRow:
         batch_size: Expected batch size B.
         epochs: How often an example is expected to be drawn.
         steps: T.
-        noise_multiplier: σ.
-        epsilon: ε that all steps spend.
+        noise_multiplier: σ, which meets the budget; `calibrate` finds one some 1e-3 smaller.
+        epsilon: ε that all steps spend, rounded up.
         noise: σ/B: the standard deviation of every coordinate of a step's mean gradient, in units
             of the clip norm.
         signal_to_noise: √T·B/σ: what all steps together move along one direction, over the
@@ -124,7 +124,7 @@ def plan_table(
     batch_sizes: Sequence[float] | None = None,
     epochs: Sequence[float] = _EPOCHS,
 ) -> PlanTable:
-    """Calibrates a plan for each batch size and number of epochs: which batch, how long, what cost.
+    """A plan for each batch size and number of epochs: which batch, how long, at what noise.
 
     Nothing is read of the data, and nothing is spent. A plan takes some tenths of a second.
 
@@ -159,15 +159,14 @@ def plan_table(
 
 def _row(num_examples: int, budget: PrivacyBudget, size: float, epochs: float) -> PlanRow:
     sampling = PoissonSampling(num_examples, size, epochs=epochs)
-    plan = PrivacyPlan(budget, sampling).calibrate()
-    sigma, steps = plan.noise_multiplier, sampling.steps
-    assert sigma is not None
+    sigma, spent = PrivacyPlan(budget, sampling).rough_noise()
+    steps = sampling.steps
     return PlanRow(
         batch_size=sampling.expected_batch_size,
         epochs=float(epochs),
         steps=steps,
         noise_multiplier=sigma,
-        epsilon=plan.spent(steps).epsilon,
+        epsilon=spent,
         noise=sigma / size,
         signal_to_noise=math.sqrt(steps) * size / sigma,
     )

@@ -107,7 +107,8 @@ def own_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
 
 def _problem(layer: keras.layers.Layer) -> str | None:
     reason = _reason(layer)
-    return None if reason is None else f"{layer.path} ({type(layer).__name__}): {reason}"
+    name = layer.path or layer.name  # a layer that was not built has no path
+    return None if reason is None else f"{name} ({type(layer).__name__}): {reason}"
 
 
 def _reason(layer: keras.layers.Layer) -> str | None:
@@ -120,7 +121,10 @@ def _reason(layer: keras.layers.Layer) -> str | None:
     given = next((name for kind, name in _ADAPTED.items() if isinstance(layer, kind)), None)
     if given is not None and getattr(layer, given, None) is None:
         argument = given.removeprefix("input_")
-        return f"its state was adapted to data without privacy. Give it a public {argument}=."
+        return (
+            "its state was set after it was made: by adapt, which reads data without privacy, or "
+            f"by hand. If it is public, give it to the layer as {argument}= when it is made."
+        )
     if layer.activity_regularizer is not None:
         return "activity regularizers add a loss over the whole batch. Remove activity_regularizer."
     if not layer.trainable_variables:

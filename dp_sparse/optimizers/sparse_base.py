@@ -57,6 +57,20 @@ def rows_of_tables(rows: SelectedRows, tables: Sequence[keras.Variable]) -> list
         return [tf.constant(rows.row_ids[_name(table)], tf.int64) for table in tables]
 
 
+def _constant_rates(
+    optimizer: keras.optimizers.Optimizer, table_optimizer: keras.optimizers.Optimizer | None
+) -> tuple[float, float] | None:
+    """Their learning rates, or None if there is no ratio of them to keep."""
+    if table_optimizer is None or not all(map(_is_constant, (optimizer, table_optimizer))):
+        return None
+    dense, tables = (float(o.learning_rate.numpy()) for o in (optimizer, table_optimizer))
+    return (dense, tables) if dense > 0 else None
+
+
+def _is_constant(optimizer: keras.optimizers.Optimizer) -> bool:
+    return isinstance(optimizer._learning_rate, keras.Variable)
+
+
 def _name(table: keras.Variable) -> str:
     return table.path.split("/")[-2]
 
@@ -103,6 +117,7 @@ class SparseOptimizer(PrivateOptimizer):
         if table_optimizer is not None:
             table_optimizer = checked_optimizer(table_optimizer)
         self.table_optimizer = table_optimizer
+        self._rates = _constant_rates(self.optimizer, table_optimizer)
         self._row_wise = RowWise(table_optimizer or self.optimizer)
         self.rows = None if rows is None else checked_rows(rows, self.plan)
         self._selected: list[tf.Tensor] = []
@@ -111,6 +126,29 @@ class SparseOptimizer(PrivateOptimizer):
     @abc.abstractmethod
     def gradient_noise_multiplier(self) -> float:
         """σ of the clipped sum."""
+
+    @property
+    def learning_rate(self) -> Any:
+        """The wrapped optimizer's. What sets it multiplies that of `table_optimizer`, too."""
+        return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if self.table_optimizer is not None:
+            self.table_optimizer.learning_rate = self._table_rate(value)
+        self.optimizer.learning_rate = value
+
+    def _table_rate(self, value: Any) -> Any:
+        """The tables' learning rate that keeps its ratio to that of the dense variables."""
+        schedule = isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
+        if self._rates is None or schedule:
+            raise ValueError(
+                "Expected constant learning rates above 0 of the optimizer and of its "
+                f"table_optimizer, whose ratio stays, got learning_rate={value!r} for others: give "
+                "each its schedule when it is made, or leave out table_optimizer."
+            )
+        dense, tables = self._rates
+        return value * (tables / dense)
 
     @property
     def variables(self) -> list[keras.Variable]:

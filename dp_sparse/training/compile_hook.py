@@ -28,7 +28,14 @@ from dp_sparse.training.building import all_built, build_for, build_metrics, bui
 from dp_sparse.training.plan_steps import FitSteps
 from dp_sparse.training.train_step import private_train_step
 
-_REPLACED = ("train_step", "make_train_function", "_maybe_symbolic_build", "set_state_tree")
+_HELD_OUT = {"test_step": "model.evaluate(x, y)", "predict_step": "model.predict(x)"}
+_REPLACED = (
+    "train_step",
+    "make_train_function",
+    "_maybe_symbolic_build",
+    "set_state_tree",
+    *_HELD_OUT,
+)
 
 
 def install_compile_hook() -> None:
@@ -104,11 +111,28 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     in_graph = tf.function(step, autograph=False, reduce_retracing=True)
     # The graph guard needs a graph; with run_eagerly=True the step alone is traced.
     model.train_step = lambda data: (in_graph if tf.executing_eagerly() else step)(data)
+    for name, instead in _HELD_OUT.items():
+        setattr(model, name, _refusing_batches(getattr(model, name), instead))
     steps = plan_steps.of_fit(model)
     model.make_train_function = _making_train_function(model, optimizer, steps)
     model._maybe_symbolic_build = _building_for_batches(model, optimizer, steps)
     if optimizer.delays_noise:
         flush_hooks.install(model, optimizer)
+
+
+def _refusing_batches(step: Callable[[Any], Any], instead: str) -> Callable[[Any], Any]:
+    """A step of Keras that is not for a sampler's batches, whose padding would count."""
+
+    @functools.wraps(step)
+    def run(data: Any) -> Any:
+        if is_sampled(data):
+            raise ValueError(
+                "Expected held-out examples, got batches of a sampler, which are padded and of "
+                f"random sizes: call {instead} with the examples themselves."
+            )
+        return step(data)
+
+    return run
 
 
 def _making_train_function(

@@ -1,6 +1,7 @@
 """A grid of plans: each as `PrivacyPlan` calibrates it, as text, CSV, a plot and a command."""
 
 import csv
+import dataclasses
 import math
 from pathlib import Path
 
@@ -27,8 +28,11 @@ def test_every_row_is_a_calibrated_plan(table: PlanTable) -> None:
     row = table.rows[3]
     sampling = PoissonSampling(10_000, 1000, steps=50)
     plan = PrivacyPlan(PrivacyBudget(2.0, 1e-4), sampling).calibrate()
-    assert (row.steps, row.noise_multiplier) == (50, plan.noise_multiplier)
-    assert row.epsilon == plan.spent(50).epsilon <= 2.0
+    assert row.steps == 50
+    assert plan.noise_multiplier <= row.noise_multiplier <= plan.noise_multiplier + 2e-3
+    assert 1.99 < row.epsilon <= 2.0
+    more = dataclasses.replace(plan, noise_multiplier=row.noise_multiplier)
+    assert more.spent(50).epsilon <= row.epsilon
     assert row.noise == pytest.approx(row.noise_multiplier / 1000)
     assert row.signal_to_noise == pytest.approx(math.sqrt(50) * 1000 / row.noise_multiplier)
 

@@ -130,6 +130,39 @@ def test_the_tables_have_an_optimizer_of_their_own() -> None:
     assert int(model.optimizer.table_optimizer.iterations) == int(model.optimizer.iterations) == 3
 
 
+def test_setting_the_learning_rate_keeps_its_ratio_to_the_tables() -> None:
+    model, _ = compiled(
+        optimizer=keras.optimizers.SGD(0.1), table_optimizer=keras.optimizers.Adagrad(0.4)
+    )
+    both = model.optimizer, model.optimizer.table_optimizer
+    for value, expected in ((0.05, [0.05, 0.2]), (0.0, [0.0, 0.0]), (0.1, [0.1, 0.4])):
+        model.optimizer.learning_rate = value
+        assert [float(each.learning_rate) for each in both] == pytest.approx(expected)
+
+
+def test_a_callback_that_stops_learning_stops_the_tables() -> None:
+    model, plan = compiled(table_optimizer=keras.optimizers.SGD(0.5), threshold=-1e6)
+    batches = plan.sampling.batches(clicks(8))
+    start = weights_of(model)
+    stopped = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.0)]
+    model.fit(batches, steps_per_epoch=1, verbose=0, callbacks=stopped)
+    assert all(map(np.array_equal, start, weights_of(model)))
+    going = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.01)]
+    model.fit(batches, steps_per_epoch=1, verbose=0, callbacks=going)
+    assert not any(map(np.array_equal, start, weights_of(model)))
+
+
+def test_a_ratio_that_is_not_there_is_said() -> None:
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    for dense, tables in (
+        (keras.optimizers.SGD(0.1), keras.optimizers.SGD(schedule)),
+        (keras.optimizers.SGD(0.0), keras.optimizers.SGD(0.1)),
+    ):
+        model, _ = compiled(optimizer=dense, table_optimizer=tables)
+        with pytest.raises(ValueError, match=r"whose ratio stays, got learning_rate=0\.3"):
+            model.optimizer.learning_rate = 0.3
+
+
 def test_the_table_optimizer_is_saved(tmp_path: Any) -> None:
     model, plan = compiled(
         optimizer=keras.optimizers.Adam(0.1), table_optimizer=keras.optimizers.Adagrad(0.2)

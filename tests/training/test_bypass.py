@@ -166,6 +166,16 @@ def test_a_plan_without_steps_left(set_back: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_batches_of_a_sampler_are_no_held_out_examples(method: str) -> None:
+    x, y = clicks(8)
+    model, plan = private(x)
+    with pytest.raises(ValueError, match=rf"got batches of a sampler.*call model\.{method}\(x"):
+        getattr(model, method)(plan.sampling.batches((x, y)), verbose=0)
+    assert np.isfinite(model.evaluate(x, y, verbose=0))
+    assert len(model.predict(x, verbose=0)) == 8
+
+
 # ---- Gradients that the private step did not compute.
 
 
