@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 FINE, COARSE = 1e-4, 1e-3  # intervals of the privacy loss; the accountant rounds pessimistically
 LIMITS = (1e-2, 1e4)  # of the noise multiplier
+_UPWARDS = LIMITS[0], math.inf
 _TOLERANCE = 1e-4
 _FAR = 4.0  # the most by which the noise changes in one step outwards, a factor
 
@@ -61,9 +62,16 @@ def smallest_noise_multiplier(epsilon: Callable[[float, float], float], budget: 
         epsilon: Of a noise multiplier, from losses on a grid of some interval.
         budget: The most that ε may be.
     """
-    limits = LIMITS[0], math.inf
-    coarse = smallest_meeting(lambda sigma: epsilon(sigma, COARSE), budget, 1.0, limits=limits)
-    return smallest_meeting(lambda sigma: epsilon(sigma, FINE), budget, coarse, limits=limits)
+    coarse, _ = rough_noise_multiplier(epsilon, budget)
+    return smallest_meeting(lambda sigma: epsilon(sigma, FINE), budget, coarse, limits=_UPWARDS)
+
+
+def rough_noise_multiplier(
+    epsilon: Callable[[float, float], float], budget: float
+) -> tuple[float, float]:
+    """As `smallest_noise_multiplier`, from coarse losses alone; with the ε that they give it."""
+    sigma = smallest_meeting(lambda s: epsilon(s, COARSE), budget, 1.0, limits=_UPWARDS)
+    return sigma, epsilon(sigma, COARSE)
 
 
 def _excess(epsilon: float, budget: float) -> float:

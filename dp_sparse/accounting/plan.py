@@ -18,16 +18,15 @@ from dp_sparse.accounting.accountant import accountant_of, epsilon_of
 from dp_sparse.accounting.attack_power import EPSILONS, true_positive_rate
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.calibration import (
-    COARSE,
     FINE,
-    LIMITS,
-    smallest_meeting,
+    rough_noise_multiplier,
     smallest_noise_multiplier,
 )
 from dp_sparse.accounting.failures import epsilon_beside_failures
+from dp_sparse.accounting.feasibility import refuse_infeasible
 from dp_sparse.accounting.forecast import Forecast, forecast
 from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism, beyond_reach
-from dp_sparse.accounting.releases import Release, ReleasePrice, checked_releases
+from dp_sparse.accounting.releases import Release, ReleasePrice, checked_releases, place_of
 from dp_sparse.accounting.statement import RATES, statement
 from dp_sparse.core import fingerprint, validate
 from dp_sparse.sampling import Sampling
@@ -98,18 +97,12 @@ class PrivacyPlan:
     def rough_noise(self) -> tuple[float, float]:
         """A noise multiplier that meets the budget, some 1e-3 above the smallest, and its ε.
 
-        Several times faster than `calibrate`: its losses are on a grid ten times coarser, which is
-        rounded up, too.
+        Several times faster than `calibrate`: losses are on a grid ten times coarser, rounded up.
 
         Raises:
             ValueError: As `calibrate`.
         """
-        epsilon = self._epsilon_of_all_steps()
-        limits = LIMITS[0], math.inf
-        sigma = smallest_meeting(
-            lambda sigma: epsilon(sigma, COARSE), self.budget.epsilon, 1.0, limits=limits
-        )
-        return sigma, epsilon(sigma, COARSE)
+        return rough_noise_multiplier(self._epsilon_of_all_steps(), self.budget.epsilon)
 
     def spent(self, steps: int) -> PrivacyBudget:
         """The (ε, δ) after `steps` steps, at the budget's δ.
@@ -233,12 +226,7 @@ class PrivacyPlan:
         Raises:
             ValueError: The plan is not calibrated, or does not have this release.
         """
-        if release not in self.releases:
-            raise ValueError(
-                f"Expected a release of the plan, {[r.name for r in self.releases]}, got "
-                f"{release.name!r}: add it before calibrate()."
-            )
-        index, steps = self.releases.index(release), self.sampling.steps
+        index, steps = place_of(release, self.releases), self.sampling.steps
         others = self.releases[:index] + self.releases[index + 1 :]
         without = dataclasses.replace(self, releases=others).spent(steps).epsilon
         joint = self.spent(steps).epsilon - without
@@ -280,23 +268,9 @@ class PrivacyPlan:
 
     def _epsilon_of_all_steps(self) -> Callable[[float, float], float]:
         """ε of a noise multiplier on a grid of some interval; refuses what no noise can meet."""
-        steps, budget = self.sampling.steps, self.budget
-        if self.sampling.overflow_delta(budget.epsilon, steps) >= budget.delta:
-            raise ValueError(
-                f"Batches beyond capacity={self.sampling.batch_capacity} alone exceed "
-                f"delta={budget.delta:g} at epsilon={budget.epsilon:g}. Raise sampling.capacity."
-            )
-
-        def epsilon(sigma: float, interval: float) -> float:
-            return self._epsilon_at(sigma, steps, interval)
-
-        if not epsilon(LIMITS[1], COARSE) <= budget.epsilon:
-            names = [release.name for release in self.releases]
-            raise ValueError(
-                f"No noise meets the budget: even noise_multiplier={LIMITS[1]:g} spends "
-                f"more than epsilon={budget.epsilon:g} at delta={budget.delta:g}. Raise the "
-                f"budget{f', or lower the cost of {names}' if names else ''}."
-            )
+        steps = self.sampling.steps
+        epsilon = lambda sigma, interval: self._epsilon_at(sigma, steps, interval)  # noqa: E731
+        refuse_infeasible(epsilon, self.budget, self.sampling, self.releases)
         return epsilon
 
     def _noise_for(self, steps: int) -> float:

@@ -1,7 +1,7 @@
 """What else is computed from the training data, and what it costs."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dp_accounting
@@ -71,3 +71,17 @@ class ReleasePrice:
 
     def __str__(self) -> str:
         return f"{self.name}: epsilon {self.joint:.4g} beside training, {self.alone:.4g} on its own"
+
+
+def place_of(release: Release, releases: Sequence[Release]) -> int:
+    """Where a release is among those of a plan.
+
+    Raises:
+        ValueError: It is not there.
+    """
+    if release not in releases:
+        raise ValueError(
+            f"Expected a release of the plan, {[r.name for r in releases]}, got "
+            f"{release.name!r}: add it before calibrate()."
+        )
+    return releases.index(release)

@@ -1,0 +1,36 @@
+"""What no noise can meet, said before a search for it."""
+
+from collections.abc import Callable, Sequence
+
+from dp_sparse.accounting.budget import PrivacyBudget
+from dp_sparse.accounting.calibration import COARSE, LIMITS
+from dp_sparse.accounting.releases import Release
+from dp_sparse.sampling import Sampling
+
+
+def refuse_infeasible(
+    epsilon: Callable[[float, float], float],
+    budget: PrivacyBudget,
+    sampling: Sampling,
+    releases: Sequence[Release],
+) -> None:
+    """Raises ValueError if even the most noise spends more than the budget.
+
+    Args:
+        epsilon: Of a noise multiplier and an interval, for all steps and releases together.
+        budget: What they may spend.
+        sampling: Of the steps.
+        releases: What is released beside them.
+    """
+    if sampling.overflow_delta(budget.epsilon, sampling.steps) >= budget.delta:
+        raise ValueError(
+            f"Batches beyond capacity={sampling.batch_capacity} alone exceed "
+            f"delta={budget.delta:g} at epsilon={budget.epsilon:g}. Raise sampling.capacity."
+        )
+    if not epsilon(LIMITS[1], COARSE) <= budget.epsilon:
+        names = [release.name for release in releases]
+        raise ValueError(
+            f"No noise meets the budget: even noise_multiplier={LIMITS[1]:g} spends "
+            f"more than epsilon={budget.epsilon:g} at delta={budget.delta:g}. Raise the "
+            f"budget{f', or lower the cost of {names}' if names else ''}."
+        )
