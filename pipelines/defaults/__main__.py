@@ -10,7 +10,8 @@ from pathlib import Path
 from absl import app
 from ml_collections import config_flags
 
-from pipelines.defaults import search
+from pipelines.defaults import page, search
+from pipelines.defaults.run import task_of
 from pipelines.defaults.tasks import Sources
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/defaults.py", "The study.")
@@ -30,8 +31,13 @@ def main(arguments: list[str]) -> int:
         **{k: Path(v) for k, v in config.data.items()}, directory=Path(config.directory)
     )
     results = search.Results(Path(config.results))
+
+    def report() -> None:
+        tasks = [(name, task_of(name, sources)) for name in config.tasks]
+        page.write(Path(config.page), tasks, results, config.draws)
+
     failed = search.study(
-        config.tasks, config.epsilons, config.draws, sources, results, config.workers
+        config.tasks, config.epsilons, config.draws, sources, results, config.workers, report
     )
     for line in failed:
         print(f"failed: {line}", file=sys.stderr)

@@ -98,14 +98,19 @@ def study(
     sources: Sources,
     results: Results,
     workers: int,
+    report: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Runs what is missing, `workers` runs at a time; returns a line for each run that failed."""
+    """Runs what is missing, `workers` at a time, and calls `report` after each task and budget.
+
+    Returns a line for each run that failed.
+    """
     failed: list[str] = []
     budgets: list[float | None] = [None, *epsilons]
     for name in tasks:
         for epsilon in budgets:
             submit = functools.partial(_submit, sources, results, failed, workers)
             _bracket(task_of(name, sources), name, epsilon, draws, results, submit)
+            report()
     return failed
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipelines.criteo.generate import generate
-from pipelines.defaults import run, search, tasks
+from pipelines.defaults import page, run, search, tasks
 from pipelines.defaults.settings import (
     DP_SGD,
     NON_PRIVATE,
@@ -135,6 +135,39 @@ def test_the_field_is_halved_by_validation_and_failures_are_named(
     best = sorted(whole, key=lambda s: -s.learning_rate)[:3]
     assert {*best, printed_recipe(task)} <= seeded
     assert {s.method for s in seeded} == set(methods_of(task))
+
+
+def test_the_page_has_the_best_of_each_method_and_optimizer(
+    sources: tasks.Sources, tmp_path: Path
+) -> None:
+    task, results = tasks.load("ranking", sources), search.Results(tmp_path / "results.jsonl")
+    adam, sgd = Setting("dp_sgd", "Adam", 0.01, 256), Setting("dp_fest", "SGD", 1.0, 256, 0.1)
+    without = Setting(NON_PRIVATE, "Adam", 0.01, 256)
+    recipe = printed_recipe(task)
+    scores = {adam: (0.7, 0.8), sgd: (0.75, 0.7), recipe: (0.6, 0.55)}
+    for setting, (validation, test) in scores.items():
+        for seed in (0, 1):
+            result = {"validation": validation, "test": test + 0.01 * seed}
+            results.add(search.Run("ranking", 8.0, setting, 1.0, seed), result)
+    results.add(search.Run("ranking", 8.0, adam, 0.25, 0), {"validation": 0.9, "test": 0.9})
+    results.add(search.Run("ranking", None, without, 1.0, 0), {"validation": 0.9, "test": 0.9})
+    page.write(tmp_path / "page.md", [("ranking", task)], results, draws=6)
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][2:]
+    assert [row[1] for row in rows] == [
+        "non_private",
+        "best dp_sgd",
+        "best dp_fest",
+        "best dp_adafest",
+        "best SGD",
+        "best Adagrad",
+        "best Adam",
+        "former README",
+    ]
+    shares = [row[-1] for row in rows]  # the best on validation examples is DP-FEST, 0.205 of gain
+    assert shares == ["-", "1.49", "1.00", "0.27", "1.00", "0.27", "1.49", "0.27"]
+    assert rows[2][2] == "dp_fest, SGD(1/0.1), batch 256, C = 0.1, 10% of the rows"
+    assert rows[2][5] == "0.0071 (2)" and rows[0][5] == "- (1)"
 
 
 def test_a_study_that_was_interrupted_goes_on(
