@@ -172,6 +172,18 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             return self.threshold, deviation
         return default_threshold(self.expected_false_rows, num_rows, deviation), deviation
 
+    @property
+    def false_rows_per_step(self) -> list[float]:
+        """Rows of each table that survive a step on noise alone, expected, if none is looked up."""
+        if self.rows is None:
+            sizes = [int(table.shape[0]) for table in self.noised_tables]
+        else:
+            sizes = [int(selected.shape[0]) for selected in self._selected]
+        if not sum(sizes):
+            return [0.0] * len(sizes)
+        rate = survival_probability(*self._threshold(sum(sizes)))
+        return [rate * size for size in sizes]
+
     def most_false_rows(self, num_rows: int) -> int:
         """More rows than that survive on noise alone in one step of 10^13."""
         return most_skips(num_rows, survival_probability(*self._threshold(num_rows)))

@@ -7,6 +7,7 @@ counts; a report contains them only with `diagnostics="non_private"`.
 
 import dataclasses
 import math
+import warnings
 from typing import Any
 
 import keras
@@ -14,8 +15,13 @@ import numpy as np
 
 from dp_sparse.core import require_matplotlib, validate
 from dp_sparse.optimizers import PrivateOptimizer
-from dp_sparse.training import report_page
+from dp_sparse.training import findings, report_page
 
+_HARDLY = (
+    "Tables hardly trained: too few examples of a batch look up the same row for its votes to "
+    "stand above the noise.\n{}\nLarger batches, a smaller noise_ratio or a larger epsilon help; "
+    "DPFESTOptimizer, and for small tables DPSGDOptimizer, need no votes."
+)
 _DIAGNOSTICS = ("private", "non_private", "strict")
 
 
@@ -29,6 +35,7 @@ class RunHistory:
         rows: Mean rows noised a step in each table, since the previous point.
         validation: Each validation metric with its (step, value) pairs.
         diagnostics: Each value that no ε covers, with its pairs; empty unless requested.
+        findings: A sentence for each table that hardly trained, after the end of training.
     """
 
     steps: list[int] = dataclasses.field(default_factory=list)
@@ -36,6 +43,7 @@ class RunHistory:
     rows: list[list[float]] = dataclasses.field(default_factory=list)
     validation: dict[str, list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
     diagnostics: dict[str, list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
+    findings: list[str] = dataclasses.field(default_factory=list)
 
 
 class PrivacyReport(keras.callbacks.Callback):
@@ -88,7 +96,7 @@ class PrivacyReport(keras.callbacks.Callback):
         self._optimizer = _private_optimizer(self.model)
         steps = self._optimizer.plan.sampling.steps
         self._every = max(1, math.ceil(steps / self.points))
-        self._totals = _totals(self._optimizer)
+        self._begin = self._totals = _totals(self._optimizer)
         self._aim_at_next_point(int(self._optimizer.steps_spent.numpy()))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -117,11 +125,16 @@ class PrivacyReport(keras.callbacks.Callback):
         self._write()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Records where training ended, and writes the page."""
+        """Records where training ended, writes the page, and warns of tables that did not train."""
         step = int(self._optimizer.steps_spent.numpy())
         if step and self.history.steps[-1:] != [step]:
             self._record(step)
-            self._write()
+        rows = self._totals["rows"] - (self._begin["rows"] if self._begin["rows"].size else 0)
+        steps = self._totals["steps"] - self._begin["steps"]
+        self.history.findings = findings.hardly_trained(self._optimizer, steps, rows)
+        if self.history.findings:
+            warnings.warn(_HARDLY.format("\n".join(self.history.findings)), stacklevel=2)
+        self._write()
 
     def reduction(self) -> float:
         """Embedding-gradient reduction: table parameters ÷ mean table entries noised a step."""
@@ -147,6 +160,9 @@ class PrivacyReport(keras.callbacks.Callback):
                 report_page.chart("step", "epsilon", {"epsilon": (history.steps, history.epsilon)}),
             ),
         ]
+        if history.findings:
+            said = _HARDLY.format("\n".join(history.findings))
+            sections.insert(0, ("Tables that hardly trained", report_page.text(said)))
         if history.validation:
             sections.append(
                 ("Validation", report_page.chart("step", "value", _as_series(history.validation)))

@@ -1,6 +1,7 @@
 """ε in the logs never understates; reports hold no training metric unasked."""
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,46 @@ def test_the_page_holds_no_training_metric_unless_asked(
         body = body[body.index("Privacy spent") :]
         assert all((word in body) == held for word in words)
         assert "val_accuracy" in body and "Embedding rows noised per step" in body
+
+
+@pytest.mark.parametrize(("threshold", "trains"), [(2.0, True), (1e4, False), (None, False)])
+def test_tables_that_hardly_train_are_told(
+    plan: dp_sparse.PrivacyPlan, tmp_path: Path, threshold: float | None, trains: bool
+) -> None:
+    """50 rows, of which a batch of 40 looks most up once or twice; and much noise on the votes."""
+    path, own = (
+        tmp_path / "report.html",
+        dp_sparse.PrivacyPlan.from_config(plan.get_config() | {"plan_id": str(np.random.rand())}),
+    )
+    choice = {"threshold": threshold} if threshold else {"expected_false_rows": 1.0}
+    ratio = 0.2 if trains else 50.0
+    trained, report = model(), dp_sparse.PrivacyReport(str(path))
+    optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", own, 1.0, noise_ratio=ratio, **choice)
+    trained.compile(optimizer, loss="binary_crossentropy")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(trained, report)
+    told = [str(w.message) for w in caught if "hardly trained" in str(w.message)]
+    assert len(told) == len(report.history.findings) == (0 if trains else 1)
+    assert ("Tables that hardly trained" in path.read_text()) == (not trains)
+    if not trains:
+        assert "embedding" in told[0] and "would be by noise alone" in told[0]
+        assert "DPFESTOptimizer" in told[0]
+
+
+def test_false_rows_are_those_of_a_threshold(plan: dp_sparse.PrivacyPlan) -> None:
+    trained = compiled(plan)
+    fit(trained, steps_per_epoch=1)
+    assert trained.optimizer.false_rows_per_step == pytest.approx([25.0])  # 32, but half at most
+    rows = dp_sparse.SelectedRows.public({"embedding": range(10)}, {"embedding": V})
+    own = dp_sparse.PrivacyPlan.from_config(plan.get_config() | {"plan_id": str(np.random.rand())})
+    ids = keras.Input((2,), dtype="int32")
+    looked_up = keras.layers.Embedding(V, 4, name="embedding")(ids)
+    selected = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(looked_up)))
+    plus = dp_sparse.DPAdaFESTOptimizer("sgd", own, 1.0, expected_false_rows=2, rows=rows)
+    selected.compile(plus, loss="mse")
+    fit(selected, steps_per_epoch=1)
+    assert plus.false_rows_per_step == pytest.approx([2.0])
 
 
 def test_without_a_private_optimizer_there_is_nothing_to_report() -> None:
