@@ -2,8 +2,9 @@
 
 A row that an example looks up with probability f is looked up K ~ Poisson(B·f) times in a batch,
 and survives if s·K + N(0, (σ1·C1)²) reaches τ, with s = min(1, C1/√p) for p lookups an example.
-Expected numbers of rows are sums of these probabilities, which are computed on a grid of B·f. Time
-O(rows).
+Expected numbers of rows are sums of these probabilities, which are computed on a grid of B·f. Of a
+lookup, the same holds with K + 1 lookups of its row in the batch. Time O(rows), or O(1) of a table
+whose frequencies are assumed.
 """
 
 import dataclasses
@@ -16,11 +17,20 @@ import scipy.optimize
 import scipy.stats
 
 from dp_sparse.accounting.adafest import default_threshold, split_noise, survival_probability
+from dp_sparse.accounting.lookup_frequencies import (
+    ZIPF_EXPONENT,
+    LookupFrequencies,
+    frequencies_of,
+)
 from dp_sparse.core import validate
 
 _GRID = np.concatenate([[0.0], np.geomspace(1e-9, 1e9, 1801)])  # of B·f
 _SUMMED = 200.0  # means of K up to this are summed exactly; beyond, K is taken as normal
-_COUNTS = np.arange(1, 400)
+_COUNTS = np.arange(400)
+_ASSUMED = (
+    f"* assumed: rows are looked up by Zipf's law, exponent {ZIPF_EXPONENT:g}. Give frequencies of "
+    "public data in place of the number of rows to know better."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,21 +39,24 @@ class TableForecast:
 
     Attributes:
         rows: All rows of the table.
-        looked_up: Rows that a batch looks up; None if frequencies are not known.
-        survivors: The looked-up rows that survive; None if frequencies are not known.
-        false_rows: Rows that survive though the batch did not look them up. If frequencies are not
-            known, every row counts as not looked up.
+        looked_up: Rows that a batch looks up.
+        survivors: The looked-up rows that survive.
+        false_rows: Rows that survive though the batch did not look them up.
+        trained_share: The part of the lookups whose row survives, so that it trains.
+        assumed: Whether frequencies follow from Zipf's law, for want of given ones.
     """
 
     rows: int
-    looked_up: float | None
-    survivors: float | None
+    looked_up: float
+    survivors: float
     false_rows: float
+    trained_share: float
+    assumed: bool
 
     @property
     def noised(self) -> float:
         """Rows that get noise and an update."""
-        return (self.survivors or 0.0) + self.false_rows
+        return self.survivors + self.false_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +104,7 @@ class Forecast:
                 f"rows noised a step: {self.rows_per_step:,.4g}, {self.row_reduction:,.4g} times "
                 "fewer than all",
                 *_aligned(self.tables),
+                *([_ASSUMED] if any(table.assumed for table in self.tables.values()) else []),
             ]
         )
 
@@ -120,12 +134,13 @@ def forecast(
         raise ValueError(f"Expected one way to choose the threshold, got {given}: leave one.")
     if not isinstance(tables, Mapping):
         raise ValueError(f"Expected tables={{name: rows or frequencies}}, got tables={tables!r}.")
-    frequencies = {name: _checked(name, table) for name, table in tables.items()}
-    if not frequencies:
+    if not tables:
         raise ValueError("Expected tables={name: rows or frequencies}, got none.")
-    lookups = len(frequencies) if lookups is None else lookups
+    lookups = len(tables) if lookups is None else lookups
     lookups = validate.positive_integer("lookups", lookups)
-    total = sum(float(f.sum()) for f in frequencies.values() if not isinstance(f, int))
+    each = max(1.0, lookups / len(tables))
+    frequencies = {name: frequencies_of(name, table, each) for name, table in tables.items()}
+    total = sum(f.lookups for f in frequencies.values() if not f.assumed)
     if total > lookups * (1 + 1e-6):
         raise ValueError(
             f"Expected probabilities that add up to lookups={lookups} at most, got {total:g}: pass "
@@ -145,7 +160,7 @@ def forecast(
         }
         return Forecast(noise_multiplier, of_map, of_gradient, clip_norm, threshold, lookups, found)
 
-    rows = sum(f if isinstance(f, int) else len(f) for f in frequencies.values())
+    rows = sum(f.rows for f in frequencies.values())
     return at(_threshold(given, rows, deviation, at))
 
 
@@ -181,55 +196,58 @@ def _threshold(
     )
 
 
-def _checked(name: str, table: Any) -> Any:
-    """A number of rows, or each row's frequency, float64."""
-    if isinstance(table, int | np.integer):
-        return validate.positive_integer(f"tables[{name!r}]", table)
-    values = np.asarray(table, np.float64)
-    if values.ndim != 1 or not values.size or not np.all((values >= 0) & (values <= 1)):
-        raise ValueError(
-            f"Expected tables[{name!r}] to be a number of rows, or the probability of each row to "
-            f"be looked up by an example, `[rows]` in [0, 1], got {values!r}."
-        )
-    return values
-
-
 def _survival_of_means(
     threshold: float, added: float, deviation: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """P[looked up and survives] and P[looked up] for each mean number of lookups of the grid.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each mean number of lookups of the grid, three probabilities of a row.
 
-    An example adds `added` to a row that it looks up.
+    That it is looked up and survives, that it is looked up, and that it survives with one more
+    lookup. An example adds `added` to a row that it looks up.
     """
     few = _GRID <= _SUMMED
     chances = scipy.stats.poisson.pmf(_COUNTS, _GRID[few, np.newaxis])
-    survives = scipy.stats.norm.sf((threshold - added * _COUNTS) / deviation)
-    spread = np.sqrt(added**2 * _GRID[~few] + deviation**2)
-    many = scipy.stats.norm.sf((threshold - added * _GRID[~few]) / spread)
-    return np.concatenate([chances @ survives, many]), -np.expm1(-_GRID)
+
+    def survives(more: int) -> np.ndarray:
+        of_count = scipy.stats.norm.sf((threshold - added * (_COUNTS + more)) / deviation)
+        spread = np.sqrt(added**2 * _GRID[~few] + deviation**2)
+        of_many = scipy.stats.norm.sf((threshold - added * (_GRID[~few] + more)) / spread)
+        from_one = chances if more else chances * (_COUNTS > 0)
+        return np.concatenate([from_one @ of_count, of_many])
+
+    return survives(0), -np.expm1(-_GRID), survives(1)
 
 
 def _of_table(
-    frequencies: Any,
+    table: LookupFrequencies,
     batch: float,
-    survival: tuple[np.ndarray, np.ndarray],
+    survival: tuple[np.ndarray, np.ndarray, np.ndarray],
     threshold: float,
     deviation: float,
 ) -> TableForecast:
-    by_noise = survival_probability(threshold, deviation)
-    if isinstance(frequencies, int):
-        return TableForecast(frequencies, None, None, frequencies * by_noise)
-    means = batch * frequencies
-    true, looked_up = (float(np.interp(means, _GRID, values).sum()) for values in survival)
-    unseen = len(frequencies) - looked_up
-    return TableForecast(len(frequencies), looked_up, true, unseen * by_noise)
+    means, weights = batch * table.frequencies, table.counts
+    true, looked_up, trained = (np.interp(means, _GRID, values) for values in survival)
+    of_lookups = weights * table.frequencies
+    unseen = table.rows - float(looked_up @ weights)
+    return TableForecast(
+        rows=table.rows,
+        looked_up=float(looked_up @ weights),
+        survivors=float(true @ weights),
+        false_rows=unseen * survival_probability(threshold, deviation),
+        trained_share=float(trained @ of_lookups / max(of_lookups.sum(), 1e-300)),
+        assumed=table.assumed,
+    )
 
 
 def _aligned(tables: Mapping[str, TableForecast]) -> list[str]:
     lines = [
-        ["table", "rows", "looked up", "survivors", "false rows"],
+        ["table", "rows", "looked up", "survivors", "false rows", "lookups trained"],
         *(
-            [name, f"{t.rows:,}", *map(_shown, (t.looked_up, t.survivors, t.false_rows))]
+            [
+                f"{name}{'*' if t.assumed else ''}",
+                f"{t.rows:,}",
+                *(f"{value:,.4g}" for value in (t.looked_up, t.survivors, t.false_rows)),
+                f"{t.trained_share:.1%}",
+            ]
             for name, t in tables.items()
         ),
     ]
@@ -238,7 +256,3 @@ def _aligned(tables: Mapping[str, TableForecast]) -> list[str]:
         "  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])])
         for name, *cells in lines
     ]
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.4g}"

@@ -183,8 +183,8 @@ class PrivacyPlan:
         Args:
             tables: For each table its number of rows, or float `[rows]`: the probability that an
                 example looks the row up, from public data or with noise of its own. Without
-                probabilities only rows that survive on noise alone are forecast. For DP-AdaFEST+
-                the same, for the selected rows alone.
+                probabilities Zipf's law of exponent 1.1 is assumed, and the print says so. For
+                DP-AdaFEST+ the same, for the selected rows alone.
             lookups: The most lookups of one example over all tables; by default one in each. At
                 least the sum of all probabilities.
             contribution_clip_norm: C1 of the optimizer.

@@ -1,6 +1,7 @@
 """Forecasts against batches drawn and selected for real; thresholds that follow from them."""
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -76,10 +77,13 @@ def test_ways_to_choose_a_threshold() -> None:
     tables = {"a": zipf(1_000), "b": zipf(50_000)}
     sizes = {name: len(f) for name, f in tables.items()}
     by_default = forecast(1.0, 500, sizes)
-    assert by_default.rows_per_step == pytest.approx(32)
-    assert by_default.row_reduction == pytest.approx(51_000 / 32)
+    unseen = [1 - t.looked_up / t.rows for t in by_default.tables.values()]
+    false = [t.false_rows for t in by_default.tables.values()]
+    assert false == pytest.approx([32 * 1_000 / 51_000 * unseen[0], 32 * 50 / 51 * unseen[1]])
+    assert by_default.row_reduction == pytest.approx(51_000 / by_default.rows_per_step)
     rate = forecast(1.0, 500, sizes, false_positive_rate=1e-3)
-    assert rate.rows_per_step == pytest.approx(51)
+    false = [t.false_rows for t in rate.tables.values()]
+    assert false == pytest.approx([1 * unseen[0], 50 * unseen[1]])
     for wanted in (20.0, 400.0, 5_000.0):
         found = forecast(1.0, 500, tables, rows_per_step=wanted)
         assert found.rows_per_step == pytest.approx(wanted, rel=1e-6)
@@ -95,7 +99,49 @@ def test_what_a_plan_explains() -> None:
     lines = str(found).splitlines()
     assert "sigma1 = 10.2" in lines[0] and "sigma2 = 2.04" in lines[0]
     assert "threshold" in lines[1] and "2 rows" in lines[1]
-    assert lines[-2].split()[:3] == ["ads", "1,000", "-"] and lines[-1].startswith("users")
+    assert lines[-3].split()[:2] == ["ads*", "1,000"] and lines[-2].startswith("users ")
+    assert lines[-1].startswith("* assumed: rows are looked up by Zipf's law, exponent 1.1")
+    known = plan.explain({"users": zipf(200)})
+    assert "assumed" not in str(known)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 10_000, 10_001, 300_000])
+def test_without_frequencies_they_follow_from_zipfs_law(rows: int) -> None:
+    found = forecast(0.8, 500, {"a": rows}, threshold=2.0).tables["a"]
+    wanted = forecast(0.8, 500, {"a": zipf(rows)}, threshold=2.0).tables["a"]
+    assert found.assumed and not wanted.assumed and found.rows == wanted.rows == rows
+    for name in ("looked_up", "survivors", "false_rows", "trained_share"):
+        assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=2e-3, abs=1e-6)
+
+
+def test_a_table_of_a_billion_rows_takes_no_longer() -> None:
+    begun = time.perf_counter()
+    found = forecast(0.8, 2048, {"a": 10**9}, rows_per_step=100).tables["a"]
+    assert time.perf_counter() - begun < 10
+    assert found.rows == pytest.approx(10**9, abs=1) and found.noised == pytest.approx(100)
+
+
+def test_more_lookups_of_an_example_are_shared_by_the_tables() -> None:
+    one = forecast(0.8, 500, {"a": 500, "b": 500}, threshold=1.0)
+    four = forecast(0.8, 500, {"a": 500, "b": 500}, threshold=1.0, lookups=4)
+    assert one.tables["a"].looked_up < four.tables["a"].looked_up == four.tables["b"].looked_up
+
+
+@pytest.mark.parametrize("threshold", [0.6, 1.5, 6.0])
+def test_the_share_of_lookups_that_train(threshold: float) -> None:
+    """Against batches drawn with NumPy alone."""
+    frequencies, batch, sigma = zipf(400), 300, split_noise(SIGMA, RATIO)[0]
+    rng, trained, lookups = np.random.default_rng(1), 0, 0
+    for _ in range(400):
+        counts = np.bincount(rng.choice(400, rng.poisson(batch), p=frequencies), minlength=400)
+        survive = counts * CLIP_NORM + sigma * rng.standard_normal(400) >= threshold
+        trained, lookups = trained + counts[survive].sum(), lookups + counts.sum()
+    settings = {"noise_ratio": RATIO, "threshold": threshold}
+    found = forecast(SIGMA, batch, {"a": frequencies}, **settings).tables["a"].trained_share
+    assert found == pytest.approx(trained / lookups, abs=0.005)
+    other = forecast(10 * SIGMA, batch, {"a": frequencies}, **settings).tables["a"].trained_share
+    if threshold < 6:
+        assert abs(other - trained / lookups) > 0.02
 
 
 def test_a_plan_of_another_mechanism_explains_nothing() -> None:
