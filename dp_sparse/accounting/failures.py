@@ -8,7 +8,8 @@ import dp_accounting
 from dp_sparse.accounting.accountant import epsilon_of
 from dp_sparse.accounting.budget import PrivacyBudget
 
-_ROUNDS = 5
+_ROUNDS = 20
+_ABOVE = 1e-6  # beyond what is needed, a part, so that the next round agrees
 
 
 def epsilon_beside_failures(
@@ -21,20 +22,25 @@ def epsilon_beside_failures(
 
     Args:
         event: What is released.
-        budget: Its δ; and its ε, at which the search begins. An answer below it need not be exact.
-        failure_delta: What failures take of δ at an ε. It grows with ε, so ε is raised until the
-            two agree.
+        budget: Its δ; and its ε, which is tried first. An answer below it need not be exact.
+        failure_delta: What failures take of δ at an ε. It grows with ε, so ε is raised from what
+            it is without failures until the two agree.
         interval: The grid of the privacy loss distributions.
     """
-    taken, epsilon = 0.0, budget.epsilon
-    for attempt in range(_ROUNDS):
+    needed = failure_delta(budget.epsilon)
+    if needed < budget.delta:
+        epsilon = epsilon_of(event, budget.delta - needed, interval)
+        if epsilon <= budget.epsilon:
+            return epsilon
+    if failure_delta(0.0) >= budget.delta:  # at every ε
+        return math.inf
+    epsilon = epsilon_of(event, budget.delta, interval)
+    for _ in range(_ROUNDS):
         needed = failure_delta(epsilon)
         if needed >= budget.delta:
             return math.inf
-        if needed <= taken and attempt > 0:
+        beside = epsilon_of(event, budget.delta - needed, interval)
+        if beside <= epsilon:
             return epsilon
-        taken = needed
-        epsilon = epsilon_of(event, budget.delta - taken, interval)
-        if epsilon <= budget.epsilon:
-            return epsilon
+        epsilon = beside * (1 + _ABOVE)
     return math.inf

@@ -22,10 +22,10 @@ def refuse_infeasible(
         sampling: Of the steps.
         releases: What is released beside them.
     """
-    if sampling.overflow_delta(budget.epsilon, sampling.steps) >= budget.delta:
+    if sampling.overflow_delta(0.0, sampling.steps) >= budget.delta:
         raise ValueError(
             f"Batches beyond capacity={sampling.batch_capacity} alone exceed "
-            f"delta={budget.delta:g} at epsilon={budget.epsilon:g}. Raise sampling.capacity."
+            f"delta={budget.delta:g} at every epsilon. Raise sampling.capacity."
         )
     if not epsilon(LIMITS[1], COARSE) <= budget.epsilon:
         names = [release.name for release in releases]

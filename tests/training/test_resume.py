@@ -76,6 +76,11 @@ def test_a_loaded_file_never_gives_steps_back(tmp_path: pathlib.Path) -> None:
     model.save_weights(tmp_path / "early.weights.h5")
     model.fit(plan.sampling.batches(data), steps_per_epoch=2, verbose=0)
     loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.steps_left == 1
+    loaded.fit(plan.sampling.batches(data), verbose=0)
+    assert (
+        int(loaded.optimizer.iterations) == 3
+    )  # the two that were saved, and the one that is left
     with pytest.raises(PrivacyError, match="no steps left: 5 of 5"):
         loaded.fit(plan.sampling.batches(data), verbose=0)
     key = model.optimizer._account.noise_key._key.numpy()
@@ -163,13 +168,10 @@ RUN = """
         ),
         "checkpoint": lambda: keras.callbacks.ModelCheckpoint(saved),
     }[how]()
-    try:
-        model.fit(
-            plan.sampling.batches(data), epochs=int(sys.argv[3]), steps_per_epoch=3, verbose=0,
-            callbacks=[keeper, Tell()],
-        )
-    except dp_sparse.PrivacyError as error:
-        print(json.dumps({"refused": str(error)}))
+    model.fit(
+        plan.sampling.batches(data), epochs=int(sys.argv[3]), steps_per_epoch=3, verbose=0,
+        callbacks=[keeper, Tell()],
+    )
 """
 
 
@@ -192,5 +194,5 @@ def test_a_killed_run_resumes_within_its_budget_and_with_a_fresh_key(
     first, last = printed[0], printed[-1]
     assert first["spent"] == 6  # what the last whole epoch had spent
     assert first["key"] not in {line.get("key") for line in lines}
-    assert max(line.get("done", 0) for line in printed) == 12
-    assert "no steps left: 12 of 12" in last["refused"]
+    assert [line["done"] for line in printed if "done" in line] == list(range(7, 13))
+    assert last == {"done": 12}
