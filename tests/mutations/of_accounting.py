@@ -161,7 +161,7 @@ FAULTS = (
     Fault(
         "failures_not_taken_from_delta",
         "dp_sparse/accounting/failures.py",
-        "epsilon = epsilon_of(event, budget.delta - taken, interval)",
+        "epsilon = epsilon_of(event, budget.delta - needed, interval)",
         "epsilon = epsilon_of(event, budget.delta, interval)",
         (
             f"{_OF_PLAN}::test_what_is_left_of_delta_pays_for_the_mechanism",
