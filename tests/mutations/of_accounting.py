@@ -154,8 +154,8 @@ FAULTS = (
     Fault(
         "budget_met_at_twice_its_epsilon",
         _PLAN,
-        "smallest_noise_multiplier(epsilon, budget.epsilon)",
-        "smallest_noise_multiplier(epsilon, 1.02 * budget.epsilon)",
+        "smallest_noise_multiplier(self._epsilon_of_all_steps(), self.budget.epsilon)",
+        "smallest_noise_multiplier(self._epsilon_of_all_steps(), 1.02 * self.budget.epsilon)",
         (f"{_OF_PLAN}::test_calibration_is_on_the_feasible_side_and_tight",),
     ),
     Fault(
