@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = parser.add_subparsers(required=True).add_parser(
         "plan", help="noise, epsilon and signal to noise over batch sizes and epochs"
     )
-    plan.add_argument("--examples", type=int, required=True, help="how many there are")
+    plan.add_argument("--examples", type=_count, required=True, help="how many there are")
     plan.add_argument("--epsilon", type=float, required=True, help="of the whole run")
     plan.add_argument("--delta", type=float, help="of the whole run; 1 / examples by default")
     plan.add_argument("--batch-size", type=float, nargs="+", help="one or more expected sizes")
@@ -40,6 +40,12 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--csv", action="store_true", help="print comma-separated values")
     plan.add_argument("--plot", metavar="FILE", help="also draw signal to noise, .png or .svg")
     return parser
+
+
+def _count(text: str) -> int | float:
+    """A number such as 1000000 or 1e6; what is none of examples is left for the plan to refuse."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 if __name__ == "__main__":

@@ -73,9 +73,9 @@ class BudgetAccount:
     All charged runs together are (ε, δ)-differentially private for the account's budget, by basic
     composition, under the neighbouring relation of their plans, which must be one and the same.
     Basic composition stays true where a plan is chosen after earlier results were seen, since the
-    sum is bounded in advance (Rogers et al. 2016, Theorem 3.5). A plan counts whole, whether or not
-    its run ends early. What is trained without a charge is not covered. The file tells
-    nothing of the data.
+    sum is bounded in advance: it is a privacy filter (Rogers et al., NeurIPS 2016). A plan counts
+    whole, whether or not its run ends early. What is trained without a charge is not covered. The
+    file tells nothing of the data.
     """
 
     def __init__(self, path: str | os.PathLike[str], budget: PrivacyBudget | None = None) -> None:

@@ -1,5 +1,6 @@
 """What no noise can meet, said before a search for it."""
 
+import warnings
 from collections.abc import Callable, Sequence
 
 from dp_sparse.accounting.budget import PrivacyBudget
@@ -16,6 +17,8 @@ def refuse_infeasible(
 ) -> None:
     """Raises ValueError if even the most noise spends more than the budget.
 
+    Warns if a part of the budget is out of reach, since batches beyond the capacity take all of δ.
+
     Args:
         epsilon: Of a noise multiplier and an interval, for all steps and releases together.
         budget: What they may spend.
@@ -26,6 +29,13 @@ def refuse_infeasible(
         raise ValueError(
             f"Batches beyond capacity={sampling.batch_capacity} alone exceed "
             f"delta={budget.delta:g} at every epsilon. Raise sampling.capacity."
+        )
+    if sampling.overflow_delta(budget.epsilon, sampling.steps) >= budget.delta:
+        warnings.warn(
+            f"Batches beyond capacity={sampling.batch_capacity} alone exceed "
+            f"delta={budget.delta:g} at epsilon={budget.epsilon:g}, so the plan gets the noise of "
+            "a smaller epsilon. Raise sampling.capacity to use all of it.",
+            stacklevel=4,
         )
     if not epsilon(LIMITS[1], COARSE) <= budget.epsilon:
         names = [release.name for release in releases]

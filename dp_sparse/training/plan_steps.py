@@ -25,23 +25,23 @@ class FitSteps:
 
     def __init__(self, model: keras.Model) -> None:
         self._of = weakref.ref(model)
-        self._coming: Callable[[], Any] = lambda: None  # Keras' iterator over the epochs of a fit
-        self._iterator: Any = None
+        self._prepared: Callable[[], Any] = _nothing
+        self._iterator: Callable[[], Any] = _nothing  # Keras' own over the epochs, while it lives
         self._divides = False  # whether epochs get their steps from here
         self._at_begin: int | None = None  # steps left when training began; None outside of fit
 
     def prepare(self, iterator: Any) -> None:
         """Keras made the iterator of the `fit` to come."""
-        self._coming = weakref.ref(iterator)
+        self._prepared = weakref.ref(iterator)
 
     def forget(self) -> None:
         """No run has begun."""
-        self._at_begin, self._divides, self._iterator = None, False, None
+        self._at_begin, self._divides, self._iterator = None, False, _nothing
 
     def begin(self) -> None:
         """A run begins: the `fit` that was prepared, or another loop."""
         self.forget()
-        self._iterator, self._coming = self._coming(), lambda: None
+        self._iterator, self._prepared = self._prepared, _nothing
 
     def before_epoch(self, epoch: int, run: keras.callbacks.CallbackList) -> None:
         """Gives the epoch its steps, if each would take all that the plan has left.
@@ -55,11 +55,11 @@ class FitSteps:
             if not left:
                 raise PrivacyError(_nothing_left(self._optimizer.plan))
             self._divides = self._all_in_each_epoch(left)
-        epochs = run.params.get("epochs")
+        epochs, iterator = run.params.get("epochs"), self._iterator()
         if not self._divides or epochs is None:
             return
-        steps = _share(left, epochs - epoch, self._iterator.steps_per_execution)
-        self._iterator.steps_per_epoch = steps
+        steps = _share(left, epochs - epoch, iterator.steps_per_execution)
+        iterator.steps_per_epoch = steps
         run.set_params({**run.params, "steps": steps})  # the progress bar's
 
     def after_epoch(self, epoch: int, run: keras.callbacks.CallbackList) -> None:
@@ -89,8 +89,9 @@ class FitSteps:
 
     def _all_in_each_epoch(self, left: int) -> bool:
         """Whether Keras would take as many batches in each epoch as the plan has left in all."""
-        batches = getattr(self._iterator, "num_batches", None)
-        return batches is not None and batches >= left and self._iterator.steps_per_epoch is None
+        iterator = self._iterator()
+        batches = getattr(iterator, "num_batches", None)
+        return batches is not None and batches >= left and iterator.steps_per_epoch is None
 
     @property
     def _model(self) -> keras.Model:
@@ -101,6 +102,10 @@ class FitSteps:
     @property
     def _optimizer(self) -> PrivateOptimizer:
         return self._model.optimizer
+
+
+def _nothing() -> None:
+    """Stands for a reference to what is gone."""
 
 
 _OF_MODELS: weakref.WeakKeyDictionary[keras.Model, FitSteps] = weakref.WeakKeyDictionary()

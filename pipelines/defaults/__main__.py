@@ -10,9 +10,11 @@ from pathlib import Path
 from absl import app
 from ml_collections import config_flags
 
-from pipelines.defaults import page, search
+from pipelines.defaults import search
+from pipelines.defaults.page import page
 from pipelines.defaults.run import task_of
 from pipelines.defaults.tasks import Sources
+from pipelines.files import whole_file
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/defaults.py", "The study.")
 
@@ -33,8 +35,9 @@ def main(arguments: list[str]) -> int:
     results = search.Results(Path(config.results))
 
     def report() -> None:
-        tasks = [(name, task_of(name, sources)) for name in config.tasks]
-        page.write(Path(config.page), tasks, results, config.draws)
+        with whole_file(Path(config.page)) as file:
+            load = lambda name: task_of(name, sources)  # noqa: E731
+            file.write(page(load, results, config.draws).encode())
 
     failed = search.study(
         config.tasks, config.epsilons, config.draws, sources, results, config.workers, report

@@ -1,8 +1,7 @@
 """The page of the study: what learned best on each task, by method and by optimizer."""
 
 import statistics
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from pipelines.defaults.search import WHOLE, Results
 from pipelines.defaults.settings import (
@@ -14,8 +13,7 @@ from pipelines.defaults.settings import (
     methods_of,
     printed_recipe,
 )
-from pipelines.defaults.tasks import Task
-from pipelines.files import whole_file
+from pipelines.defaults.tasks import NAMES, Task
 
 _HEAD = """# Which settings learn
 
@@ -74,21 +72,20 @@ class Found:
         return setting in self._scores
 
 
-def write(path: Path, tasks: Iterable[tuple[str, Task]], results: Results, draws: int) -> None:
-    """Writes the page of what is finished.
+def page(load: Callable[[str], Task], results: Results, draws: int) -> str:
+    """The page of what is finished.
 
     Args:
-        path: The page.
-        tasks: The tasks with their names among the runs.
+        load: The task of a name; called for those that have runs.
         results: All finished runs.
         draws: Settings of each method and optimizer.
     """
     sections = [_HEAD.format(draws=draws)]
     epsilons = sorted({one.epsilon for one, _ in results.items() if one.epsilon is not None})
-    for name, task in tasks:
-        sections += _of_task(name, task, epsilons, results)
-    with whole_file(path) as file:
-        file.write("\n".join(sections).encode())
+    begun = {one.task for one, _ in results.items() if one.part == WHOLE}
+    for name in (name for name in NAMES if name in begun):
+        sections += _of_task(name, load(name), epsilons, results)
+    return "\n".join(sections)
 
 
 def _of_task(name: str, task: Task, epsilons: list[float], results: Results) -> list[str]:
@@ -101,13 +98,11 @@ def _of_task(name: str, task: Task, epsilons: list[float], results: Results) -> 
         found = Found(results, name, epsilon)
         if found:
             rows += _of_budget(found, task, epsilon)
-    if not rows:
-        return []
     size = (
         f"{len(task.training):,} training examples, {task.rows:,} rows in {len(task.tables)} tables"
     )
     return [
-        f"## {task.name}",
+        f"## {task.name}\n",
         f"{task.metric}; {size}, {task.passes:g} passes; the constant has {task.constant:.4f}.\n",
         _table(("ε", "what", "setting", "validation", "test", "± (seeds)", "share of gain"), rows),
         "",

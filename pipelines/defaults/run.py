@@ -45,20 +45,17 @@ def run(
     if epsilon is None:
         optimizer: keras.optimizers.Optimizer = setting.keras_optimizer()
         batches = _stock_batches(task.training, setting.batch_size, seed)
-        model.compile(optimizer, loss=task.loss)
-        rows = None
     else:
         optimizer = private_optimizer(task, setting, epsilon)
         batches = optimizer.plan.sampling.batches((task.training.x, task.training.y))
-        model.compile(optimizer, loss=task.loss)
-    model.fit(batches, epochs=1, steps_per_epoch=steps, verbose=0)
-    rows = _rows_per_step(optimizer, steps)
+    model.compile(optimizer, loss=task.loss)
+    model.fit(batches, steps_per_epoch=steps, verbose=0)
     return {
         "validation": _scored(task, model, task.validation),
         "test": _scored(task, model, task.test),
         "steps": steps,
         "noise_multiplier": None if epsilon is None else optimizer.plan.noise_multiplier,
-        "rows_per_step": rows,
+        "rows_per_step": _rows_per_step(optimizer, steps),
         "seconds": round(time.perf_counter() - begun, 1),
     }
 
@@ -72,26 +69,24 @@ def private_optimizer(task: Task, setting: Setting, epsilon: float) -> keras.opt
     """The private optimizer of a setting with a calibrated plan."""
     plan = plan_of(task, setting, epsilon)
     wrapped, clip_norm = setting.keras_optimizer(), setting.clip_norm
-    match setting.method:
-        case method if method == DP_SGD:
-            return dp_sparse.DPSGDOptimizer(wrapped, plan.calibrate(), clip_norm)
-        case method if method == DP_FEST:
-            rows = _selected(task, plan, max(1, round(setting.row_fraction * task.rows)))
-            plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=(rows.release,))
-            return dp_sparse.DPFESTOptimizer(wrapped, plan.calibrate(), clip_norm, rows=rows)
-        case method if method == DP_ADAFEST:
-            return dp_sparse.DPAdaFESTOptimizer(
-                wrapped,
-                plan.calibrate(),
-                clip_norm,
-                noise_ratio=setting.noise_ratio,
-                expected_false_rows=setting.false_rows,
-            )
-        case _:
-            raise ValueError(
-                f"Expected a private method, or epsilon=None with {NON_PRIVATE!r}, got "
-                f"method={setting.method!r}."
-            )
+    if setting.method == DP_SGD:
+        return dp_sparse.DPSGDOptimizer(wrapped, plan.calibrate(), clip_norm)
+    if setting.method == DP_FEST:
+        rows = _selected(task, plan, max(1, round(setting.row_fraction * task.rows)))
+        plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=(rows.release,))
+        return dp_sparse.DPFESTOptimizer(wrapped, plan.calibrate(), clip_norm, rows=rows)
+    if setting.method == DP_ADAFEST:
+        return dp_sparse.DPAdaFESTOptimizer(
+            wrapped,
+            plan.calibrate(),
+            clip_norm,
+            noise_ratio=setting.noise_ratio,
+            expected_false_rows=setting.false_rows,
+        )
+    raise ValueError(
+        f"Expected a private method, or epsilon=None with {NON_PRIVATE!r}, got "
+        f"method={setting.method!r}."
+    )
 
 
 def plan_of(task: Task, setting: Setting, epsilon: float) -> dp_sparse.PrivacyPlan:

@@ -23,7 +23,7 @@ from pipelines.files import whole_file
 FIRST_PART = 0.25  # of the steps, of the first round
 WHOLE = 1.0
 SEEDS = (0, 1, 2)
-_WILD = 4  # of the second round, beside the best of each method and optimizer
+_NEXT_BEST = 4  # of the second round, beside the best of each method and optimizer
 _BEST = 3  # that get more seeds, beside the best of each method
 _RUNS_A_PROCESS = 10  # graphs stay in memory as long as their process
 
@@ -140,7 +140,7 @@ def survivors(runs: list[Run], results: Results) -> list[Setting]:
     ordered = _ordered(runs, results)
     of_families = _first_by(ordered, lambda setting: setting.family)
     rest = [setting for setting in ordered if setting not in of_families]
-    return of_families + rest[:_WILD]
+    return of_families + rest[:_NEXT_BEST]
 
 
 def finalists(runs: list[Run], results: Results) -> list[Setting]:
@@ -166,8 +166,8 @@ def _submit(
 ) -> None:
     """Runs what is missing, in new processes after every few runs.
 
-    `max_tasks_per_child` would do that, but in Python 3.11 the pool then waits forever (CPython
-    issue 115634).
+    `max_tasks_per_child` would do that, but up to Python 3.13 the pool may then wait forever
+    (CPython issue 115634).
     """
     missing = [one for one in runs if one not in results]
     few = workers * _RUNS_A_PROCESS

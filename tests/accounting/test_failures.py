@@ -46,7 +46,8 @@ def test_failures_that_leave_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_large_budget_can_be_calibrated() -> None:
-    plan = PrivacyPlan(PrivacyBudget(20.0, 1e-5), SAMPLING).calibrate()
+    with pytest.warns(UserWarning, match="so the plan gets the noise of a smaller epsilon"):
+        plan = PrivacyPlan(PrivacyBudget(20.0, 1e-5), SAMPLING).calibrate()
     assert 8 < plan.spent(SAMPLING.steps).epsilon <= 20
     assert (
         plan.noise_multiplier

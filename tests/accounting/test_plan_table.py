@@ -61,7 +61,7 @@ def test_batch_sizes_by_default(examples: int, last: int) -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["plan", "--examples=5000", "--epsilon=4", "--batch-size", "500", "--epochs", "2"]
+    arguments = ["plan", "--examples=5e3", "--epsilon=4", "--batch-size", "500", "--epochs", "2"]
     assert main([*arguments, f"--plot={tmp_path / 'plans.svg'}"]) == 0
     assert "5,000 examples, epsilon=4, delta=0.0002" in capsys.readouterr().out
     assert (tmp_path / "plans.svg").exists()
@@ -72,6 +72,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
+        ("--examples=10.5", "Expected num_examples to be a whole number > 0, got"),
         ("--examples=0", "Expected num_examples to be a whole number > 0, got"),
         ("--epsilon=-1", "Expected epsilon > 0 and finite, got epsilon=-1"),
         ("--batch-size=9000", "Expected expected_batch_size <= num_examples=5000"),

@@ -2,14 +2,18 @@
 
 import concurrent.futures
 import json
+import os
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from configs import defaults
 from pipelines.criteo.generate import generate
-from pipelines.defaults import page, run, search, tasks
+from pipelines.defaults import __main__, run, search, tasks
+from pipelines.defaults.page import page
 from pipelines.defaults.settings import (
     DP_SGD,
     NON_PRIVATE,
@@ -19,6 +23,7 @@ from pipelines.defaults.settings import (
     printed_recipe,
 )
 
+ROOT = Path(__file__).parents[2]
 USERS, ITEMS = 30, 40
 
 
@@ -151,8 +156,7 @@ def test_the_page_has_the_best_of_each_method_and_optimizer(
             results.add(search.Run("ranking", 8.0, setting, 1.0, seed), result)
     results.add(search.Run("ranking", 8.0, adam, 0.25, 0), {"validation": 0.9, "test": 0.9})
     results.add(search.Run("ranking", None, without, 1.0, 0), {"validation": 0.9, "test": 0.9})
-    page.write(tmp_path / "page.md", [("ranking", task)], results, draws=6)
-    lines = (tmp_path / "page.md").read_text().splitlines()
+    lines = page(lambda name: {"ranking": task}[name], results, draws=6).splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")][2:]
     assert [row[1] for row in rows] == [
         "non_private",
@@ -182,3 +186,61 @@ def test_a_study_that_was_interrupted_goes_on(
     assert len(second.runs) == len(first.runs) - 10
     third, _ = halve(path, sources, monkeypatch)
     assert {one.setting.optimizer for one in third.runs} == {"Adagrad"}  # those that fail
+
+
+def command(
+    sources: tasks.Sources, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> int:
+    """The command on the config of the repository, with one task and no training."""
+    config = defaults.get_config()
+    config.data = {name: str(getattr(sources, name)) for name in ("criteo", "movielens", "mnist")}
+    config.directory, config.tasks, config.draws = str(folder), ("images",), 1
+    config.results, config.page = str(folder / "results.jsonl"), str(folder / "page.md")
+    config.update(changes)
+    monkeypatch.setattr(__main__, "_CONFIG", types.SimpleNamespace(value=config))
+    monkeypatch.setattr(search, "_in_process", Trainer())
+    monkeypatch.setattr(search, "_processes", concurrent.futures.ThreadPoolExecutor)
+    monkeypatch.setattr(search, "limit_threads", lambda workers: None)
+    return __main__.main(["defaults"])
+
+
+def test_the_command_writes_results_and_a_page(
+    sources: tasks.Sources,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert command(sources, tmp_path, monkeypatch) == 1  # Adagrad fails, as planned
+    assert capsys.readouterr().err.count("as planned") == 4
+    text = (tmp_path / "page.md").read_text()
+    assert "## images\n\naccuracy; 180 training examples" in text
+    assert [f"| {epsilon} | best dp_sgd" in text for epsilon in (1, 3, 8)] == [True] * 3
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) > 12
+
+
+def test_a_file_that_is_not_there_is_named(
+    sources: tasks.Sources,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wrong = {"data": {"mnist": str(tmp_path / "none.npz")}}
+    assert command(sources, tmp_path, monkeypatch, **wrong) == 1
+    assert capsys.readouterr().err == "error: Expected a file for each of data.mnist.\n"
+
+
+@pytest.mark.skipif("DP_SPARSE_DATA" not in os.environ, reason="DP_SPARSE_DATA is not set")
+def test_the_page_in_docs_is_what_the_results_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the tasks in their full size
+    data, docs = Path(os.environ["DP_SPARSE_DATA"]), ROOT / "docs" / "results"
+    files = (
+        "criteo/kaggle_sample_120k.tsv.gz",
+        "movielens/ml-1m_user_item_chronological.txt.gz",
+        "mnist/mnist.npz",
+    )
+    sources = tasks.Sources(*(data / file for file in files), directory=tmp_path)
+    results = search.Results(docs / "defaults.jsonl")
+    written = page(lambda name: tasks.load(name, sources), results, defaults.get_config().draws)
+    assert (docs / "defaults.md").read_text() == written
