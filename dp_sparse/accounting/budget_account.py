@@ -52,8 +52,8 @@ class BudgetAccount:
             what the file says.
 
     Raises:
-        ValueError: A new file without `budget`, another budget than the file's, or a file that is
-            no account.
+        ValueError: A folder that does not exist, a new file without `budget`, another budget than
+            the file's, or a file that is no account.
 
     Examples:
         >>> import dp_sparse, tempfile
@@ -80,6 +80,11 @@ class BudgetAccount:
 
     def __init__(self, path: str | os.PathLike[str], budget: PrivacyBudget | None = None) -> None:
         self._path = Path(path)
+        if not self._path.parent.is_dir():
+            raise ValueError(
+                f"Expected a file in a folder that exists, got path={str(path)!r}: make "
+                f"{self._path.parent} first."
+            )
         with self._locked():
             if not self._path.exists():
                 if budget is None:
@@ -140,7 +145,7 @@ class BudgetAccount:
         epsilon, delta = _left(budget, charges)
         lines = [
             f"{self._path}: epsilon={epsilon:g} and delta={delta:g} are left of "
-            f"epsilon={budget.epsilon:g} and delta={budget.delta:g}, after {len(charges)} plans."
+            f"epsilon={budget.epsilon:g} and delta={budget.delta:g}; plans so far: {len(charges)}."
         ]
         lines += [
             f"{c.charged}  epsilon={c.epsilon:g}  delta={c.delta:g}  {c.plan_id[:8]}  {c.note}"
@@ -166,7 +171,7 @@ class BudgetAccount:
         raise PrivacyError(
             f"Expected a plan within what is left, epsilon={epsilon:g} and delta={delta:g} of "
             f"epsilon={budget.epsilon:g} and delta={budget.delta:g}, got one of "
-            f"epsilon={wanted.epsilon:g} and delta={wanted.delta:g}: {len(charges)} plans in "
+            f"epsilon={wanted.epsilon:g} and delta={wanted.delta:g}: earlier plans in "
             f"{self._path} have the rest. Calibrate one for less, or train no more on this data."
         )
 

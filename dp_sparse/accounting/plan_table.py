@@ -148,11 +148,10 @@ def plan_table(
     """
     num_examples = validate.positive_integer("num_examples", num_examples)
     budget = PrivacyBudget(epsilon, 1 / max(2, num_examples) if delta is None else delta)
-    sizes = _default_sizes(num_examples) if batch_sizes is None else list(batch_sizes)
-    if not sizes or not list(epochs):
-        raise ValueError(
-            f"Expected batch sizes and epochs to try, got batch_sizes={sizes} and epochs={epochs}."
-        )
+    sizes = _default_sizes(num_examples) if batch_sizes is None else batch_sizes
+    for name, tried in (("batch_sizes", sizes), ("epochs", epochs)):
+        if not isinstance(tried, Sequence) or isinstance(tried, str) or not tried:
+            raise ValueError(f"Expected {name} to be a list of numbers to try, got {tried!r}.")
     rows = [_row(num_examples, budget, size, each) for each in epochs for size in sizes]
     return PlanTable(num_examples, budget, rows)
 

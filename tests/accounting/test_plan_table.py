@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,8 @@ def test_wrong_arguments(changed: str, said: str, capsys: pytest.CaptureFixture[
     assert said in found.err and not found.out and found.err.count("\n") == 1
 
 
-def test_nothing_to_try() -> None:
-    with pytest.raises(ValueError, match="Expected batch sizes and epochs to try"):
-        plan_table(1000, 1.0, epochs=[])
+@pytest.mark.parametrize("name", ["batch_sizes", "epochs"])
+@pytest.mark.parametrize("wrong", [[], 500, "500"])
+def test_what_is_no_list_of_numbers(name: str, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=f"Expected {name} to be a list of numbers to try, got"):
+        plan_table(1000, 1.0, **{name: wrong})
