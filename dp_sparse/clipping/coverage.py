@@ -111,20 +111,23 @@ def _problem(layer: keras.layers.Layer) -> str | None:
     return None if reason is None else f"{name} ({type(layer).__name__}): {reason}"
 
 
+def _set_afterwards(argument: str) -> str:
+    return (
+        "its state was set after it was made: by adapt, which reads data without privacy, or "
+        f"by hand. If it is public, give it to the layer as {argument}= when it is made."
+    )
+
+
 def _reason(layer: keras.layers.Layer) -> str | None:
     if (
         isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
     ):  # frozen, it runs in inference mode
         return "mixes the examples of a batch. Use keras.layers.GroupNormalization instead."
     if isinstance(layer, keras.layers.Discretization) and layer.num_bins is not None:
-        return "its state was adapted to data without privacy. Give it public bin_boundaries=."
+        return _set_afterwards("bin_boundaries")
     given = next((name for kind, name in _ADAPTED.items() if isinstance(layer, kind)), None)
     if given is not None and getattr(layer, given, None) is None:
-        argument = given.removeprefix("input_")
-        return (
-            "its state was set after it was made: by adapt, which reads data without privacy, or "
-            f"by hand. If it is public, give it to the layer as {argument}= when it is made."
-        )
+        return _set_afterwards(given.removeprefix("input_"))
     if layer.activity_regularizer is not None:
         return "activity regularizers add a loss over the whole batch. Remove activity_regularizer."
     if not layer.trainable_variables:

@@ -381,15 +381,24 @@ def adapted(layer: keras.layers.Layer) -> keras.layers.Layer:
 @pytest.mark.parametrize(
     ("make", "fix"),
     [
-        (lambda: adapted(keras.layers.Normalization()), "public mean="),
-        (lambda: keras.Sequential([adapted(keras.layers.Normalization())]), "public mean="),
-        (lambda: adapted(keras.layers.Discretization(num_bins=4)), "public bin_boundaries="),
+        (lambda: adapted(keras.layers.Normalization()), "as mean="),
+        (lambda: keras.Sequential([adapted(keras.layers.Normalization())]), "as mean="),
+        (lambda: adapted(keras.layers.Discretization(num_bins=4)), "as bin_boundaries="),
     ],
     ids=["normalization", "nested", "discretization"],
 )
 def test_layers_adapted_to_the_data_are_refused(make: Any, fix: str) -> None:
     model = keras.Sequential([keras.Input((3,)), make(), keras.layers.Dense(1)])
-    with pytest.raises(UnsupportedLayerError, match=f"adapted to data without privacy.*{fix}"):
+    with pytest.raises(UnsupportedLayerError, match=f"by adapt, which reads data.*{fix}"):
+        clipping.tapped_layers(model)
+
+
+def test_a_vocabulary_that_was_set_by_hand_is_refused_by_the_layers_name() -> None:
+    words = keras.layers.StringLookup(name="words")
+    words.set_vocabulary(["a", "b"])
+    layers = [words, keras.layers.Embedding(3, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((1,), dtype="string"), *layers])
+    with pytest.raises(UnsupportedLayerError, match=r"words \(StringLookup\).*as vocabulary="):
         clipping.tapped_layers(model)
 
 
