@@ -2,5 +2,5 @@
 three budgets.
 
 `tasks` has the data and the models, `settings` what is searched, `run` trains one setting, `search`
-halves the field, `page` writes what was found.
+halves the field, `page` writes what was found, `study` does all of it.
 """

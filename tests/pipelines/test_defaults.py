@@ -3,7 +3,8 @@
 import concurrent.futures
 import json
 import os
-import types
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from configs import defaults
 from pipelines.criteo.generate import generate
-from pipelines.defaults import __main__, run, search, tasks
+from pipelines.defaults import run, search, tasks
 from pipelines.defaults.page import page
 from pipelines.defaults.settings import (
     DP_SGD,
@@ -22,6 +23,7 @@ from pipelines.defaults.settings import (
     methods_of,
     printed_recipe,
 )
+from pipelines.defaults.study import run_study
 
 ROOT = Path(__file__).parents[2]
 USERS, ITEMS = 30, 40
@@ -188,29 +190,28 @@ def test_a_study_that_was_interrupted_goes_on(
     assert {one.setting.optimizer for one in third.runs} == {"Adagrad"}  # those that fail
 
 
-def command(
+def small_study(
     sources: tasks.Sources, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> int:
-    """The command on the config of the repository, with one task and no training."""
+    """The study of the repository's config, with one task and no training."""
     config = defaults.get_config()
     config.data = {name: str(getattr(sources, name)) for name in ("criteo", "movielens", "mnist")}
     config.directory, config.tasks, config.draws = str(folder), ("images",), 1
     config.results, config.page = str(folder / "results.jsonl"), str(folder / "page.md")
     config.update(changes)
-    monkeypatch.setattr(__main__, "_CONFIG", types.SimpleNamespace(value=config))
     monkeypatch.setattr(search, "_in_process", Trainer())
     monkeypatch.setattr(search, "_processes", concurrent.futures.ThreadPoolExecutor)
     monkeypatch.setattr(search, "limit_threads", lambda workers: None)
-    return __main__.main(["defaults"])
+    return run_study(config)
 
 
-def test_the_command_writes_results_and_a_page(
+def test_a_study_writes_results_and_a_page(
     sources: tasks.Sources,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert command(sources, tmp_path, monkeypatch) == 1  # Adagrad fails, as planned
+    assert small_study(sources, tmp_path, monkeypatch) == 1  # Adagrad fails, as planned
     assert capsys.readouterr().err.count("as planned") == 4
     text = (tmp_path / "page.md").read_text()
     assert "## images\n\naccuracy; 180 training examples" in text
@@ -225,8 +226,16 @@ def test_a_file_that_is_not_there_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     wrong = {"data": {"mnist": str(tmp_path / "none.npz")}}
-    assert command(sources, tmp_path, monkeypatch, **wrong) == 1
+    assert small_study(sources, tmp_path, monkeypatch, **wrong) == 1
     assert capsys.readouterr().err == "error: Expected a file for each of data.mnist.\n"
+
+
+def test_the_command_takes_the_config_of_the_repository() -> None:
+    """And names the data that it lacks."""
+    command = [sys.executable, "-m", "pipelines.defaults", "--config.data.mnist=none.npz"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    said = "error: Expected a file for each of data.criteo, data.movielens, data.mnist.\n"
+    assert done.returncode == 1 and done.stderr.endswith(said)
 
 
 @pytest.mark.skipif("DP_SPARSE_DATA" not in os.environ, reason="DP_SPARSE_DATA is not set")
