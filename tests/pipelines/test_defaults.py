@@ -234,7 +234,7 @@ def test_the_command_takes_the_config_of_the_repository() -> None:
     """And names the data that it lacks."""
     command = [sys.executable, "-m", "pipelines.defaults", "--config.data.mnist=none.npz"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    said = "error: Expected a file for each of data.criteo, data.movielens, data.mnist.\n"
+    said = "error: Expected a file for each of data.criteo, data.mnist, data.movielens.\n"
     assert done.returncode == 1 and done.stderr.endswith(said)
 
 
