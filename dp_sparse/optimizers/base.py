@@ -153,6 +153,11 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         return self._noise_multipliers[0]
 
     @property
+    def gradient_noise_multiplier(self) -> float:
+        """σ of the clipped sum."""
+        return self.noise_multiplier
+
+    @property
     def _noise_multipliers(self) -> tuple[float, float]:
         assert self.plan.noise_multiplier is not None
         return self.clipping.noise_multipliers(self.plan.noise_multiplier)
@@ -206,6 +211,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
 
     def update(self, noisy: NoisyMeans) -> None:
         """Updates every variable by what was released, on all replicas."""
+        replicas.merged(lambda: self.measure(noisy))
         pairs = replicas.merged(lambda: self.update_tables(noisy))
         if pairs:
             variables, gradients = zip(*pairs, strict=True)
@@ -224,6 +230,18 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
             plus the gradient of its regulariser.
         """
         return [(variable, _regularised(mean, variable)) for variable, mean in noisy.dense]
+
+    def measure(self, noisy: NoisyMeans) -> None:
+        """Adds what reports say of the noise to its running totals."""
+        measured = noisy._replace(tables=noisy.tables if self.selects_rows else [])
+        deviation = self.current_clip_norm * self.gradient_noise_multiplier
+        energies = measured.energies(deviation / self.plan.sampling.expected_batch_size)
+        self.diagnostics.add_released(energies, noisy.unclipped)
+
+    @property
+    def measured_variables(self) -> list[keras.Variable]:
+        """The variables of `diagnostics.energies`: those whose noisy means are released whole."""
+        return [*self.dense_variables, *self.tables]
 
     def load_own_variables(self, store: Any) -> None:
         """Restores slots and spent steps, and draws a new noise key.
@@ -267,7 +285,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         ids = {id(table) for table in tables}
         self._split = VariableSplit([v for v in variables if id(v) not in ids], tables)
         self.clipping.check(variables)
-        self.diagnostics.start(len(self.noised_tables))
+        self.diagnostics.start(len(self.noised_tables), len(self.measured_variables))
 
 
 def _regularised(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:

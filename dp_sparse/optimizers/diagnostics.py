@@ -7,12 +7,16 @@ from dp_sparse.core import replicas
 
 
 class StepDiagnostics:
-    """Running totals of what no ε covers, and of the survivors.
+    """Running totals of what no ε covers, and of what was released.
 
-    Untracked: never saved with a model. All but `rows` are int64 scalars, read anew at each use.
+    Untracked: never saved with a model. Totals that no ε covers are int64 scalars, read anew at
+    each use.
 
     Attributes:
         rows: Rows that were noised, of each table, int64 `[tables]`.
+        energies: `NoisyMeans.energies`, float64 `[variables]`.
+        unclipped: The released part of examples below the clip norm, summed over steps, float64
+            scalar; 0 where no such part is released.
         isolation: What the isolation checks have seen.
     """
 
@@ -23,6 +27,8 @@ class StepDiagnostics:
         self._totals = tf.Variable(tf.zeros([4], tf.int64), trainable=False)
         self.isolation = IsolationProgress()
         self.rows = tf.Variable([], shape=[None], dtype=tf.int64, trainable=False)
+        self.energies = tf.Variable([], shape=[None], dtype=tf.float64, trainable=False)
+        self.unclipped = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
     @property
     def steps(self) -> tf.Tensor:
@@ -45,14 +51,21 @@ class StepDiagnostics:
         return self._totals[3]
 
     def unnoised_variables(self) -> list[tf.Variable]:
-        """All that follow from batches without noise, which the rows do not."""
+        """All that follow from batches without noise; all others follow from what was released."""
         return [self._totals, *self.isolation.variables()]
 
-    def start(self, num_tables: int) -> None:
-        """One total of rows for each table."""
+    def start(self, num_tables: int, num_variables: int) -> None:
+        """One total of rows for each table, and one of energy for each measured variable."""
         with tf.init_scope():
             self.rows.assign(tf.zeros([num_tables], tf.int64))
+            self.energies.assign(tf.zeros([num_variables], tf.float64))
 
     def add(self, counts: tf.Tensor) -> None:
         """Adds a step's counts `[3]`: real examples, clipped ones, ones that were not finite."""
         self._totals.assign_add(tf.concat([[1], tf.cast(counts, tf.int64)], 0))
+
+    def add_released(self, energies: tf.Tensor, unclipped: tf.Tensor | None) -> None:
+        """Adds what a step released; `unclipped` is `NoisyMeans.unclipped`."""
+        self.energies.assign_add(energies)
+        if unclipped is not None:
+            self.unclipped.assign_add(0.5 + tf.cast(unclipped, tf.float64))

@@ -103,11 +103,6 @@ class ExponentialSelectionOptimizer(SparseOptimizer):
                 f"rows_per_step={wanted}: the plan would pay for rows that are not there."
             )
 
-    @property
-    def gradient_noise_multiplier(self) -> float:
-        """σ of the clipped sum."""
-        return self.noise_multiplier
-
     def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
         """k rows over all tables at once."""
         if not lookups:

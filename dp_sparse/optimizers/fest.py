@@ -72,11 +72,6 @@ class DPFESTOptimizer(SparseOptimizer):
         )
         checked_rows(rows, self.plan)  # here None is refused, too
 
-    @property
-    def gradient_noise_multiplier(self) -> float:
-        """σ: nothing else is released in a step."""
-        return self.noise_multiplier
-
     def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
         """All selected rows, at every step."""
         del draw

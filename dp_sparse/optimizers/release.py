@@ -32,6 +32,21 @@ class NoisyMeans(NamedTuple):
         rest = [] if self.unclipped is None else [self.unclipped]
         return [*(mean for _, mean in self.dense), *slices, *rest]
 
+    def energies(self, deviation: noise.Number) -> tf.Tensor:
+        """Σ (noisy mean / deviation)² of each dense variable, then of each table's chosen rows.
+
+        Of noise alone it has a χ² distribution of as many degrees of freedom as there are entries.
+
+        Args:
+            deviation: Of the noise of each mean.
+
+        Returns:
+            Float64 `[dense + tables]`.
+        """
+        means = [*(mean for _, mean in self.dense), *(rows.values for _, rows in self.tables)]
+        halves = tf.stack([tf.nn.l2_loss(mean) for mean in means] or [tf.zeros([])])[: len(means)]
+        return 2 * tf.cast(halves, tf.float64) / tf.cast(deviation, tf.float64) ** 2
+
 
 def noisy_dense(
     dense: Sequence[tuple[keras.Variable, tf.Tensor]],

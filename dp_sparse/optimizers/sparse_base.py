@@ -1,6 +1,5 @@
 """What all sparse optimizers share: noise and updates on the rows of a step, and on no other."""
 
-import abc
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,11 +120,6 @@ class SparseOptimizer(PrivateOptimizer):
         self._row_wise = RowWise(table_optimizer or self.optimizer)
         self.rows = None if rows is None else checked_rows(rows, self.plan)
         self._selected: list[tf.Tensor] = []
-
-    @property
-    @abc.abstractmethod
-    def gradient_noise_multiplier(self) -> float:
-        """σ of the clipped sum."""
 
     @property
     def learning_rate(self) -> Any:

@@ -16,12 +16,9 @@ import numpy as np
 from dp_sparse.core import require_matplotlib, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training import findings, report_page
+from dp_sparse.training.findings import Signal
 
-_HARDLY = (
-    "Tables hardly trained: too few examples of a batch look up the same row for its votes to "
-    "stand above the noise.\n{}\nLarger batches, a smaller noise_ratio or a larger epsilon help; "
-    "DPFESTOptimizer, and for small tables DPSGDOptimizer, need no votes."
-)
+_CLIP_FRACTION = "clip fraction"
 _DIAGNOSTICS = ("private", "non_private", "strict")
 
 
@@ -35,7 +32,8 @@ class RunHistory:
         rows: Mean rows noised a step in each table, since the previous point.
         validation: Each validation metric with its (step, value) pairs.
         diagnostics: Each value that no ε covers, with its pairs; empty unless requested.
-        findings: A sentence for each table that hardly trained, after the end of training.
+        signals: Of each variable how its gradients stood to their noise, after the end of training.
+        findings: A sentence for each thing that went wrong, after the end of training.
     """
 
     steps: list[int] = dataclasses.field(default_factory=list)
@@ -43,6 +41,7 @@ class RunHistory:
     rows: list[list[float]] = dataclasses.field(default_factory=list)
     validation: dict[str, list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
     diagnostics: dict[str, list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
+    signals: list[Signal] = dataclasses.field(default_factory=list)
     findings: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -96,7 +95,8 @@ class PrivacyReport(keras.callbacks.Callback):
         self._optimizer = _private_optimizer(self.model)
         steps = self._optimizer.plan.sampling.steps
         self._every = max(1, math.ceil(steps / self.points))
-        self._begin = self._totals = _totals(self._optimizer)
+        self._totals = _totals(self._optimizer)
+        self._begin, self._rates = findings.snapshot(self._optimizer), [self._rate()]
         self._aim_at_next_point(int(self._optimizer.steps_spent.numpy()))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -125,16 +125,29 @@ class PrivacyReport(keras.callbacks.Callback):
         self._write()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Records where training ended, writes the page, and warns of tables that did not train."""
+        """Records where training ended, writes the page, and warns of what went wrong."""
         step = int(self._optimizer.steps_spent.numpy())
         if step and self.history.steps[-1:] != [step]:
             self._record(step)
-        rows = self._totals["rows"] - (self._begin["rows"] if self._begin["rows"].size else 0)
-        steps = self._totals["steps"] - self._begin["steps"]
-        self.history.findings = findings.hardly_trained(self._optimizer, steps, rows)
+        self._find()
         if self.history.findings:
-            warnings.warn(_HARDLY.format("\n".join(self.history.findings)), stacklevel=2)
+            warnings.warn("\n".join(["Of this run:", *self.history.findings]), stacklevel=2)
         self._write()
+
+    def _find(self) -> None:
+        """What released values say of the whole run."""
+        begin, end = self._begin, findings.snapshot(self._optimizer)
+        rate = float(np.sqrt(np.mean(np.square(self._rates))))
+        self.history.signals = findings.signals(self._optimizer, begin, end, rate)
+        fractions = self.history.diagnostics.get(_CLIP_FRACTION, [])
+        unclipped = 1 - float(np.mean([v for _, v in fractions])) if fractions else None
+        self.history.findings = findings.findings_of(
+            self._optimizer, begin, end, self.history.signals, unclipped
+        )
+
+    def _rate(self) -> float:
+        """The learning rate of the dense variables, now."""
+        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
 
     def reduction(self) -> float:
         """Embedding-gradient reduction: table parameters ÷ mean table entries noised a step."""
@@ -161,8 +174,10 @@ class PrivacyReport(keras.callbacks.Callback):
             ),
         ]
         if history.findings:
-            said = _HARDLY.format("\n".join(history.findings))
-            sections.insert(0, ("Tables that hardly trained", report_page.text(said)))
+            said = report_page.text("\n".join(history.findings))
+            sections.insert(0, ("What went wrong", said))
+        if history.signals:
+            sections.append(("Gradients and their noise", _signals_table(history.signals)))
         if history.validation:
             sections.append(
                 ("Validation", report_page.chart("step", "value", _as_series(history.validation)))
@@ -192,6 +207,7 @@ class PrivacyReport(keras.callbacks.Callback):
     def _record(self, step: int) -> None:
         history = self.history
         history.steps.append(step)
+        self._rates.append(self._rate())
         history.epsilon.append(self._optimizer.plan.spent(step).epsilon)
         before, after = self._totals, _totals(self._optimizer)
         steps = max(1, after["steps"] - before["steps"])
@@ -230,7 +246,7 @@ def _add_diagnostics(
     change = {name: after[name] - before[name] for name in ("examples", "clipped", "not finite")}
     values = {
         "mean realised batch size": change["examples"] / steps,
-        "clip fraction": change["clipped"] / max(1, change["examples"]),
+        _CLIP_FRACTION: change["clipped"] / max(1, change["examples"]),
         "quarantined examples (loss or gradient not finite)": change["not finite"],
     }
     for name, value in values.items():
@@ -239,6 +255,12 @@ def _add_diagnostics(
 
 def _as_series(metrics: dict[str, list[tuple[int, float]]]) -> dict[str, report_page.Points]:
     return {name: ([s for s, _ in pairs], [v for _, v in pairs]) for name, pairs in metrics.items()}
+
+
+def _signals_table(signals: list[Signal]) -> str:
+    headers = ["variable", "entries noised a step", "signal to noise of a step", "stood out"]
+    rows = [(s.path, s.entries, s.signal_to_noise, "yes" if s.moved else "no") for s in signals]
+    return report_page.table(headers, rows)
 
 
 def _diagnostics_table(diagnostics: dict[str, list[tuple[int, float]]]) -> str:

@@ -1,5 +1,6 @@
 """ε in the logs never understates; reports hold no training metric unasked."""
 
+import secrets
 import sys
 import warnings
 from pathlib import Path
@@ -34,7 +35,7 @@ def plan() -> dp_sparse.PrivacyPlan:
 
 def compiled(plan: dp_sparse.PrivacyPlan, name: str = "DPAdaFESTOptimizer") -> keras.Model:
     """A model under a plan of its own, with the noise of the given one."""
-    own = dp_sparse.PrivacyPlan.from_config(plan.get_config() | {"plan_id": str(np.random.rand())})
+    own = dp_sparse.PrivacyPlan.from_config(plan.get_config() | {"plan_id": secrets.token_hex(16)})
     trained = model()
     optimizer = getattr(dp_sparse, name)(keras.optimizers.SGD(0.1), own, clip_norm=1.0)
     trained.compile(optimizer=optimizer, loss="binary_crossentropy", metrics=["accuracy"])
@@ -107,7 +108,7 @@ def test_tables_that_hardly_train_are_told(
     """50 rows, of which a batch of 40 looks most up once or twice; and much noise on the votes."""
     path, own = (
         tmp_path / "report.html",
-        dp_sparse.PrivacyPlan.from_config(plan.get_config() | {"plan_id": str(np.random.rand())}),
+        dp_sparse.PrivacyPlan.from_config(plan.get_config() | {"plan_id": secrets.token_hex(16)}),
     )
     choice = {"threshold": threshold} if threshold else {"expected_false_rows": 1.0}
     ratio = 0.2 if trains else 50.0
@@ -118,11 +119,12 @@ def test_tables_that_hardly_train_are_told(
         warnings.simplefilter("always")
         fit(trained, report)
     told = [str(w.message) for w in caught if "hardly trained" in str(w.message)]
-    assert len(told) == len(report.history.findings) == (0 if trains else 1)
-    assert ("Tables that hardly trained" in path.read_text()) == (not trains)
+    lines = [line for line in report.history.findings if "hardly trained" in line]
+    assert len(told) == len(lines) == (0 if trains else 1)
+    assert ("hardly trained" in path.read_text()) == (not trains)
     if not trains:
-        assert "embedding" in told[0] and "would be by noise alone" in told[0]
-        assert "DPFESTOptimizer" in told[0]
+        assert lines[0] in told[0] and "would be by noise alone" in told[0]
+        assert "embedding" in lines[0] and "DPFESTOptimizer" in told[0]
 
 
 def test_false_rows_are_those_of_a_threshold(plan: dp_sparse.PrivacyPlan) -> None:
@@ -130,7 +132,7 @@ def test_false_rows_are_those_of_a_threshold(plan: dp_sparse.PrivacyPlan) -> Non
     fit(trained, steps_per_epoch=1)
     assert trained.optimizer.false_rows_per_step == pytest.approx([25.0])  # 32, but half at most
     rows = dp_sparse.SelectedRows.public({"embedding": range(10)}, {"embedding": V})
-    own = dp_sparse.PrivacyPlan.from_config(plan.get_config() | {"plan_id": str(np.random.rand())})
+    own = dp_sparse.PrivacyPlan.from_config(plan.get_config() | {"plan_id": secrets.token_hex(16)})
     ids = keras.Input((2,), dtype="int32")
     looked_up = keras.layers.Embedding(V, 4, name="embedding")(ids)
     selected = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(looked_up)))

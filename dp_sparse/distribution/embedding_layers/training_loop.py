@@ -220,6 +220,7 @@ class _Steps:
         sums = clipping.ClippedSums(self._model.trainable_variables, [], [], amounts)
         noisy = self._optimizer.release(sums, noise.Draw(*draw))
         with clipping.update_from(noisy.tensors()):
+            self._optimizer.measure(noisy)
             variables, means = zip(*self._optimizer.update_tables(noisy), strict=True)
             keras_optimizer = self._optimizer.optimizer
             self._strategy.run(
