@@ -19,7 +19,7 @@ _DEVIATIONS = 3.0  # of a number of rows that noise alone explains
 _CHANCE = 1e-4  # that noise alone has larger squares
 _BEYOND = 1.5  # times the squared movement by noise alone, which is an estimate
 _MOSTLY = 0.5  # of a variable's squares
-_FEW = 0.01  # of a run's examples
+_FEW = 0.02  # of a run's examples
 _SMALL = 64  # entries of variables whose noise is not judged by their size: biases
 _OF_TABLES = (
     "Too few examples of a batch look up the same row of such a table for its votes to stand above "
