@@ -42,9 +42,11 @@ from dp_sparse.selection import (
 from dp_sparse.training import (
     ModelCheck,
     PrivacyReport,
+    Recommendation,
     check_model,
     install_callback_guard,
     install_compile_hook,
+    recommend,
 )
 
 install_compile_hook()
@@ -75,6 +77,7 @@ __all__ = [
     "PrivacyReport",
     "PublicRows",
     "QuantileClipping",
+    "Recommendation",
     "RecordFile",
     "Release",
     "SelectedRows",
@@ -86,5 +89,6 @@ __all__ = [
     "check_model",
     "distribution",
     "plan_table",
+    "recommend",
     "select_top_k",
 ]

@@ -9,6 +9,7 @@ from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.budget_account import BudgetAccount
 from dp_sparse.accounting.calibration import smallest_meeting
 from dp_sparse.accounting.events import GumbelTopKDpEvent, event_config
+from dp_sparse.accounting.forecast import Forecast
 from dp_sparse.accounting.mechanisms import ExponentialSelection, GaussianMechanism, Mechanism
 from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.accounting.plan_table import PlanTable, plan_table
@@ -18,6 +19,7 @@ __all__ = [
     "Accountant",
     "BudgetAccount",
     "ExponentialSelection",
+    "Forecast",
     "GaussianMechanism",
     "GumbelTopKDpEvent",
     "Mechanism",

@@ -136,9 +136,11 @@ def forecast(
         raise ValueError(f"Expected tables={{name: rows or frequencies}}, got tables={tables!r}.")
     if not tables:
         raise ValueError("Expected tables={name: rows or frequencies}, got none.")
-    lookups = len(tables) if lookups is None else lookups
+    own = [table[1] for table in tables.values() if isinstance(table, tuple) and len(table) == 2]
+    others = len(tables) - len(own)
+    lookups = sum(own) + others if lookups is None else lookups
     lookups = validate.positive_integer("lookups", lookups)
-    each = max(1.0, lookups / len(tables))
+    each = max(1.0, (lookups - sum(own)) / max(1, others))
     frequencies = {name: frequencies_of(name, table, each) for name, table in tables.items()}
     total = sum(f.lookups for f in frequencies.values() if not f.assumed)
     if total > lookups * (1 + 1e-6):

@@ -54,11 +54,15 @@ def frequencies_of(name: str, table: Any, lookups: float) -> LookupFrequencies:
     """
     if isinstance(table, int | np.integer):
         return zipf(validate.positive_integer(f"tables[{name!r}]", table), lookups)
+    if isinstance(table, tuple) and len(table) == 2:
+        rows, own = (validate.positive_integer(f"tables[{name!r}]", value) for value in table)
+        return zipf(rows, own)
     values = np.asarray(table, np.float64)
     if values.ndim != 1 or not values.size or not np.all((values >= 0) & (values <= 1)):
         raise ValueError(
-            f"Expected tables[{name!r}] to be a number of rows, or the probability of each row to "
-            f"be looked up by an example, `[rows]` in [0, 1], got {values!r}."
+            f"Expected tables[{name!r}] to be a number of rows, or (rows, lookups), or the "
+            f"probability of each row to be looked up by an example, `[rows]` in [0, 1], got "
+            f"{values!r}."
         )
     return LookupFrequencies(values, np.ones_like(values), assumed=False)
 

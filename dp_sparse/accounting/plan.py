@@ -181,12 +181,12 @@ class PrivacyPlan:
         It uses the plan's whole σ, as with `FlatClipping`; `QuantileClipping` leaves a little less.
 
         Args:
-            tables: For each table its number of rows, or float `[rows]`: the probability that an
-                example looks the row up, from public data or with noise of its own. Without
-                probabilities Zipf's law of exponent 1.1 is assumed, and the print says so. For
-                DP-AdaFEST+ the same, for the selected rows alone.
-            lookups: The most lookups of one example over all tables; by default one in each. At
-                least the sum of all probabilities.
+            tables: For each table its number of rows, `(rows, lookups of an example)`, or float
+                `[rows]`: the probability that an example looks the row up, from public data or with
+                noise. Without probabilities Zipf's law of exponent 1.1 is assumed, and the print
+                says so. For DP-AdaFEST+ the same, for the selected rows alone.
+            lookups: The most lookups of one example over all tables; by default those of `tables`,
+                or one in each. At least the sum of all probabilities.
             contribution_clip_norm: C1 of the optimizer.
             noise_ratio: σ1/σ2 of the optimizer: the noise multiplier of the contribution map over
                 that of the gradient.

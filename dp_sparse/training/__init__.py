@@ -13,10 +13,12 @@ from dp_sparse.training.forward_backward import (
     losses_with_padding,
 )
 from dp_sparse.training.model_check import ModelCheck, check_model
+from dp_sparse.training.recommendation import Recommendation, recommend
 
 __all__ = [
     "ModelCheck",
     "PrivacyReport",
+    "Recommendation",
     "build_for",
     "check_model",
     "environment",
@@ -25,5 +27,6 @@ __all__ = [
     "led_by_batch",
     "losses_with_padding",
     "metrics",
+    "recommend",
     "report_page",
 ]

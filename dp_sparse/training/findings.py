@@ -19,6 +19,7 @@ _DEVIATIONS = 3.0  # of a number of rows that noise alone explains
 _CHANCE = 1e-4  # that noise alone has larger squares
 _BEYOND = 1.5  # times the squared movement by noise alone, which is an estimate
 _MOSTLY = 0.5  # of a variable's squares
+_FEWEST_STEPS = 20  # of a run whose variables are judged
 _FEW = 0.02  # of a run's examples
 _SMALL = 64  # entries of variables whose noise is not judged by their size: biases
 _OF_TABLES = (
@@ -83,7 +84,7 @@ class Signal:
 def signals(
     optimizer: PrivateOptimizer, begin: Snapshot, end: Snapshot, rate: float
 ) -> list[Signal]:
-    """One of each variable whose noisy gradients were measured.
+    """One of each variable whose noisy gradients were measured; none of a run of few steps.
 
     Args:
         optimizer: What trained.
@@ -93,7 +94,7 @@ def signals(
     """
     steps = end.steps - begin.steps
     energies = _since(end.energies, begin.energies)
-    if not steps or not energies.any():
+    if steps < _FEWEST_STEPS or not energies.any():
         return []
     rows = dict(zip(map(id, optimizer.tables), _since(end.rows, begin.rows), strict=False))
     found = []

@@ -109,7 +109,7 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
                 "pass a batch of its inputs."
             )
         model(examples[0])
-    specs = _specs(model, None if examples is None else examples[0])
+    specs = signature_of(model, None if examples is None else examples[0])
     survey = clipping.survey(model)
     rules = _rules(model, survey)
     problems = [*survey.problems, *_of_variables(model, rules)]
@@ -171,8 +171,8 @@ def _label(rule: Any) -> str:
     return rule.__module__.rpartition(".")[2].replace("_", " ")
 
 
-def _specs(model: keras.Model, x: Any) -> Any:
-    """The signature of a batch of unknown size, or None if nothing tells it."""
+def signature_of(model: keras.Model, x: Any) -> Any:
+    """The signature of inputs x of an unknown number of examples, or None if nothing tells it."""
     if x is not None:
         given = tf.nest.map_structure(tf.convert_to_tensor, x)
         return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), given)

@@ -156,7 +156,7 @@ def test_a_plan_of_another_mechanism_explains_nothing() -> None:
         ({}, {}, "got none"),
         ([9], {}, r"got tables=\[9\]"),
         ({"a": 0}, {}, r"tables\['a'\]=0"),
-        ({"a": [0.5, 1.5]}, {}, r"tables\['a'\] to be a number of rows, or the probability"),
+        ({"a": [0.5, 1.5]}, {}, r"tables\['a'\] to be a number of rows, or"),
         ({"a": [[0.5]]}, {}, r"tables\['a'\]"),
         ({"a": [float("nan")]}, {}, r"tables\['a'\]"),
         ({"a": 9}, {"threshold": 1.0, "rows_per_step": 3}, "one way to choose the threshold"),
@@ -174,3 +174,15 @@ def test_a_plan_of_another_mechanism_explains_nothing() -> None:
 def test_bad_arguments(tables: dict, settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan_for(100).explain(tables, **settings)
+
+
+def test_lookups_of_an_example_may_be_given_for_each_table() -> None:
+    """A table of three lookups is looked up three times as often, and they are counted for C1."""
+    plan = plan_for(1_000, expected_batch_size=100, noise_multiplier=2.0)
+    one, three = (plan.explain({"a": 500, "b": (500, own)}) for own in (1, 3))
+    assert (one.lookups, three.lookups) == (2, 4)
+    assert three.tables["b"].looked_up > 1.5 * one.tables["b"].looked_up
+    assert three.tables["a"].looked_up == pytest.approx(one.tables["a"].looked_up)
+    assert three.tables["b"].assumed
+    with pytest.raises(ValueError, match=r"tables\['b'\]"):
+        plan.explain({"a": 500, "b": (500, 0)})

@@ -1,0 +1,300 @@
+"""Which optimizer, with which settings, for a model and a plan; and what to expect of it.
+
+It reads the model's shapes and the plan, and no data: what it says costs no privacy. The rules are
+those of `docs/advice.md`, which follow from the study in `docs/results/defaults.md`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import clipping
+from dp_sparse.accounting import Forecast, GaussianMechanism, PrivacyPlan
+from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer, PrivateOptimizer
+from dp_sparse.training.model_check import signature_of
+
+MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths of a second a step
+CLIP_NORM = 0.3
+WALK = 0.1  # of a weight under Adam in a run, if each gradient were noise
+ADAGRAD_RATE, ACCUMULATOR = 0.067, 1e-7
+TABLE_CLIP_NORM = 0.1
+NOISE_RATIO, FALSE_ROWS = 1.0, 3.0
+_SCARCE = 0.2  # of all lookups: fewer than these train, and a user should know
+_SMALL_BATCH = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Recommendation:
+    """What `recommend` says; `print` shows it, with its reasons.
+
+    Attributes:
+        plan: The plan that it was made for.
+        method: `DPSGDOptimizer` or `DPAdaFESTOptimizer`.
+        arguments: Of the private optimizer, beside the wrapped one and the plan.
+        wrapped: The name of the Keras optimizer to wrap.
+        wrapped_arguments: Its own.
+        signal_to_noise: √(T/P)·B/σ₂ for P entries that get noise in a step: if the clipped
+            gradients of all examples were the same in all steps, and as large in each entry, what
+            they add up to, over the deviation of the noise. No run has more.
+        forecast: What DP-AdaFEST will do with each table; None for DP-SGD, of which all rows train.
+        reasons: Sentences.
+        warnings: What to know before training; empty if there is nothing.
+
+    Examples:
+        >>> import dp_sparse, keras
+        >>> sampling = dp_sparse.PoissonSampling(10, expected_batch_size=5, steps=10)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.1, 0.01), sampling).calibrate()
+        >>> model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(1)])
+        >>> advice = dp_sparse.recommend(model, plan)
+        >>> advice.method.__name__, advice.signal_to_noise < 1
+        ('DPSGDOptimizer', True)
+        >>> advice.warnings[1]
+        'No setting will learn much: even if all gradients agreed, noise would be larger ...'
+    """
+
+    plan: PrivacyPlan
+    method: type[PrivateOptimizer]
+    arguments: dict[str, Any]
+    wrapped: str
+    wrapped_arguments: dict[str, float]
+    signal_to_noise: float
+    forecast: Forecast | None
+    reasons: list[str]
+    warnings: list[str]
+
+    def optimizer(self) -> PrivateOptimizer:
+        """The private optimizer; a new one at each call, but one plan pays for one run."""
+        wrapped = getattr(keras.optimizers, self.wrapped)(**self.wrapped_arguments)
+        return self.method(wrapped, self.plan, **self.arguments)
+
+    def __str__(self) -> str:
+        wrapped = f"keras.optimizers.{self.wrapped}({_arguments(self.wrapped_arguments)})"
+        own = _arguments(self.arguments)
+        return "\n".join(
+            [
+                f"dp_sparse.{self.method.__name__}({wrapped}, plan, {own})",
+                *(f"- {reason}" for reason in self.reasons),
+                *(f"! {warning}" for warning in self.warnings),
+                *([str(self.forecast)] if self.forecast is not None else []),
+            ]
+        )
+
+
+def recommend(
+    model: keras.Model,
+    plan: PrivacyPlan,
+    batch: Any = None,
+    frequencies: Mapping[str, Any] | None = None,
+) -> Recommendation:
+    """The optimizer and settings to begin with, from public facts: shapes, batch size and noise.
+
+    DP-SGD while a step can give noise to every row of every table; beyond that DP-AdaFEST.
+
+    Args:
+        model: Any Keras model that `check_model` finds no problem with.
+        plan: A calibrated plan of `GaussianMechanism`.
+        batch: A batch of inputs x, or `(x, y)`, of which only shapes are read; needed for a model
+            that is not functional, or whose inputs have axes of unknown length.
+        frequencies: For tables, by the names of their layers, the public probabilities that an
+            example looks each row up, `[rows]`; by default Zipf's law.
+
+    Raises:
+        ValueError: No model, a model of unknown inputs and no `batch`, a plan without noise or of
+            another mechanism, or frequencies of a table that the model does not have.
+        UnsupportedLayerError: The model cannot be trained privately; `check_model` says why.
+
+    Examples:
+        >>> import dp_sparse, keras
+        >>> sampling = dp_sparse.PoissonSampling(100_000, expected_batch_size=4096, epochs=10)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(3.0, 1e-5), sampling).calibrate()
+        >>> inputs = keras.Input((), dtype="int32")
+        >>> rows = keras.layers.Embedding(10_000, 16, name="users")(inputs)
+        >>> model = keras.Model(inputs, keras.layers.Dense(1)(rows))
+        >>> advice = dp_sparse.recommend(model, plan)
+        >>> model.compile(advice.optimizer(), loss="mse")
+        >>> print(advice)
+        dp_sparse.DPSGDOptimizer(keras.optimizers.Adam(learning_rate=...), plan, clip_norm=0.3)
+        - DP-SGD: ...
+
+    ### Formal Guarantees
+    Nothing but shapes, the plan and `frequencies` is read, which are public.
+    """
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"Expected a keras.Model, got {model!r}.")
+    if plan.noise_multiplier is None or not isinstance(plan.mechanism, GaussianMechanism):
+        raise ValueError(
+            "Expected a calibrated plan with mechanism=GaussianMechanism(), got "
+            f"noise_multiplier={plan.noise_multiplier!r} and mechanism={plan.mechanism!r}."
+        )
+    lookups = _lookups(model, batch)
+    tables = clipping.embedding_tables(model)
+    found = _by_name(tables, lookups, frequencies or {})
+    entries = sum(math.prod(table.shape) for table in tables)
+    dense = sum(math.prod(v.shape) for v in model.trainable_variables) - entries
+    if entries <= MOST_DENSE_ENTRIES:
+        return _dp_sgd(plan, dense + entries, bool(tables), entries)
+    return _dp_adafest(plan, dense, tables, found, sum(lookups.values()))
+
+
+def _dp_sgd(plan: PrivacyPlan, entries: int, tables: bool, of_tables: int) -> Recommendation:
+    rate = _two_digits(WALK / math.sqrt(plan.sampling.steps))
+    signal = _signal_to_noise(plan, plan.noise_multiplier, entries)
+    few = f"the tables have {of_tables:,} entries in all, few enough to give noise to each of them"
+    reasons = [
+        f"DP-SGD: {few}, so every lookup trains." if tables else "DP-SGD: no table, no selection.",
+        f"Adam at {WALK:g}/sqrt(steps): noise alone moves a weight by {WALK:g} at most in the run.",
+        f"clip_norm={CLIP_NORM:g}: most gradients are clipped, and Adam makes up for their size.",
+    ]
+    return Recommendation(
+        plan=plan,
+        method=DPSGDOptimizer,
+        arguments={"clip_norm": CLIP_NORM},
+        wrapped="Adam",
+        wrapped_arguments={"learning_rate": rate},
+        signal_to_noise=signal,
+        forecast=None,
+        reasons=[*reasons, _of_signal(signal)],
+        warnings=[*_of_size(plan), *_hopeless(signal)],
+    )
+
+
+def _dp_adafest(
+    plan: PrivacyPlan,
+    dense: int,
+    tables: list[keras.Variable],
+    found: dict[str, Any],
+    lookups: int,
+) -> Recommendation:
+    options = {"noise_ratio": NOISE_RATIO, "expected_false_rows": FALSE_ROWS}
+    forecast = plan.explain(found, lookups=lookups, **options)
+    rows = zip(tables, forecast.tables.values(), strict=True)
+    entries = dense + sum(table.shape[1] * own.noised for table, own in rows)
+    signal = _signal_to_noise(plan, forecast.gradient_noise_multiplier, entries)
+    of_tables = sum(math.prod(table.shape) for table in tables)
+    scarce = [name for name, own in forecast.tables.items() if own.trained_share < _SCARCE]
+    return Recommendation(
+        plan=plan,
+        method=DPAdaFESTOptimizer,
+        arguments={"clip_norm": TABLE_CLIP_NORM, **options},
+        wrapped="Adagrad",
+        wrapped_arguments={
+            "learning_rate": ADAGRAD_RATE,
+            "initial_accumulator_value": ACCUMULATOR,
+        },
+        signal_to_noise=signal,
+        forecast=forecast,
+        reasons=[
+            f"DP-AdaFEST: the tables have {of_tables:,} entries in all, too many to give noise to "
+            "each of them at every step.",
+            f"noise_ratio={NOISE_RATIO:g}: votes and gradients share the noise alike, so more rows "
+            "stand above the threshold.",
+            "Adagrad with an accumulator of hardly anything: rows of few updates take large steps.",
+            _of_signal(signal),
+        ],
+        warnings=[*_of_size(plan), *_hopeless(signal), *_of_scarce(scarce)],
+    )
+
+
+def _of_signal(signal: float) -> str:
+    return (
+        f"Signal to noise {signal:.3g}: what gradients that agreed in all examples and steps would "
+        "add up to in each weight, over the noise. No run has more."
+    )
+
+
+def _hopeless(signal: float) -> list[str]:
+    if signal >= 1:
+        return []
+    return [
+        "No setting will learn much: even if all gradients agreed, noise would be larger in each "
+        "weight. More examples, more steps, a larger batch or epsilon, or a smaller model help; "
+        "dp_sparse.plan_table shows the first four."
+    ]
+
+
+def _of_size(plan: PrivacyPlan) -> list[str]:
+    size = plan.sampling.expected_batch_size
+    if size >= _SMALL_BATCH:
+        return []
+    return [
+        f"Batches of {size:g} are small: with fewer, larger ones the same epsilon buys more signal "
+        "(dp_sparse.plan_table)."
+    ]
+
+
+def _of_scarce(names: list[str]) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"Of {', '.join(names)} fewer than {_SCARCE:.0%} of the lookups will train. Larger batches "
+        "help, or rows selected once by dp_sparse.select_top_k, for DPFESTOptimizer."
+    ]
+
+
+def _signal_to_noise(plan: PrivacyPlan, sigma: float | None, entries: float) -> float:
+    assert sigma is not None
+    sampling = plan.sampling
+    return math.sqrt(sampling.steps / max(1.0, entries)) * sampling.expected_batch_size / sigma
+
+
+def _lookups(model: keras.Model, batch: Any) -> dict[int, int]:
+    """Lookups of an example in each table, by the table's id: from a traced pass.
+
+    Raises:
+        ValueError: The inputs are not known.
+    """
+    if batch is not None:
+        x = batch[0] if isinstance(batch, tuple) else batch
+        batch = tf.nest.map_structure(tf.convert_to_tensor, x)
+        if not model.built:
+            model(batch)
+    specs = signature_of(model, batch)
+    if specs is None:
+        raise ValueError(
+            f"Expected a functional model or a batch of inputs, got {model.name} without: pass "
+            "recommend(model, plan, batch)."
+        )
+    found: dict[int, int] = {}
+
+    def trace(x: Any) -> None:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            recording = clipping.record(model, x, tape, 1, _no_seeds)
+            outputs = tf.nest.flatten(recording.outputs)
+            total = tf.add_n([tf.reduce_sum(o) for o in outputs if o.dtype.is_floating])
+        with clipping.guarded():
+            uses = recording.uses(tape.gradient(total, recording.targets))
+        for variable, use in uses:
+            if isinstance(use, clipping.Rows):
+                found[id(variable)] = use.row_ids.shape[1] or 1
+
+    tf.function(trace, autograph=False).get_concrete_function(specs)
+    return found
+
+
+def _no_seeds(number: int, dtype: str) -> tf.Tensor:
+    return tf.constant([number, 1], dtype)
+
+
+def _by_name(
+    tables: list[keras.Variable], lookups: dict[int, int], frequencies: Mapping[str, Any]
+) -> dict[str, Any]:
+    """As `plan.explain` takes them."""
+    found = {t.path.split("/")[-2]: (int(t.shape[0]), lookups.get(id(t), 1)) for t in tables}
+    unknown = [name for name in frequencies if name not in found]
+    if unknown:
+        raise ValueError(
+            f"Expected frequencies of the model's tables {sorted(found)}, got some of {unknown}."
+        )
+    return {**found, **frequencies}
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def _arguments(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value:g}" for name, value in given.items())

@@ -1,0 +1,158 @@
+"""What is recommended follows from shapes and the plan, trains, and says where nothing can."""
+
+import secrets
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import dp_sparse
+from dp_sparse.training import recommendation
+
+
+def plan_of(
+    examples: int = 100_000, batch: float = 4096, steps: int = 400, sigma: float = 1.0
+) -> dp_sparse.PrivacyPlan:
+    return dp_sparse.PrivacyPlan(
+        dp_sparse.PrivacyBudget(3.0, 1e-5),
+        dp_sparse.PoissonSampling(examples, batch, steps),
+        noise_multiplier=sigma,
+        plan_id=secrets.token_hex(16),
+    )
+
+
+def model(rows: int = 1000, width: int = 4, lookups: int = 3) -> keras.Model:
+    ids = keras.Input((lookups,), dtype="int32")
+    user = keras.Input((), dtype="int32")
+    of_ids = keras.layers.Flatten()(keras.layers.Embedding(rows, width, name="words")(ids))
+    of_user = keras.layers.Embedding(50, 2, name="users")(user)
+    both = keras.layers.Concatenate()([of_ids, of_user])
+    return keras.Model([ids, user], keras.layers.Dense(1)(both))
+
+
+@pytest.fixture
+def few_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of 1,000 rows counts as large."""
+    monkeypatch.setattr(recommendation, "MOST_DENSE_ENTRIES", 1000)
+
+
+def test_small_tables_get_dp_sgd() -> None:
+    advice = dp_sparse.recommend(model(), plan_of())
+    assert advice.method is dp_sparse.DPSGDOptimizer and advice.forecast is None
+    optimizer = advice.optimizer()
+    assert isinstance(optimizer.optimizer, keras.optimizers.Adam)
+    assert float(optimizer.learning_rate) == pytest.approx(0.1 / np.sqrt(400), rel=0.05)
+    entries = 1000 * 4 + 50 * 2 + (3 * 4 + 2) + 1
+    assert advice.signal_to_noise == pytest.approx(np.sqrt(400 / entries) * 4096)
+    assert not advice.warnings and "4,100 entries" in str(advice)
+
+
+def test_large_tables_get_dp_adafest_and_a_forecast(few_dense: None) -> None:
+    advice = dp_sparse.recommend(model(), plan_of())
+    assert advice.method is dp_sparse.DPAdaFESTOptimizer and advice.forecast is not None
+    assert advice.forecast.lookups == 4 and set(advice.forecast.tables) == {"words", "users"}
+    words = advice.forecast.tables["words"]
+    assert words.rows == 1000 and words.assumed and words.looked_up > 500
+    assert "DP-AdaFEST" in str(advice) and "lookups trained" in str(advice)
+    optimizer = advice.optimizer()
+    assert (optimizer.noise_ratio, optimizer.expected_false_rows) == (1.0, 3.0)
+
+
+def test_frequencies_of_the_user_are_taken(few_dense: None) -> None:
+    even = np.full(1000, 3 / 1000)
+    advice = dp_sparse.recommend(model(), plan_of(), frequencies={"words": even})
+    assumed = dp_sparse.recommend(model(), plan_of())
+    assert advice.forecast and assumed.forecast
+    assert not advice.forecast.tables["words"].assumed
+    assert advice.forecast.tables["words"].looked_up > assumed.forecast.tables["words"].looked_up
+
+
+def test_lookups_that_hardly_train_are_told_before_training(few_dense: None) -> None:
+    advice = dp_sparse.recommend(model(rows=100_000), plan_of(batch=64, sigma=20.0))
+    assert any("words" in w and "fewer than 20%" in w for w in advice.warnings)
+    assert any("Batches of 64 are small" in w for w in advice.warnings)
+
+
+def test_what_no_setting_can_learn_is_said() -> None:
+    advice = dp_sparse.recommend(model(), plan_of(examples=10, batch=5, steps=10, sigma=200.0))
+    assert advice.signal_to_noise < 1
+    assert any("No setting will learn much" in w for w in advice.warnings)
+    assert "! No setting" in str(advice)
+
+
+def settings(optimizer: Any) -> dict[str, Any]:
+    """The config of a private optimizer, without the name that Keras gives the wrapped one."""
+    config = optimizer.get_config()
+    del config["optimizer"]["config"]["name"]
+    return config
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_is_printed_is_what_is_built_and_trains(
+    monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    if large:
+        monkeypatch.setattr(recommendation, "MOST_DENSE_ENTRIES", 0)
+    plan, trained = plan_of(examples=200, batch=40, steps=3), model()
+    advice = dp_sparse.recommend(trained, plan)
+    names = {"dp_sparse": dp_sparse, "keras": keras, "plan": plan}
+    printed = eval(str(advice).splitlines()[0], names)
+    assert settings(printed) == settings(advice.optimizer())
+    trained.compile(advice.optimizer(), loss="mse")
+    x = [np.zeros((200, 3), np.int32), np.zeros(200, np.int32)]
+    trained.fit(plan.sampling.batches((x, np.ones(200, np.float32))), verbose=0)
+    assert int(trained.optimizer.steps_spent) == 3
+
+
+class Subclassed(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = keras.layers.Embedding(100, 2, name="table")
+        self.head = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.head(keras.ops.mean(self.table(x), axis=1))
+
+
+def test_other_models_need_a_batch(few_dense: None) -> None:
+    with pytest.raises(ValueError, match=r"pass recommend\(model, plan, batch\)"):
+        dp_sparse.recommend(Subclassed(), plan_of())
+    subclassed = Subclassed()
+    for batch in (np.zeros((2, 7), np.int32), (np.zeros((2, 7), np.int32), np.zeros(2))):
+        assert dp_sparse.recommend(subclassed, plan_of(), batch).method is dp_sparse.DPSGDOptimizer
+
+
+def test_a_model_without_tables() -> None:
+    dense = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    advice = dp_sparse.recommend(dense, plan_of())
+    assert advice.method is dp_sparse.DPSGDOptimizer and "no table" in str(advice)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": 3}, "Expected a keras.Model, got 3"),
+        ({"plan": "uncalibrated"}, "Expected a calibrated plan"),
+        ({"plan": "exponential"}, "mechanism=ExponentialSelection"),
+        ({"frequencies": {"items": [0.1]}}, r"\['users', 'words'\], got some of \['items'\]"),
+    ],
+)
+def test_bad_input_is_named(few_dense: None, change: dict[str, Any], message: str) -> None:
+    budget, sampling = dp_sparse.PrivacyBudget(3.0, 1e-5), plan_of().sampling
+    plans = {
+        "uncalibrated": dp_sparse.PrivacyPlan(budget, sampling),
+        "exponential": dp_sparse.PrivacyPlan(
+            budget, sampling, dp_sparse.ExponentialSelection(3), noise_multiplier=1.0
+        ),
+    }
+    given = {"model": model(), "plan": plan_of(), **change}
+    given["plan"] = plans.get(given["plan"], given["plan"]) if "plan" in change else given["plan"]
+    with pytest.raises(ValueError, match=message):
+        dp_sparse.recommend(**given)
+
+
+def test_a_model_that_cannot_be_trained_is_refused() -> None:
+    layers = [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    with pytest.raises(dp_sparse.UnsupportedLayerError, match="BatchNormalization"):
+        dp_sparse.recommend(keras.Sequential(layers), plan_of())
