@@ -132,22 +132,7 @@ def forecast(
     given = {name: value for name, value in ways.items() if value is not None}
     if len(given) > 1:
         raise ValueError(f"Expected one way to choose the threshold, got {given}: leave one.")
-    if not isinstance(tables, Mapping):
-        raise ValueError(f"Expected tables={{name: rows or frequencies}}, got tables={tables!r}.")
-    if not tables:
-        raise ValueError("Expected tables={name: rows or frequencies}, got none.")
-    own = [table[1] for table in tables.values() if isinstance(table, tuple) and len(table) == 2]
-    others = len(tables) - len(own)
-    lookups = sum(own) + others if lookups is None else lookups
-    lookups = validate.positive_integer("lookups", lookups)
-    each = max(1.0, (lookups - sum(own)) / max(1, others))
-    frequencies = {name: frequencies_of(name, table, each) for name, table in tables.items()}
-    total = sum(f.lookups for f in frequencies.values() if not f.assumed)
-    if total > lookups * (1 + 1e-6):
-        raise ValueError(
-            f"Expected probabilities that add up to lookups={lookups} at most, got {total:g}: pass "
-            "lookups=, the most lookups of one example."
-        )
+    lookups, frequencies = _frequencies(tables, lookups)
     clip_norm = validate.clip_norm("contribution_clip_norm", contribution_clip_norm)
     of_map, of_gradient = split_noise(
         noise_multiplier, validate.positive("noise_ratio", noise_ratio)
@@ -164,6 +149,29 @@ def forecast(
 
     rows = sum(f.rows for f in frequencies.values())
     return at(_threshold(given, rows, deviation, at))
+
+
+def _frequencies(
+    tables: Mapping[str, Any], lookups: int | None
+) -> tuple[int, dict[str, LookupFrequencies]]:
+    """The most lookups of an example, and those of each table."""
+    if not isinstance(tables, Mapping):
+        raise ValueError(f"Expected tables={{name: rows or frequencies}}, got tables={tables!r}.")
+    if not tables:
+        raise ValueError("Expected tables={name: rows or frequencies}, got none.")
+    own = [table[1] for table in tables.values() if isinstance(table, tuple) and len(table) == 2]
+    others = len(tables) - len(own)
+    lookups = sum(own) + others if lookups is None else lookups
+    lookups = validate.positive_integer("lookups", lookups)
+    each = max(1.0, (lookups - sum(own)) / max(1, others))
+    frequencies = {name: frequencies_of(name, table, each) for name, table in tables.items()}
+    total = sum(f.lookups for f in frequencies.values() if not f.assumed)
+    if total > lookups * (1 + 1e-6):
+        raise ValueError(
+            f"Expected probabilities that add up to lookups={lookups} at most, got {total:g}: pass "
+            "lookups=, the most lookups of one example."
+        )
+    return lookups, frequencies
 
 
 def _threshold(

@@ -151,12 +151,20 @@ class _IndexedDataset:
 
 
 def plain(nest: Any) -> Any:
-    """The same with dicts for other mappings, of which Keras takes the order and not the names."""
+    """The same with dicts for other mappings, of which Keras takes the order and not the names.
+
+    Tuples stand for lists of arrays, which TensorFlow would stack.
+    """
     if isinstance(nest, Mapping):
         return {name: plain(value) for name, value in nest.items()}
-    if type(nest) in (list, tuple):
-        return type(nest)(map(plain, nest))
+    if type(nest) is tuple or (type(nest) is list and not _of_values(nest)):
+        return tuple(map(plain, nest))
     return nest
+
+
+def _of_values(nest: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether it is a list of numbers or words."""
+    return bool(nest) and not isinstance(nest[0], Mapping | list | tuple) and not np.ndim(nest[0])
 
 
 def _named_leaves(nest: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -169,7 +177,7 @@ def _named_leaves(nest: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
         for key, value in nest.items():
             yield from _named_leaves(value, f"{name}[{key!r}]")
     elif isinstance(nest, list | tuple):
-        if nest and not isinstance(nest[0], dict | list | tuple) and not np.ndim(nest[0]):
+        if _of_values(nest):
             raise ValueError(
                 f"Expected arrays, got a {type(nest).__name__} of {len(nest)} values in {name}: "
                 "pass np.asarray(...) of it."
@@ -217,10 +225,11 @@ def as_data_source(source: Any) -> DataSource:
         return _Arrays(source)
     if hasattr(source, "gather") and hasattr(source, "__len__"):
         return source
+    frame = type(source).__name__ == "DataFrame"
     raise ValueError(
         "Expected (x, y) or (x, y, sample_weight) arrays, a dp_sparse.RecordFile, or a "
-        "tf.data.Dataset with random "
-        f"access, got {type(source).__name__}."
+        f"tf.data.Dataset with random access, got {type(source).__name__}."
+        + (" Give its columns: ({name: frame[name] ...}, frame[label])." if frame else "")
     )
 
 
