@@ -22,7 +22,7 @@ CLIP_NORM = 0.3
 WALK = 0.1  # of a weight under Adam in a run, if each gradient were noise
 ADAGRAD_RATE, ACCUMULATOR = 0.067, 1e-7
 TABLE_CLIP_NORM = 0.1
-NOISE_RATIO, FALSE_ROWS = 1.0, 3.0
+NOISE_RATIO, FALSE_ROWS = 1.0, 10.0
 _SCARCE = 0.2  # of all lookups: fewer than these train, and a user should know
 _SMALL_BATCH = 1024
 

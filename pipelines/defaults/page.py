@@ -9,9 +9,11 @@ from pipelines.defaults.settings import (
     DP_FEST,
     NON_PRIVATE,
     OPTIMIZERS,
+    RECOMMENDED,
     Setting,
     methods_of,
     printed_recipe,
+    recommended,
 )
 from pipelines.defaults.tasks import NAMES, Task
 
@@ -117,6 +119,7 @@ def _of_budget(found: Found, task: Task, epsilon: float) -> list[tuple[str, ...]
         *((f"best {method}", found.best([method])) for method in methods_of(task)),
         *((f"best {name}", found.best(methods_of(task), [name])) for name in OPTIMIZERS),
         ("former README", printed_recipe(task)),
+        ("recommend", recommended(task)),
     ]
     return [
         (
@@ -137,6 +140,8 @@ def _scores(found: Found, setting: Setting) -> tuple[str, str, str]:
 
 
 def _described(setting: Setting) -> str:
+    if setting.method == RECOMMENDED:
+        return f"what dp_sparse.recommend says, batch {setting.batch_size:,}"
     rate = f"{setting.optimizer}({setting.learning_rate:g}"
     if setting.optimizer == "SGD" and setting.method != NON_PRIVATE:
         rate += f"/{setting.clip_norm:g}"

@@ -10,7 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 import dp_sparse
-from pipelines.defaults.settings import DP_ADAFEST, DP_FEST, DP_SGD, NON_PRIVATE, Setting
+from pipelines.defaults.settings import (
+    DP_ADAFEST,
+    DP_FEST,
+    DP_SGD,
+    NON_PRIVATE,
+    RECOMMENDED,
+    Setting,
+)
 from pipelines.defaults.tasks import Examples, Sources, Task, load
 
 _SELECTION_SHARE = 0.02  # of ε, of DP-FEST
@@ -46,7 +53,7 @@ def run(
         optimizer: keras.optimizers.Optimizer = setting.keras_optimizer()
         batches = _stock_batches(task.training, setting.batch_size, seed)
     else:
-        optimizer = private_optimizer(task, setting, epsilon)
+        optimizer = private_optimizer(task, model, setting, epsilon)
         batches = optimizer.plan.sampling.batches((task.training.x, task.training.y))
     model.compile(optimizer, loss=task.loss)
     model.fit(batches, steps_per_epoch=steps, verbose=0)
@@ -65,9 +72,13 @@ def steps_of(task: Task, setting: Setting) -> int:
     return max(1, round(task.passes * len(task.training) / setting.batch_size))
 
 
-def private_optimizer(task: Task, setting: Setting, epsilon: float) -> keras.optimizers.Optimizer:
+def private_optimizer(
+    task: Task, model: keras.Model, setting: Setting, epsilon: float
+) -> keras.optimizers.Optimizer:
     """The private optimizer of a setting with a calibrated plan."""
     plan = plan_of(task, setting, epsilon)
+    if setting.method == RECOMMENDED:
+        return dp_sparse.recommend(model, plan.calibrate()).optimizer()
     wrapped, clip_norm = setting.keras_optimizer(), setting.clip_norm
     if setting.method == DP_SGD:
         return dp_sparse.DPSGDOptimizer(wrapped, plan.calibrate(), clip_norm)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.defaults.run import Result, run, task_of
-from pipelines.defaults.settings import NON_PRIVATE, Setting, drawn, methods_of, printed_recipe
+from pipelines.defaults.settings import NON_PRIVATE, Setting, drawn, fixed, methods_of
 from pipelines.defaults.tasks import Sources, Task
 from pipelines.files import whole_file
 
@@ -126,12 +126,13 @@ def _bracket(
     submit(runs)
     chosen = survivors([r for r in runs if r in results], results)
     if epsilon is not None:
-        chosen.append(printed_recipe(task))
+        chosen += fixed(task)
     whole = [Run(name, epsilon, setting, WHOLE, SEEDS[0]) for setting in dict.fromkeys(chosen)]
     submit(whole)
-    best = finalists([r for r in whole if r in results], results)
+    of_search = [r for r in whole if r in results and r.setting in settings]
+    best = finalists(of_search, results)
     if epsilon is not None:
-        best.append(printed_recipe(task))
+        best += fixed(task)
     submit([Run(name, epsilon, s, WHOLE, seed) for s in dict.fromkeys(best) for seed in SEEDS[1:]])
 
 

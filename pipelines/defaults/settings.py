@@ -9,6 +9,7 @@ import numpy as np
 from pipelines.defaults.tasks import Task
 
 NON_PRIVATE = "non_private"
+RECOMMENDED = "recommended"
 DP_SGD, DP_FEST, DP_ADAFEST = "dp_sgd", "dp_fest", "dp_adafest"
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 
@@ -25,7 +26,8 @@ class Setting:
     """One point of the search.
 
     Attributes:
-        method: One of `methods_of`, or "non_private".
+        method: One of `methods_of`, or "non_private"; "recommended" is what `recommend` says, for
+            which the batch size alone counts.
         optimizer: The Keras optimizer that is wrapped.
         learning_rate: Its own. SGD's is for gradients clipped to 1: it is divided by the clip norm.
         batch_size: The expected batch size.
@@ -73,6 +75,16 @@ def printed_recipe(task: Task) -> Setting:
     """What README printed before this study: DP-AdaFEST with its defaults around Adagrad(0.05)."""
     method = DP_ADAFEST if task.tables else DP_SGD
     return Setting(method, "Adagrad", 0.05, 2048)
+
+
+def recommended(task: Task) -> Setting:
+    """What `dp_sparse.recommend` says, at the task's largest batch."""
+    return Setting(RECOMMENDED, "", 0.0, max(task.batch_sizes))
+
+
+def fixed(task: Task) -> list[Setting]:
+    """The private settings that run to the end on every task, whatever their scores."""
+    return [printed_recipe(task), recommended(task)]
 
 
 def drawn(task: Task, methods: tuple[str, ...], draws: int, seed: int) -> list[Setting]:
