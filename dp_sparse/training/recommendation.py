@@ -1,7 +1,7 @@
 """Which optimizer, with which settings, for a model and a plan; and what to expect of it.
 
-It reads the model's shapes and the plan, and no data: what it says costs no privacy. The rules follow
-from the study in `docs/results/defaults.md`, which has what they reach.
+It reads the model's shapes and the plan, and no data: what it says costs no privacy. The rules
+follow from the study in `docs/results/defaults.md`, which has what they reach.
 """
 
 import dataclasses
