@@ -52,7 +52,7 @@ def test_the_examples_run_as_printed(
         "examples": examples,
         "model": model_of_two_tables(),
     }
-    train, account, explain, select, exponential = blocks()
+    train, account, explain, advise, select, exponential = blocks()
     exec(train, names)
     assert (
         "differential privacy protects one example after 20 of 20 steps" in capsys.readouterr().out
@@ -63,6 +63,8 @@ def test_the_examples_run_as_printed(
     printed = capsys.readouterr().out
     assert "threshold = " in printed and "rows noised a step: 500" in printed
     names["model"] = model_of_two_tables()
+    exec(advise, names)
+    assert capsys.readouterr().out.startswith("dp_sparse.DPSGDOptimizer(keras.optimizers.Adam(")
     exec(select, names)
     plan = names["plan"]
     assert isinstance(plan, dp_sparse.PrivacyPlan) and "top 1000 rows of 2" in plan.statement()

@@ -255,3 +255,15 @@ def test_unpacked() -> None:
     for example in ((1,), (1, 2, 3, 4), [1, 2], {"x": 1}):
         with pytest.raises(ValueError, match=r"Expected examples \(x, y\)"):
             unpacked(example)
+
+
+def test_a_list_of_arrays_is_a_tuple_of_inputs() -> None:
+    source = as_data_source(([np.arange(4), np.ones((4, 2))], np.zeros(4)))
+    x, _ = source.gather(np.array([1, 3]))
+    assert isinstance(x, tuple) and x[0].tolist() == [1, 3] and x[1].shape == (2, 2)
+
+
+def test_a_data_frame_is_told_what_to_give() -> None:
+    frame = type("DataFrame", (), {})()
+    with pytest.raises(ValueError, match=r"got DataFrame\. Give its columns: \(\{name: frame"):
+        as_data_source(frame)
