@@ -233,15 +233,15 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
 
     def measure(self, noisy: NoisyMeans) -> None:
         """Adds what reports say of the noise to its running totals."""
-        measured = noisy._replace(tables=noisy.tables if self.selects_rows else [])
+        measured = noisy._replace(tables=[] if self.delays_noise else noisy.tables)
         deviation = self.current_clip_norm * self.gradient_noise_multiplier
         energies = measured.energies(deviation / self.plan.sampling.expected_batch_size)
         self.diagnostics.add_released(energies, noisy.unclipped)
 
     @property
     def measured_variables(self) -> list[keras.Variable]:
-        """The variables of `diagnostics.energies`: those whose noisy means are released whole."""
-        return [*self.dense_variables, *self.tables]
+        """Those of `diagnostics.energies`; how many rows delayed noise reaches is not released."""
+        return [*self.dense_variables, *([] if self.delays_noise else self.tables)]
 
     def load_own_variables(self, store: Any) -> None:
         """Restores slots and spent steps, and draws a new noise key.

@@ -15,8 +15,8 @@ class StepDiagnostics:
     Attributes:
         rows: Rows that were noised, of each table, int64 `[tables]`.
         energies: `NoisyMeans.energies`, float64 `[variables]`.
-        unclipped: The released part of examples below the clip norm, summed over steps, float64
-            scalar; 0 where no such part is released.
+        unclipped: The fraction of examples below the clip norm that each step released, summed over
+            steps, float64 scalar; 0 where none is released.
         isolation: What the isolation checks have seen.
     """
 

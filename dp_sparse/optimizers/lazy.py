@@ -147,11 +147,6 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
             waiting = [(variable, tf.identity(mean)) for variable, mean in noisy.dense]
         return super().update_tables(noisy._replace(dense=waiting))
 
-    @property
-    def measured_variables(self) -> list[keras.Variable]:
-        """Not the tables: how many rows a step noises at once is not released."""
-        return self.dense_variables
-
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""
         config = super().get_config()

@@ -102,41 +102,45 @@ def signals(
         entries = float(math.prod(variable.shape)) * steps
         if optimizer.selects_rows and id(variable) in rows:
             entries = float(rows[id(variable)]) * variable.shape[1]
-        found.append(_signal(optimizer, variable, energy, entries, steps, begin, end, rate))
+        if not entries:
+            found.append(Signal(variable.path, 0.0, 0.0, False, None))
+            continue
+        excess = energy / entries - 1
+        stands_out = bool(energy > scipy.stats.chi2.isf(_CHANCE, entries))
+        walk = _walk(optimizer, rate, steps, energy / entries)
+        moved, share = _movement(begin.weights, end.weights, variable.path, walk)
+        ratio = math.sqrt(max(0.0, excess))
+        found.append(Signal(variable.path, entries / steps, ratio, stands_out or moved, share))
     return found
 
 
-def _signal(
-    optimizer: PrivateOptimizer,
-    variable: keras.Variable,
-    energy: float,
-    entries: float,
-    steps: int,
-    begin: Snapshot,
-    end: Snapshot,
-    rate: float,
-) -> Signal:
-    if not entries:
-        return Signal(variable.path, 0.0, 0.0, False, None)
-    excess = (energy - entries) / entries
-    moved = bool(energy > scipy.stats.chi2.isf(_CHANCE, entries))
-    share = None
-    fixed = not isinstance(optimizer.clipping, QuantileClipping)
-    if fixed and variable.path in begin.weights and variable.path in end.weights:
-        before, after = begin.weights[variable.path], end.weights[variable.path]
-        deviation = _deviation(optimizer)
-        mean_square = energy / entries * deviation**2
-        walk = noise_walk(optimizer.optimizer, rate, steps, deviation, mean_square)
-        if walk is not None:
-            most = _BEYOND * walk * scipy.stats.chi2.isf(_CHANCE, before.size)
-            moved = moved or bool(np.sum((after - before) ** 2) > most)
-            share = min(1.0, walk * before.size / max(float(np.sum(after**2)), 1e-300))
-    return Signal(variable.path, entries / steps, math.sqrt(max(0.0, excess)), moved, share)
+def _walk(optimizer: PrivateOptimizer, rate: float, steps: int, energy: float) -> float | None:
+    """The variance of what noise alone adds to a weight of a dense variable; None if not known.
 
-
-def _deviation(optimizer: PrivateOptimizer) -> float:
+    Args:
+        optimizer: What trained.
+        rate: Its learning rate.
+        steps: Of the run.
+        energy: The mean square of a noisy mean gradient's entry over the variance of its noise.
+    """
+    if isinstance(optimizer.clipping, QuantileClipping):  # the noise changed with the clip norm
+        return None
     batch = optimizer.plan.sampling.expected_batch_size
-    return optimizer.clip_norm * optimizer.gradient_noise_multiplier / batch
+    deviation = optimizer.clip_norm * optimizer.gradient_noise_multiplier / batch
+    return noise_walk(optimizer.optimizer, rate, steps, deviation, energy * deviation**2)
+
+
+def _movement(
+    before: dict[str, np.ndarray], after: dict[str, np.ndarray], path: str, walk: float | None
+) -> tuple[bool, float | None]:
+    """Whether a variable moved beyond its noise; the part of its squares that noise explains."""
+    if walk is None or path not in before or path not in after:
+        return False, None
+    size = before[path].size
+    moved = float(np.sum((after[path] - before[path]) ** 2))
+    most = _BEYOND * walk * scipy.stats.chi2.isf(_CHANCE, size)
+    share = min(1.0, walk * size / max(float(np.sum(after[path] ** 2)), 1e-300))
+    return bool(moved > most), share
 
 
 def _since(after: np.ndarray, before: np.ndarray) -> np.ndarray:

@@ -101,7 +101,7 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
             f"Expected a keras.Model, got {model!r}: put the layer into keras.Sequential([...])."
         )
     batch_size = validate.positive_integer("batch_size", batch_size)
-    examples = None if batch is None else _examples(batch)
+    examples = None if batch is None else examples_of(batch)
     if not model.built:
         if examples is None:
             raise ValueError(
@@ -121,7 +121,7 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
     return ModelCheck(rules, problems, specs is not None, compared)
 
 
-def _examples(batch: Any) -> tuple[Any, Any, tf.Tensor]:
+def examples_of(batch: Any) -> tuple[Any, Any, tf.Tensor]:
     """x, y or None, and weights, of what the user calls a batch; a sampler's has no padding left.
 
     Raises:
@@ -196,22 +196,30 @@ def _of_variables(model: keras.Model, rules: dict[str, str]) -> list[str]:
 
 
 def _of_a_pass(model: keras.Model, specs: Any, batch_size: int) -> list[str]:
-    def forward_and_backward(x: Any) -> None:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            recording = clipping.record(model, x, tape, batch_size, _seeds)
-            outputs = tf.nest.flatten(recording.outputs)
-            sums = [tf.reduce_sum(tf.cast(o, tf.float32)) for o in outputs if o.dtype.is_floating]
-            total = tf.add_n(sums) if sums else tf.zeros([])
-        with clipping.guarded():
-            uses = recording.uses(tape.gradient(total, recording.targets))
-        for _, use in uses:
+    def norms(x: Any) -> None:
+        for _, use in uses_of_pass(model, x, batch_size):
             use.squared_norms()
 
     try:
-        tf.function(forward_and_backward, autograph=False).get_concrete_function(specs)
+        tf.function(norms, autograph=False).get_concrete_function(specs)
     except UnsupportedLayerError as error:
         return _sentences(str(error))
     return []
+
+
+def uses_of_pass(model: keras.Model, x: Any, batch_size: int = 1) -> clipping.Used:
+    """What clipping reads of one forward and one backward pass, from the sum of all outputs.
+
+    Raises:
+        UnsupportedLayerError: A layer whose per-example gradients cannot be had.
+    """
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        recording = clipping.record(model, x, tape, batch_size, _seeds)
+        outputs = tf.nest.flatten(recording.outputs)
+        sums = [tf.reduce_sum(tf.cast(o, tf.float32)) for o in outputs if o.dtype.is_floating]
+        total = tf.add_n(sums) if sums else tf.zeros([])
+    with clipping.guarded():
+        return recording.uses(tape.gradient(total, recording.targets))
 
 
 def _of_a_batch(model: keras.Model, examples: Any, batch_size: int) -> list[str]:

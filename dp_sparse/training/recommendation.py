@@ -15,11 +15,11 @@ import tensorflow as tf
 from dp_sparse import clipping
 from dp_sparse.accounting import Forecast, GaussianMechanism, PrivacyPlan
 from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer, PrivateOptimizer
-from dp_sparse.training.model_check import signature_of
+from dp_sparse.training.model_check import examples_of, signature_of, uses_of_pass
 
 MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths of a second a step
 CLIP_NORM = 0.3
-WALK = 0.1  # of a weight under Adam in a run, if each gradient were noise
+WALK = 0.1  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
 ADAGRAD_RATE, ACCUMULATOR = 0.067, 1e-7
 TABLE_CLIP_NORM = 0.1
 NOISE_RATIO, FALSE_ROWS = 1.0, 10.0
@@ -37,9 +37,9 @@ class Recommendation:
         arguments: Of the private optimizer, beside the wrapped one and the plan.
         wrapped: The name of the Keras optimizer to wrap.
         wrapped_arguments: Its own.
-        signal_to_noise: √(T/P)·B/σ₂ for P entries that get noise in a step: if the clipped
-            gradients of all examples were the same in all steps, and as large in each entry, what
-            they add up to, over the deviation of the noise. No run has more.
+        signal_to_noise: √(T/P)·B/σ2 for P entries that get noise in a step: what clipped gradients
+            that agreed in all examples and steps add up to, over the deviation of the noise, as a
+            root mean square over the entries. By the triangle inequality no run has more.
         forecast: What DP-AdaFEST will do with each table; None for DP-SGD, of which all rows train.
         reasons: Sentences.
         warnings: What to know before training; empty if there is nothing.
@@ -146,7 +146,7 @@ def _dp_sgd(plan: PrivacyPlan, entries: int, tables: bool, of_tables: int) -> Re
     few = f"the tables have {of_tables:,} entries in all, few enough to give noise to each of them"
     reasons = [
         f"DP-SGD: {few}, so every lookup trains." if tables else "DP-SGD: no table, no selection.",
-        f"Adam at {WALK:g}/sqrt(steps): noise alone moves a weight by {WALK:g} at most in the run.",
+        f"Adam at {WALK:g}/sqrt(steps): in the whole run, noise moves a weight by some {WALK:g}.",
         f"clip_norm={CLIP_NORM:g}: most gradients are clipped, and Adam makes up for their size.",
     ]
     return Recommendation(
@@ -202,7 +202,7 @@ def _dp_adafest(
 def _of_signal(signal: float) -> str:
     return (
         f"Signal to noise {signal:.3g}: what gradients that agreed in all examples and steps would "
-        "add up to in each weight, over the noise. No run has more."
+        "add up to, over the noise, as a root mean square over the weights. No run has more."
     )
 
 
@@ -210,8 +210,8 @@ def _hopeless(signal: float) -> list[str]:
     if signal >= 1:
         return []
     return [
-        "No setting will learn much: even if all gradients agreed, noise would be larger in each "
-        "weight. More examples, more steps, a larger batch or epsilon, or a smaller model help; "
+        "No setting will learn much: even if all gradients agreed, noise would be larger in most "
+        "weights. More examples, more steps, a larger batch or epsilon, or a smaller model help; "
         "dp_sparse.plan_table shows the first four."
     ]
 
@@ -247,12 +247,10 @@ def _lookups(model: keras.Model, batch: Any) -> dict[int, int]:
     Raises:
         ValueError: The inputs are not known.
     """
-    if batch is not None:
-        x = batch[0] if isinstance(batch, tuple) else batch
-        batch = tf.nest.map_structure(tf.convert_to_tensor, x)
-        if not model.built:
-            model(batch)
-    specs = signature_of(model, batch)
+    x = None if batch is None else examples_of(batch)[0]
+    if x is not None and not model.built:
+        model(x)
+    specs = signature_of(model, x)
     if specs is None:
         raise ValueError(
             f"Expected a functional model or a batch of inputs, got {model.name} without: pass "
@@ -261,13 +259,7 @@ def _lookups(model: keras.Model, batch: Any) -> dict[int, int]:
     found: dict[int, int] = {}
 
     def trace(x: Any) -> None:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            recording = clipping.record(model, x, tape, 1, _no_seeds)
-            outputs = tf.nest.flatten(recording.outputs)
-            total = tf.add_n([tf.reduce_sum(o) for o in outputs if o.dtype.is_floating])
-        with clipping.guarded():
-            uses = recording.uses(tape.gradient(total, recording.targets))
-        for variable, use in uses:
+        for variable, use in uses_of_pass(model, x):
             if isinstance(use, clipping.Rows):
                 found[id(variable)] = use.row_ids.shape[1] or 1
 
@@ -275,15 +267,15 @@ def _lookups(model: keras.Model, batch: Any) -> dict[int, int]:
     return found
 
 
-def _no_seeds(number: int, dtype: str) -> tf.Tensor:
-    return tf.constant([number, 1], dtype)
-
-
 def _by_name(
     tables: list[keras.Variable], lookups: dict[int, int], frequencies: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """As `plan.explain` takes them."""
-    found = {t.path.split("/")[-2]: (int(t.shape[0]), lookups.get(id(t), 1)) for t in tables}
+    """As `plan.explain` takes them, by the names of layers; by paths where layers share a name."""
+    names = [table.path.split("/")[-2] for table in tables]
+    found = {
+        name if names.count(name) == 1 else table.path: (int(table.shape[0]), lookups[id(table)])
+        for name, table in zip(names, tables, strict=True)
+    }
     unknown = [name for name in frequencies if name not in found]
     if unknown:
         raise ValueError(
