@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping
@@ -124,11 +125,14 @@ def recommend(
     Nothing but shapes, the plan and `frequencies` is read, which are public.
     """
     if not isinstance(model, keras.Model):
-        raise ValueError(f"Expected a keras.Model, got {model!r}.")
+        raise ValueError(f"Expected a keras.Model, got model={model!r}.")
+    if not isinstance(plan, PrivacyPlan):
+        raise ValueError(f"Expected a PrivacyPlan, got plan={plan!r}.")
     if plan.noise_multiplier is None or not isinstance(plan.mechanism, GaussianMechanism):
         raise ValueError(
             "Expected a calibrated plan with mechanism=GaussianMechanism(), got "
-            f"noise_multiplier={plan.noise_multiplier!r} and mechanism={plan.mechanism!r}."
+            f"noise_multiplier={plan.noise_multiplier!r} and mechanism={plan.mechanism!r}: use "
+            "PrivacyPlan(budget, sampling).calibrate()."
         )
     lookups = _lookups(model, batch)
     tables = clipping.embedding_tables(model)
@@ -253,8 +257,8 @@ def _lookups(model: keras.Model, batch: Any) -> dict[int, int]:
     specs = signature_of(model, x)
     if specs is None:
         raise ValueError(
-            f"Expected a functional model or a batch of inputs, got {model.name} without: pass "
-            "recommend(model, plan, batch)."
+            f"Expected a model whose inputs are known, or a batch of them, got {model.name} alone: "
+            "call recommend(model, plan, batch)."
         )
     found: dict[int, int] = {}
 
@@ -281,6 +285,12 @@ def _by_name(
         raise ValueError(
             f"Expected frequencies of the model's tables {sorted(found)}, got some of {unknown}."
         )
+    for name, given in frequencies.items():
+        if np.shape(given) != (found[name][0],):
+            raise ValueError(
+                f"Expected frequencies[{name!r}] of shape ({found[name][0]},), one of each row, "
+                f"got shape {np.shape(given)}."
+            )
     return {**found, **frequencies}
 
 

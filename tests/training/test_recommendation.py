@@ -116,7 +116,7 @@ class Subclassed(keras.Model):
 
 
 def test_other_models_need_a_batch(few_dense: None) -> None:
-    with pytest.raises(ValueError, match=r"pass recommend\(model, plan, batch\)"):
+    with pytest.raises(ValueError, match=r"call recommend\(model, plan, batch\)"):
         dp_sparse.recommend(Subclassed(), plan_of())
     subclassed = Subclassed()
     for batch in (np.zeros((2, 7), np.int32), (np.zeros((2, 7), np.int32), np.zeros(2))):
@@ -132,7 +132,12 @@ def test_a_model_without_tables() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": 3}, "Expected a keras.Model, got 3"),
+        ({"model": 3}, "Expected a keras.Model, got model=3"),
+        ({"plan": 3}, "Expected a PrivacyPlan, got plan=3"),
+        (
+            {"frequencies": {"words": np.ones(3)}},
+            r"\['words'\] of shape \(1000,\).* got shape \(3,\)",
+        ),
         ({"plan": "uncalibrated"}, "Expected a calibrated plan"),
         ({"plan": "exponential"}, "mechanism=ExponentialSelection"),
         ({"frequencies": {"items": [0.1]}}, r"\['users', 'words'\], got some of \['items'\]"),
@@ -156,3 +161,15 @@ def test_a_model_that_cannot_be_trained_is_refused() -> None:
     layers = [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
     with pytest.raises(dp_sparse.UnsupportedLayerError, match="BatchNormalization"):
         dp_sparse.recommend(keras.Sequential(layers), plan_of())
+
+
+def test_two_tables_of_one_name_go_by_their_paths(few_dense: None) -> None:
+    ids = keras.Input((), dtype="int32")
+    parts = [
+        keras.Sequential([keras.layers.Embedding(1000, 2, name="table")], name=name)
+        for name in ("left", "right")
+    ]
+    joined = keras.layers.Concatenate()([part(ids) for part in parts])
+    advice = dp_sparse.recommend(keras.Model(ids, keras.layers.Dense(1)(joined)), plan_of())
+    assert advice.forecast is not None
+    assert set(advice.forecast.tables) == {"left/table/embeddings", "right/table/embeddings"}
