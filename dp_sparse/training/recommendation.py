@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from dp_sparse import clipping
 from dp_sparse.accounting import Forecast, GaussianMechanism, PrivacyPlan
 from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer, PrivateOptimizer
-from dp_sparse.training.model_check import examples_of, signature_of, uses_of_pass
+from dp_sparse.training.table_shapes import lookups_of, tables_by_name
 
 MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths of a second a step
 CLIP_NORM = 0.3
@@ -134,9 +132,9 @@ def recommend(
             f"noise_multiplier={plan.noise_multiplier!r} and mechanism={plan.mechanism!r}: use "
             "PrivacyPlan(budget, sampling).calibrate()."
         )
-    lookups = _lookups(model, batch)
+    lookups = lookups_of(model, batch)
     tables = clipping.embedding_tables(model)
-    found = _by_name(tables, lookups, frequencies or {})
+    found = tables_by_name(tables, lookups, frequencies or {})
     entries = sum(math.prod(table.shape) for table in tables)
     dense = sum(math.prod(v.shape) for v in model.trainable_variables) - entries
     if entries <= MOST_DENSE_ENTRIES:
@@ -243,55 +241,6 @@ def _signal_to_noise(plan: PrivacyPlan, sigma: float | None, entries: float) -> 
     assert sigma is not None
     sampling = plan.sampling
     return math.sqrt(sampling.steps / max(1.0, entries)) * sampling.expected_batch_size / sigma
-
-
-def _lookups(model: keras.Model, batch: Any) -> dict[int, int]:
-    """Lookups of an example in each table, by the table's id: from a traced pass.
-
-    Raises:
-        ValueError: The inputs are not known.
-    """
-    x = None if batch is None else examples_of(batch)[0]
-    if x is not None and not model.built:
-        model(x)
-    specs = signature_of(model, x)
-    if specs is None:
-        raise ValueError(
-            f"Expected a model whose inputs are known, or a batch of them, got {model.name} alone: "
-            "call recommend(model, plan, batch)."
-        )
-    found: dict[int, int] = {}
-
-    def trace(x: Any) -> None:
-        for variable, use in uses_of_pass(model, x):
-            if isinstance(use, clipping.Rows):
-                found[id(variable)] = use.row_ids.shape[1] or 1
-
-    tf.function(trace, autograph=False).get_concrete_function(specs)
-    return found
-
-
-def _by_name(
-    tables: list[keras.Variable], lookups: dict[int, int], frequencies: Mapping[str, Any]
-) -> dict[str, Any]:
-    """As `plan.explain` takes them, by the names of layers; by paths where layers share a name."""
-    names = [table.path.split("/")[-2] for table in tables]
-    found = {
-        name if names.count(name) == 1 else table.path: (int(table.shape[0]), lookups[id(table)])
-        for name, table in zip(names, tables, strict=True)
-    }
-    unknown = [name for name in frequencies if name not in found]
-    if unknown:
-        raise ValueError(
-            f"Expected frequencies of the model's tables {sorted(found)}, got some of {unknown}."
-        )
-    for name, given in frequencies.items():
-        if np.shape(given) != (found[name][0],):
-            raise ValueError(
-                f"Expected frequencies[{name!r}] of shape ({found[name][0]},), one of each row, "
-                f"got shape {np.shape(given)}."
-            )
-    return {**found, **frequencies}
 
 
 def _two_digits(value: float) -> float:
