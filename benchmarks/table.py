@@ -121,6 +121,13 @@ ROWS = (
         "planning",
         "{calibrate_seconds_median}; {plan_table_seconds_18}",
     ),
+    Row(
+        "What `recommend` learns, as a part of the best gain over a constant that the study found: "
+        "ranking; clicks; images ([table](docs/results/defaults.md))",
+        "recipes",
+        "{recipe_share_of_gain_ranking}; {recipe_share_of_gain_clicks}; "
+        "{recipe_share_of_gain_images}",
+    ),
 )
 
 
