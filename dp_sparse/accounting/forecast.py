@@ -20,6 +20,7 @@ from dp_sparse.accounting.adafest import default_threshold, split_noise, surviva
 from dp_sparse.accounting.lookup_frequencies import (
     ZIPF_EXPONENT,
     LookupFrequencies,
+    as_pair,
     frequencies_of,
 )
 from dp_sparse.core import validate
@@ -159,8 +160,8 @@ def _frequencies(
         raise ValueError(f"Expected tables={{name: rows or frequencies}}, got tables={tables!r}.")
     if not tables:
         raise ValueError("Expected tables={name: rows or frequencies}, got none.")
-    own = [table[1] for table in tables.values() if isinstance(table, tuple) and len(table) == 2]
-    others = len(tables) - len(own)
+    pairs = {name: pair for name, table in tables.items() if (pair := as_pair(name, table))}
+    own, others = [lookups for _, lookups in pairs.values()], len(tables) - len(pairs)
     lookups = sum(own) + others if lookups is None else lookups
     lookups = validate.positive_integer("lookups", lookups)
     each = max(1.0, (lookups - sum(own)) / max(1, others))

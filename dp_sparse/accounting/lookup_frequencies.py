@@ -54,9 +54,9 @@ def frequencies_of(name: str, table: Any, lookups: float) -> LookupFrequencies:
     """
     if isinstance(table, int | np.integer):
         return zipf(validate.positive_integer(f"tables[{name!r}]", table), lookups)
-    if isinstance(table, tuple) and len(table) == 2:
-        rows, own = (validate.positive_integer(f"tables[{name!r}]", value) for value in table)
-        return zipf(rows, own)
+    pair = as_pair(name, table)
+    if pair is not None:
+        return zipf(*pair)
     values = np.asarray(table, np.float64)
     if values.ndim != 1 or not values.size or not np.all((values >= 0) & (values <= 1)):
         raise ValueError(
@@ -65,6 +65,19 @@ def frequencies_of(name: str, table: Any, lookups: float) -> LookupFrequencies:
             f"{values!r}."
         )
     return LookupFrequencies(values, np.ones_like(values), assumed=False)
+
+
+def as_pair(name: str, table: Any) -> tuple[int, int] | None:
+    """Rows and lookups of an example, of a table that is given as a pair of whole numbers.
+
+    Raises:
+        ValueError: One of them is not above 0.
+    """
+    whole = int | np.integer
+    if not (isinstance(table, tuple) and len(table) == 2 and isinstance(table[0], whole)):
+        return None
+    rows, lookups = (validate.positive_integer(f"tables[{name!r}]", value) for value in table)
+    return rows, lookups
 
 
 def zipf(rows: int, lookups: float = 1.0) -> LookupFrequencies:

@@ -18,7 +18,7 @@ from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training import findings, report_page
 from dp_sparse.training.findings import Signal
 
-_CLIP_FRACTION = "clip fraction"
+_OF_CLIPPING = ("examples", "clipped")
 _DIAGNOSTICS = ("private", "non_private", "strict")
 
 
@@ -33,7 +33,8 @@ class RunHistory:
         validation: Each validation metric with its (step, value) pairs.
         diagnostics: Each value that no ε covers, with its pairs; empty unless requested.
         signals: Of each variable how its gradients stood to their noise, after the end of training.
-        findings: A sentence for each thing that went wrong, after the end of training.
+        findings: A sentence for each thing that went wrong, after the end of training. It says so
+            where it rests on a count that no ε covers, which needs `diagnostics="non_private"`.
     """
 
     steps: list[int] = dataclasses.field(default_factory=list)
@@ -95,9 +96,14 @@ class PrivacyReport(keras.callbacks.Callback):
         self._optimizer = _private_optimizer(self.model)
         steps = self._optimizer.plan.sampling.steps
         self._every = max(1, math.ceil(steps / self.points))
-        self._totals = _totals(self._optimizer)
-        self._begin, self._rates = findings.snapshot(self._optimizer), [self._rate()]
+        self._totals = self._first = _totals(self._optimizer)
+        self._begin: findings.Snapshot | None = None
         self._aim_at_next_point(int(self._optimizer.steps_spent.numpy()))
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Keeps what the run begins with, when all callbacks have restored what they have."""
+        if self._begin is None:
+            self._begin, self._rates = findings.snapshot(self._optimizer), [self._rate()]
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Shows ε in the progress bar, and records a point at its step."""
@@ -136,11 +142,15 @@ class PrivacyReport(keras.callbacks.Callback):
 
     def _find(self) -> None:
         """What released values say of the whole run."""
+        if self._begin is None:
+            return
         begin, end = self._begin, findings.snapshot(self._optimizer)
         rate = float(np.sqrt(np.mean(np.square(self._rates))))
         self.history.signals = findings.signals(self._optimizer, begin, end, rate)
-        fractions = self.history.diagnostics.get(_CLIP_FRACTION, [])
-        unclipped = 1 - float(np.mean([v for _, v in fractions])) if fractions else None
+        unclipped = None
+        if self.diagnostics == "non_private":
+            counts = {name: self._totals[name] - self._first[name] for name in _OF_CLIPPING}
+            unclipped = 1 - counts["clipped"] / max(1, counts["examples"])
         self.history.findings = findings.findings_of(
             self._optimizer, begin, end, self.history.signals, unclipped
         )
@@ -246,7 +256,7 @@ def _add_diagnostics(
     change = {name: after[name] - before[name] for name in ("examples", "clipped", "not finite")}
     values = {
         "mean realised batch size": change["examples"] / steps,
-        _CLIP_FRACTION: change["clipped"] / max(1, change["examples"]),
+        "clip fraction": change["clipped"] / max(1, change["examples"]),
         "quarantined examples (loss or gradient not finite)": change["not finite"],
     }
     for name, value in values.items():
@@ -259,7 +269,7 @@ def _as_series(metrics: dict[str, list[tuple[int, float]]]) -> dict[str, report_
 
 def _signals_table(signals: list[Signal]) -> str:
     headers = ["variable", "entries noised a step", "signal to noise of a step", "stood out"]
-    rows = [(s.path, s.entries, s.signal_to_noise, "yes" if s.moved else "no") for s in signals]
+    rows = [(s.path, s.entries, s.signal_of_step, "yes" if s.stands_out else "no") for s in signals]
     return report_page.table(headers, rows)
 
 

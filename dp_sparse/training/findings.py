@@ -1,6 +1,8 @@
 """What a run's released values say of how it went, in words.
 
-All of it follows from noisy gradients, the rows of each step and the weights: post-processing.
+Signals follow from noisy gradients, the rows of each step and the weights: post-processing. So do
+the sentences, but for one of the clip norm that is made only of a count which the user asked for,
+and says that no ε covers it.
 """
 
 import dataclasses
@@ -11,7 +13,7 @@ import keras
 import numpy as np
 import scipy.stats
 
-from dp_sparse.clipping import QuantileClipping
+from dp_sparse.clipping import AutomaticClipping, QuantileClipping
 from dp_sparse.optimizers import DPAdaFESTOptimizer, PrivateOptimizer
 from dp_sparse.training.noise_walk import noise_walk
 
@@ -19,9 +21,9 @@ _DEVIATIONS = 3.0  # of a number of rows that noise alone explains
 _CHANCE = 1e-4  # that noise alone has larger squares
 _BEYOND = 1.5  # times the squared movement by noise alone, which is an estimate
 _MOSTLY = 0.5  # of a variable's squares
-_FEWEST_STEPS = 20  # of a run whose variables are judged
+_WIDE = 0.3  # of a weight's movement by noise: three times what `recommend` allows
+_FEWEST_STEPS = 20  # of a run that is judged
 _FEW = 0.02  # of a run's examples
-_SMALL = 64  # entries of variables whose noise is not judged by their size: biases
 _OF_TABLES = (
     "Too few examples of a batch look up the same row of such a table for its votes to stand above "
     "the noise: larger batches, a smaller noise_ratio or a larger epsilon help; DPFESTOptimizer, "
@@ -35,13 +37,15 @@ class Snapshot:
 
     Attributes:
         steps: Steps taken.
+        iterations: Steps of the wrapped optimizer, also of earlier runs.
         rows: Rows noised, `[tables]`.
         energies: `[variables]`, as `StepDiagnostics` has them.
-        unclipped: Released parts of unclipped examples, summed over steps.
-        weights: Of the dense variables, by path.
+        unclipped: Released fractions of unclipped examples, summed over steps.
+        weights: Of the variables that get noise on every entry, by path.
     """
 
     steps: int
+    iterations: int
     rows: np.ndarray
     energies: np.ndarray
     unclipped: float
@@ -49,14 +53,16 @@ class Snapshot:
 
 
 def snapshot(optimizer: PrivateOptimizer) -> Snapshot:
-    """Now; a copy of the dense variables is held in memory."""
+    """Now; a copy of the variables that get noise on every entry is held in memory."""
     totals = optimizer.diagnostics
+    dense = optimizer.dense_variables if optimizer.selects_rows else optimizer.measured_variables
     return Snapshot(
         int(totals.steps.numpy()),
+        int(keras.ops.convert_to_numpy(optimizer.iterations)),
         totals.rows.numpy(),
         totals.energies.numpy(),
         float(totals.unclipped.numpy()),
-        {v.path: keras.ops.convert_to_numpy(v) for v in optimizer.dense_variables},
+        {v.path: keras.ops.convert_to_numpy(v) for v in dense},
     )
 
 
@@ -67,24 +73,26 @@ class Signal:
     Attributes:
         path: Of the variable.
         entries: Entries that got noise in a step, on average.
-        signal_to_noise: The root mean square of an entry of a step's clipped mean gradient over the
+        signal_of_step: The root mean square of an entry of a step's clipped mean gradient over the
             deviation of its noise, estimated; 0 where the estimate is negative.
-        moved: Whether gradients or movement stood above what noise explains.
-        noise_share: The part of the weights' squares that noise alone explains, estimated; None
-            where it is not known.
+        stands_out: Whether gradients or movement stood above what noise explains.
+        walk: The standard deviation of what noise alone moved a weight by, estimated; None where it
+            is not known.
+        noise_share: The part of the weights' squares that this walk explains; None as `walk`.
     """
 
     path: str
     entries: float
-    signal_to_noise: float
-    moved: bool
-    noise_share: float | None
+    signal_of_step: float
+    stands_out: bool
+    walk: float | None = None
+    noise_share: float | None = None
 
 
 def signals(
     optimizer: PrivateOptimizer, begin: Snapshot, end: Snapshot, rate: float
 ) -> list[Signal]:
-    """One of each variable whose noisy gradients were measured; none of a run of few steps.
+    """One of each variable that got noise and was measured; none of a run of few steps.
 
     Args:
         optimizer: What trained.
@@ -103,44 +111,48 @@ def signals(
         if optimizer.selects_rows and id(variable) in rows:
             entries = float(rows[id(variable)]) * variable.shape[1]
         if not entries:
-            found.append(Signal(variable.path, 0.0, 0.0, False, None))
             continue
-        excess = energy / entries - 1
-        stands_out = bool(energy > scipy.stats.chi2.isf(_CHANCE, entries))
-        walk = _walk(optimizer, rate, steps, energy / entries)
-        moved, share = _movement(begin.weights, end.weights, variable.path, walk)
-        ratio = math.sqrt(max(0.0, excess))
-        found.append(Signal(variable.path, entries / steps, ratio, stands_out or moved, share))
+        ratio = energy / entries
+        one = Signal(
+            variable.path,
+            entries / steps,
+            math.sqrt(max(0.0, ratio - 1)),
+            bool(energy > scipy.stats.chi2.isf(_CHANCE, entries)),
+        )
+        known = variable.regularizer is None and variable.path in begin.weights
+        walk = _walk(optimizer, begin, steps, rate, ratio) if known else None
+        found.append(one if walk is None else _with_movement(one, begin, end, walk))
     return found
 
 
-def _walk(optimizer: PrivateOptimizer, rate: float, steps: int, energy: float) -> float | None:
+def _walk(
+    optimizer: PrivateOptimizer, begin: Snapshot, steps: int, rate: float, energy: float
+) -> float | None:
     """The variance of what noise alone adds to a weight of a dense variable; None if not known.
 
     Args:
         optimizer: What trained.
-        rate: Its learning rate.
+        begin: Before the run.
         steps: Of the run.
+        rate: Its learning rate.
         energy: The mean square of a noisy mean gradient's entry over the variance of its noise.
     """
     if isinstance(optimizer.clipping, QuantileClipping):  # the noise changed with the clip norm
         return None
     batch = optimizer.plan.sampling.expected_batch_size
     deviation = optimizer.clip_norm * optimizer.gradient_noise_multiplier / batch
-    return noise_walk(optimizer.optimizer, rate, steps, deviation, energy * deviation**2)
+    square = energy * deviation**2
+    return noise_walk(optimizer.optimizer, rate, steps, deviation, square, begin.iterations)
 
 
-def _movement(
-    before: dict[str, np.ndarray], after: dict[str, np.ndarray], path: str, walk: float | None
-) -> tuple[bool, float | None]:
-    """Whether a variable moved beyond its noise; the part of its squares that noise explains."""
-    if walk is None or path not in before or path not in after:
-        return False, None
-    size = before[path].size
-    moved = float(np.sum((after[path] - before[path]) ** 2))
-    most = _BEYOND * walk * scipy.stats.chi2.isf(_CHANCE, size)
-    share = min(1.0, walk * size / max(float(np.sum(after[path] ** 2)), 1e-300))
-    return bool(moved > most), share
+def _with_movement(one: Signal, begin: Snapshot, end: Snapshot, walk: float) -> Signal:
+    """With what the movement of a variable tells, given the variance of noise's own."""
+    before, after = begin.weights[one.path], end.weights[one.path]
+    most = _BEYOND * walk * scipy.stats.chi2.isf(_CHANCE, before.size)
+    moved = bool(np.sum((after - before) ** 2) > most)
+    share = min(1.0, walk * before.size / max(float(np.sum(after**2)), 1e-300))
+    stands_out = one.stands_out or moved
+    return dataclasses.replace(one, stands_out=stands_out, walk=math.sqrt(walk), noise_share=share)
 
 
 def _since(after: np.ndarray, before: np.ndarray) -> np.ndarray:
@@ -162,59 +174,83 @@ def findings_of(
         begin: Before the run.
         end: After it.
         found: `signals` of the run.
-        unclipped: The part of examples that no ε covers, where the user asked for it.
+        unclipped: The fraction of unclipped examples, which no ε covers, where the user asked for
+            it.
     """
     steps = end.steps - begin.steps
     hardly = _hardly_trained(optimizer, steps, _since(end.rows, begin.rows))
-    lines, told = hardly + ([_OF_TABLES] if hardly else []), " ".join(hardly)
-    still = [s.path for s in found if not s.moved and s.path not in told]
+    lines = [*hardly.values(), *([_OF_TABLES] if hardly else [])]
+    still = [s.path for s in found if not s.stands_out and s.path not in hardly]
     if still:
         lines.append(
-            f"Nothing but noise was seen in the gradients and the movement of {_listed(still)}: "
-            "they hardly learned. A larger batch, more steps or a larger epsilon help."
+            f"Nothing but noise was seen in {_listed(still)}: there was little to learn, or the "
+            "noise hid it. A larger batch, more steps or a larger epsilon tell which."
         )
-    drowned = [s.path for s in found if (s.noise_share or 0) > _MOSTLY and s.entries > _SMALL]
+    dense = {v.path for v in optimizer.measured_variables if len(v.shape) > 1}
+    drowned = [s for s in found if s.path in dense and _drowned(s)]
     if drowned:
         lines.append(
-            f"Noise makes up most of the weights of {_listed(drowned)}: lower the learning rate, "
-            "of which each step's noise takes its part."
+            f"Noise moved each weight of {_listed([s.path for s in drowned])} by some "
+            f"{max(s.walk or 0.0 for s in drowned):.2g}, and makes up most of them: lower the "
+            "learning rate."
         )
-    released = isinstance(optimizer.clipping, QuantileClipping) and steps > 0
-    part = (end.unclipped - begin.unclipped) / steps if released else unclipped
-    return lines + ([] if part is None else _of_clip_norm(optimizer, part))
+    return lines + _of_clip_norm(optimizer, begin, end, unclipped)
 
 
-def _of_clip_norm(optimizer: PrivateOptimizer, unclipped: float) -> list[str]:
-    norm = f"clip_norm={optimizer.clip_norm:g}"
-    if unclipped > 1 - _FEW:
+def _drowned(one: Signal) -> bool:
+    return (one.walk or 0.0) > _WIDE and (one.noise_share or 0.0) > _MOSTLY
+
+
+def _of_clip_norm(
+    optimizer: PrivateOptimizer, begin: Snapshot, end: Snapshot, unclipped: float | None
+) -> list[str]:
+    """Whether the clip norm clips nearly nothing or nearly all, where that makes a difference."""
+    steps = end.steps - begin.steps
+    allowed, source = 0.0, " (no epsilon covers this count)"
+    if isinstance(optimizer.clipping, QuantileClipping):
+        unclipped = (end.unclipped - begin.unclipped) / max(1, steps)
+        allowed, source = 2 * _deviation_of_count(optimizer) / math.sqrt(max(1, steps)), ""
+    automatic = isinstance(optimizer.clipping, AutomaticClipping)
+    if unclipped is None or steps < _FEWEST_STEPS or automatic:
+        return []
+    if unclipped - allowed > 1 - _FEW:
         return [
-            f"{norm} clipped {1 - unclipped:.1%} of the examples: noise is as large as the clip "
-            "norm, so a lower one has less noise for nearly the same gradients."
+            f"The clip norm clipped fewer than {_FEW:.0%} of the examples{source}: noise is as "
+            "large as the clip norm, so a lower one has less noise for nearly the same gradients."
         ]
-    if unclipped < _FEW:
+    if unclipped + allowed < _FEW:
         return [
-            f"{norm} clipped {1 - unclipped:.1%} of the examples: of their gradients only the "
-            "direction counts, so the clip norm and the learning rate of SGD act as one number."
+            f"The clip norm clipped more than {1 - _FEW:.0%} of the examples{source}: of their "
+            "gradients only the direction counts, so the clip norm and the learning rate of SGD "
+            "act as one number."
         ]
     return []
 
 
-def _hardly_trained(optimizer: PrivateOptimizer, steps: int, rows: np.ndarray) -> list[str]:
-    """A line for each table of which no more rows were updated than noise alone explains.
+def _deviation_of_count(optimizer: PrivateOptimizer) -> float:
+    """Of a step's released fraction: the count's noise, and at most the size of Poisson batches."""
+    assert optimizer.plan.noise_multiplier is not None
+    of_count = optimizer.clipping.noise_multipliers(optimizer.plan.noise_multiplier)[1]
+    batch = optimizer.plan.sampling.expected_batch_size
+    return math.hypot(0.5 * of_count / batch, 0.5 / math.sqrt(batch))
+
+
+def _hardly_trained(optimizer: PrivateOptimizer, steps: int, rows: np.ndarray) -> dict[str, str]:
+    """By path, a line for each table of which no more rows were updated than noise explains.
 
     The rows of every step are released, and how many of them survive on noise alone is a public
     expectation. Only DP-AdaFEST has such rows.
     """
     if not isinstance(optimizer, DPAdaFESTOptimizer) or not steps:
-        return []
-    return [
-        f"{table.path} hardly trained: {noised / steps:.3g} rows a step were updated, and "
-        f"{false:.3g} would be by noise alone."
+        return {}
+    return {
+        table.path: f"{table.path} hardly trained: {noised / steps:.3g} rows a step were updated, "
+        f"and {false:.3g} would be by noise alone."
         for table, noised, false in zip(
             optimizer.noised_tables, rows, optimizer.false_rows_per_step, strict=True
         )
         if noised <= steps * false + _DEVIATIONS * math.sqrt(steps * false)
-    ]
+    }
 
 
 def _listed(paths: Sequence[str]) -> str:

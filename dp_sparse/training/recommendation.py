@@ -24,6 +24,7 @@ TABLE_CLIP_NORM = 0.1
 NOISE_RATIO, FALSE_ROWS = 1.0, 10.0
 _SCARCE = 0.2  # of all lookups: fewer than these train, and a user should know
 _SMALL_BATCH = 1024
+_DROWNED = 0.7  # of the signal of a run: below it most weights have less signal than noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +37,10 @@ class Recommendation:
         arguments: Of the private optimizer, beside the wrapped one and the plan.
         wrapped: The name of the Keras optimizer to wrap.
         wrapped_arguments: Its own.
-        signal_to_noise: √(T/P)·B/σ2 for P entries that get noise in a step: what clipped gradients
+        signal_of_run: √(T/P)·B/σ2 for P entries that get noise in a step: what clipped gradients
             that agreed in all examples and steps add up to, over the deviation of the noise, as a
-            root mean square over the entries. By the triangle inequality no run has more.
+            root mean square over the entries. No run of DP-SGD has more, and none of DP-AdaFEST
+            that noises as many rows as its forecast.
         forecast: What DP-AdaFEST will do with each table; None for DP-SGD, of which all rows train.
         reasons: Sentences.
         warnings: What to know before training; empty if there is nothing.
@@ -49,10 +51,10 @@ class Recommendation:
         >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.1, 0.01), sampling).calibrate()
         >>> model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(1)])
         >>> advice = dp_sparse.recommend(model, plan)
-        >>> advice.method.__name__, advice.signal_to_noise < 1
+        >>> advice.method.__name__, advice.signal_of_run < 0.7
         ('DPSGDOptimizer', True)
-        >>> advice.warnings[1]
-        'No setting will learn much: even if all gradients agreed, noise would be larger ...'
+        >>> advice.warnings[0]
+        'Gradients that spread over all weights will drown in the noise, even if they agree: ...'
     """
 
     plan: PrivacyPlan
@@ -60,7 +62,7 @@ class Recommendation:
     arguments: dict[str, Any]
     wrapped: str
     wrapped_arguments: dict[str, float]
-    signal_to_noise: float
+    signal_of_run: float
     forecast: Forecast | None
     reasons: list[str]
     warnings: list[str]
@@ -144,12 +146,12 @@ def recommend(
 
 def _dp_sgd(plan: PrivacyPlan, entries: int, tables: bool, of_tables: int) -> Recommendation:
     rate = _two_digits(WALK / math.sqrt(plan.sampling.steps))
-    signal = _signal_to_noise(plan, plan.noise_multiplier, entries)
+    signal = _signal_of_run(plan, plan.noise_multiplier, entries)
     few = f"the tables have {of_tables:,} entries in all, few enough to give noise to each of them"
     reasons = [
         f"DP-SGD: {few}, so every lookup trains." if tables else "DP-SGD: no table, no selection.",
         f"Adam at {WALK:g}/sqrt(steps): in the whole run, noise moves a weight by some {WALK:g}.",
-        f"clip_norm={CLIP_NORM:g}: most gradients are clipped, and Adam makes up for their size.",
+        f"clip_norm={CLIP_NORM:g} is meant to clip most gradients; Adam makes up for their size.",
     ]
     return Recommendation(
         plan=plan,
@@ -157,7 +159,7 @@ def _dp_sgd(plan: PrivacyPlan, entries: int, tables: bool, of_tables: int) -> Re
         arguments={"clip_norm": CLIP_NORM},
         wrapped="Adam",
         wrapped_arguments={"learning_rate": rate},
-        signal_to_noise=signal,
+        signal_of_run=signal,
         forecast=None,
         reasons=[*reasons, _of_signal(signal)],
         warnings=[*_of_size(plan), *_hopeless(signal)],
@@ -175,7 +177,7 @@ def _dp_adafest(
     forecast = plan.explain(found, lookups=lookups, **options)
     rows = zip(tables, forecast.tables.values(), strict=True)
     entries = dense + sum(table.shape[1] * own.noised for table, own in rows)
-    signal = _signal_to_noise(plan, forecast.gradient_noise_multiplier, entries)
+    signal = _signal_of_run(plan, forecast.gradient_noise_multiplier, entries)
     of_tables = sum(math.prod(table.shape) for table in tables)
     scarce = [name for name, own in forecast.tables.items() if own.trained_share < _SCARCE]
     return Recommendation(
@@ -187,7 +189,7 @@ def _dp_adafest(
             "learning_rate": ADAGRAD_RATE,
             "initial_accumulator_value": ACCUMULATOR,
         },
-        signal_to_noise=signal,
+        signal_of_run=signal,
         forecast=forecast,
         reasons=[
             f"DP-AdaFEST: the tables have {of_tables:,} entries in all, too many to give noise to "
@@ -203,24 +205,24 @@ def _dp_adafest(
 
 def _of_signal(signal: float) -> str:
     return (
-        f"Signal to noise {signal:.3g}: what gradients that agreed in all examples and steps would "
-        "add up to, over the noise, as a root mean square over the weights. No run has more."
+        f"Signal to noise of the run {signal:.3g}: what gradients that agreed in all examples and "
+        "steps would add up to, over the noise, as a root mean square over the weights."
     )
 
 
 def _hopeless(signal: float) -> list[str]:
-    if signal >= 1:
+    if signal >= _DROWNED:
         return []
     return [
-        "No setting will learn much: even if all gradients agreed, noise would be larger in most "
-        "weights. More examples, more steps, a larger batch or epsilon, or a smaller model help; "
-        "dp_sparse.plan_table shows the first four."
+        "Gradients that spread over all weights will drown in the noise, even if they agree: only "
+        "what sits in few weights can be learned. More examples, more steps, a larger batch or "
+        "epsilon, or a smaller model help; dp_sparse.plan_table shows the first four."
     ]
 
 
 def _of_size(plan: PrivacyPlan) -> list[str]:
-    size = plan.sampling.expected_batch_size
-    if size >= _SMALL_BATCH:
+    size, examples = plan.sampling.expected_batch_size, plan.sampling.num_examples
+    if size >= _SMALL_BATCH or 4 * size > examples:
         return []
     return [
         f"Batches of {size:g} are small: with fewer, larger ones the same epsilon buys more signal "
@@ -237,7 +239,7 @@ def _of_scarce(names: list[str]) -> list[str]:
     ]
 
 
-def _signal_to_noise(plan: PrivacyPlan, sigma: float | None, entries: float) -> float:
+def _signal_of_run(plan: PrivacyPlan, sigma: float | None, entries: float) -> float:
     assert sigma is not None
     sampling = plan.sampling
     return math.sqrt(sampling.steps / max(1.0, entries)) * sampling.expected_batch_size / sigma

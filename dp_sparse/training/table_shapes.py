@@ -31,7 +31,12 @@ def lookups_of(model: keras.Model, batch: Any) -> dict[int, int]:
     def trace(x: Any) -> None:
         for variable, use in uses_of_pass(model, x):
             if isinstance(use, clipping.Rows):
-                found[id(variable)] = use.row_ids.shape[1] or 1
+                if use.row_ids.shape[1] is None:
+                    raise ValueError(
+                        f"Expected lookups of {variable.path} of known number, got inputs of any "
+                        "length: call recommend(model, plan, batch)."
+                    )
+                found[id(variable)] = use.row_ids.shape[1]
 
     tf.function(trace, autograph=False).get_concrete_function(specs)
     return found

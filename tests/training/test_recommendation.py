@@ -44,7 +44,7 @@ def test_small_tables_get_dp_sgd() -> None:
     assert isinstance(optimizer.optimizer, keras.optimizers.Adam)
     assert float(optimizer.learning_rate) == pytest.approx(0.1 / np.sqrt(400), rel=0.05)
     entries = 1000 * 4 + 50 * 2 + (3 * 4 + 2) + 1
-    assert advice.signal_to_noise == pytest.approx(np.sqrt(400 / entries) * 4096)
+    assert advice.signal_of_run == pytest.approx(np.sqrt(400 / entries) * 4096)
     assert not advice.warnings and "4,100 entries" in str(advice)
 
 
@@ -74,11 +74,11 @@ def test_lookups_that_hardly_train_are_told_before_training(few_dense: None) -> 
     assert any("Batches of 64 are small" in w for w in advice.warnings)
 
 
-def test_what_no_setting_can_learn_is_said() -> None:
+def test_what_will_drown_is_said() -> None:
     advice = dp_sparse.recommend(model(), plan_of(examples=10, batch=5, steps=10, sigma=200.0))
-    assert advice.signal_to_noise < 1
-    assert any("No setting will learn much" in w for w in advice.warnings)
-    assert "! No setting" in str(advice)
+    assert advice.signal_of_run < 0.7
+    assert any("will drown in the noise" in w for w in advice.warnings)
+    assert "! Gradients that spread over all weights" in str(advice)
 
 
 def settings(optimizer: Any) -> dict[str, Any]:
@@ -116,6 +116,12 @@ class Subclassed(keras.Model):
 
 
 def test_other_models_need_a_batch(few_dense: None) -> None:
+    ids = keras.Input((None,), dtype="int32")
+    rows = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(9, 2, name="t")(ids))
+    unknown = keras.Model(ids, keras.layers.Dense(1)(rows))
+    with pytest.raises(ValueError, match="lookups of t/embeddings of known number"):
+        dp_sparse.recommend(unknown, plan_of())
+    assert dp_sparse.recommend(unknown, plan_of(), np.zeros((2, 7), np.int32)).warnings == []
     with pytest.raises(ValueError, match=r"call recommend\(model, plan, batch\)"):
         dp_sparse.recommend(Subclassed(), plan_of())
     subclassed = Subclassed()
@@ -173,3 +179,8 @@ def test_two_tables_of_one_name_go_by_their_paths(few_dense: None) -> None:
     advice = dp_sparse.recommend(keras.Model(ids, keras.layers.Dense(1)(joined)), plan_of())
     assert advice.forecast is not None
     assert set(advice.forecast.tables) == {"left/table/embeddings", "right/table/embeddings"}
+
+
+def test_small_batches_are_told_only_where_larger_ones_fit() -> None:
+    small = [dp_sparse.recommend(model(), plan_of(examples=n, batch=512)) for n in (100_000, 1000)]
+    assert [any("are small" in w for w in advice.warnings) for advice in small] == [True, False]
