@@ -11,10 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import dp_accounting
-import numpy as np
-
-from dp_sparse.accounting.accountant import accountant_of, epsilon_of
+from dp_sparse.accounting.accountant import epsilon_of
 from dp_sparse.accounting.attack_power import EPSILONS, true_positive_rate
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.calibration import (
@@ -22,11 +19,11 @@ from dp_sparse.accounting.calibration import (
     rough_noise_multiplier,
     smallest_noise_multiplier,
 )
-from dp_sparse.accounting.failures import epsilon_beside_failures
 from dp_sparse.accounting.feasibility import refuse_infeasible
 from dp_sparse.accounting.forecast import Forecast, forecast
-from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism, beyond_reach
+from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism
 from dp_sparse.accounting.releases import Release, ReleasePrice, checked_releases, place_of
+from dp_sparse.accounting.run_cost import RunCost
 from dp_sparse.accounting.statement import RATES, statement
 from dp_sparse.core import fingerprint, validate
 from dp_sparse.sampling import Sampling
@@ -141,10 +138,8 @@ class PrivacyPlan:
         """
         rate = validate.probability("false_positive_rate", false_positive_rate)
         steps = self.sampling.steps if steps is None else steps
-        sigma = self._noise_for(steps)
-        deltas = accountant_of(self._event(sigma, steps), FINE).deltas(EPSILONS)
-        failures = [self.failure_delta(sigma, epsilon, steps) for epsilon in EPSILONS]
-        return true_positive_rate(EPSILONS, deltas + np.array(failures), rate)
+        deltas = self._cost(self._noise_for(steps), steps).deltas(EPSILONS)
+        return true_positive_rate(EPSILONS, deltas, rate)
 
     def statement(self, steps: int | None = None) -> str:
         """What `steps` steps (default: all) guarantee, to whom, and under which assumptions.
@@ -234,8 +229,7 @@ class PrivacyPlan:
 
     def failure_delta(self, noise_multiplier: float, epsilon: float, steps: int) -> float:
         """The part of δ for batches beyond the capacity and for noise that ends too early."""
-        tail = self.sampling.participations(steps) * beyond_reach(noise_multiplier)
-        return self.sampling.overflow_delta(epsilon, steps) + tail
+        return self._cost(noise_multiplier, steps).failure_delta(epsilon)
 
     @property
     def fingerprint(self) -> int:
@@ -282,15 +276,10 @@ class PrivacyPlan:
         return self.noise_multiplier
 
     def _epsilon_at(self, noise_multiplier: float, steps: int, interval: float = FINE) -> float:
-        event = self._event(noise_multiplier, steps)
-        failures = lambda epsilon: self.failure_delta(noise_multiplier, epsilon, steps)  # noqa: E731
-        return epsilon_beside_failures(event, self.budget, failures, interval)
+        return self._cost(noise_multiplier, steps).epsilon(self.budget, interval)
 
-    def _event(self, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
-        events = [release.event for release in self.releases]
-        if steps:
-            events.append(self.sampling.event(self.mechanism.event(noise_multiplier), steps))
-        return dp_accounting.ComposedDpEvent(tuple(events))
+    def _cost(self, noise_multiplier: float, steps: int) -> RunCost:
+        return RunCost(self.sampling, self.mechanism, self.releases, noise_multiplier, steps)
 
 
 _FIELDS = (  # of a plan, with their types and what to use
