@@ -41,3 +41,28 @@ def true_positive_rate(
     reverse = -np.expm1(-epsilons) + np.exp(-epsilons) * (false_positive_rate + deltas)
     rounding = 1 + 16 * UNIT  # terms are positive, so errors are relative
     return min(float(np.min(np.minimum(ahead, reverse))) * rounding, 1.0)
+
+
+def of_a_group(
+    epsilons: np.ndarray, deltas: np.ndarray, false_positive_rate: float, examples: int
+) -> float:
+    """The highest true-positive rate of a test for a group of examples: all are in, or none is.
+
+    Args:
+        epsilons: As in `true_positive_rate`.
+        deltas: As in `true_positive_rate`, of one example.
+        false_positive_rate: FPR in (0, 1).
+        examples: k >= 1.
+
+    ### Formal Guarantees
+    From the dataset without the group to the one with it there are k neighbours in a row. Let T(x)
+    bound the rate at which any test says yes on a dataset, if it says yes at the rate x on a
+    neighbour. T does not fall with x, so k times T bounds it at the end of the row (Dong, Roth and
+    Su 2022, Theorem 2.14). For a Gaussian mechanism it is exact, up to the grid: σ becomes σ/k.
+    """
+    rate = false_positive_rate
+    for _ in range(examples):
+        if rate >= 1:
+            break
+        rate = true_positive_rate(epsilons, deltas, rate)
+    return rate

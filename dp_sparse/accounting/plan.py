@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dp_sparse.accounting.accountant import epsilon_of
-from dp_sparse.accounting.attack_power import EPSILONS, true_positive_rate
+from dp_sparse.accounting.attack_power import EPSILONS, of_a_group
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.calibration import (
     FINE,
@@ -24,7 +24,7 @@ from dp_sparse.accounting.forecast import Forecast, forecast
 from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism
 from dp_sparse.accounting.releases import Release, ReleasePrice, checked_releases, place_of
 from dp_sparse.accounting.run_cost import RunCost
-from dp_sparse.accounting.statement import RATES, statement
+from dp_sparse.accounting.statement import GROUP, RATES, statement
 from dp_sparse.core import fingerprint, validate
 from dp_sparse.sampling import Sampling
 
@@ -91,6 +91,20 @@ class PrivacyPlan:
         sigma = smallest_noise_multiplier(self._epsilon_of_all_steps(), self.budget.epsilon)
         return dataclasses.replace(self, noise_multiplier=sigma, plan_id=secrets.token_hex(16))
 
+    def with_noise(self, noise_multiplier: float) -> "PrivacyPlan":
+        """Returns a new plan that trains with this noise; its budget is what all steps then spend.
+
+        Args:
+            noise_multiplier: σ > 0, chosen without looking at the data.
+
+        Raises:
+            ValueError: No ε meets the budget's δ with this noise.
+        """
+        plan = dataclasses.replace(
+            self, noise_multiplier=noise_multiplier, plan_id=secrets.token_hex(16)
+        )
+        return dataclasses.replace(plan, budget=plan.spent(self.sampling.steps))
+
     def rough_noise(self) -> tuple[float, float]:
         """A noise multiplier that meets the budget, some 1e-3 above the smallest, and its ε.
 
@@ -108,7 +122,7 @@ class PrivacyPlan:
         arithmetic may have lost.
         """
         sigma = self._noise_for(steps)
-        epsilon = self._epsilon_at(sigma, steps) if steps or self.releases else 0.0
+        epsilon = self.cost(sigma, steps).epsilon(self.budget) if steps or self.releases else 0.0
         if epsilon == math.inf:
             raise ValueError(
                 f"Expected noise that meets delta={self.budget.delta:g} at some epsilon, got "
@@ -116,11 +130,13 @@ class PrivacyPlan:
             )
         return PrivacyBudget(max(epsilon, 1e-12), self.budget.delta)
 
-    def attack_power(self, false_positive_rate: float, steps: int | None = None) -> float:
+    def attack_power(
+        self, false_positive_rate: float, steps: int | None = None, *, examples: int = 1
+    ) -> float:
         """The highest true-positive rate that any membership test can have, in (0, 1].
 
         It holds for `steps` steps (default: all) and every release together, and comes from the
-        same privacy loss distribution as ε. It is the part of the plan's examples that the best
+        same privacy loss distribution and failures as ε. It is the part of the plan's examples that the best
         attacker recognises, if the attacker wrongly suspects the part `false_positive_rate` of
         other examples. Rounded up; 1 if there is no bound.
 
@@ -128,35 +144,37 @@ class PrivacyPlan:
             false_positive_rate: In (0, 1): the probability that an example which was not in the
                 data is taken for one that was.
             steps: Between 0 and `sampling.steps`.
+            examples: How many examples the test asks for at once: all of one person, who is in the
+                data with all of them or none.
 
         Raises:
             ValueError: An argument out of its range, or a plan that is not calibrated.
 
         ### Formal Guarantees
-        δ(ε) counts batches beyond capacity and noise that ends too early, as ε does, at each ε.
-        What it bounds is in `attack_power.true_positive_rate`.
+        What it bounds is in `attack_power.true_positive_rate` and `attack_power.of_a_group`.
         """
         rate = validate.probability("false_positive_rate", false_positive_rate)
         steps = self.sampling.steps if steps is None else steps
-        deltas = self._cost(self._noise_for(steps), steps).deltas(EPSILONS)
-        return true_positive_rate(EPSILONS, deltas, rate)
+        deltas = self.cost(self._noise_for(steps), steps).deltas(EPSILONS)
+        examples = validate.positive_integer("examples", examples)
+        return of_a_group(EPSILONS, deltas, rate, examples)
 
     def statement(self, steps: int | None = None) -> str:
         """What `steps` steps (default: all) guarantee, to whom, and under which assumptions.
 
-        At most 15 short lines: the promise, what an attacker can still do (`attack_power`), what is
-        not covered, and what the promise assumes. Numbers are rounded up.
+        At most 15 short lines: the promise, what attackers can still do, limits, assumptions.
         """
         steps = self.sampling.steps if steps is None else steps
-        spent, (few, more) = self.spent(steps), RATES
+        deltas = self.cost(self._noise_for(steps), steps).deltas(EPSILONS)
+        rates = [of_a_group(EPSILONS, deltas, rate, n) for n in (1, GROUP) for rate in RATES]
         return statement(
-            spent=spent,
+            spent=self.spent(steps),
             budget=self.budget,
             steps=steps,
             sampling=self.sampling,
             mechanism=self.mechanism.description(self._noise_for(steps)),
             releases=[str(self.price(release)) for release in self.releases],
-            true_positive_rates=(self.attack_power(few, steps), self.attack_power(more, steps)),
+            true_positive_rates=rates,
         )
 
     def explain(
@@ -182,29 +200,25 @@ class PrivacyPlan:
                 says so. For DP-AdaFEST+ the same, for the selected rows alone.
             lookups: The most lookups of one example over all tables; by default those of `tables`,
                 or one in each. At least the sum of all probabilities.
-            contribution_clip_norm: C1 of the optimizer.
-            noise_ratio: σ1/σ2 of the optimizer: the noise multiplier of the contribution map over
-                that of the gradient.
-            threshold: τ. Give this or one of the next three, from which the threshold follows.
-            expected_false_rows: Rows a step that survive on noise alone, by default 32 and at most
-                half of all.
-            false_positive_rate: The probability of that for one row, below ½.
+            contribution_clip_norm: As of `DPAdaFESTOptimizer`.
+            noise_ratio: Likewise.
+            threshold: Likewise; or give one of the next three, from which it follows.
+            expected_false_rows: Likewise, by default 32 and at most half of all rows.
+            false_positive_rate: Of one row that no example has, below ½.
             rows_per_step: The wanted size of the gradient.
 
         Raises:
             ValueError: A plan without noise or of another mechanism than `GaussianMechanism`, an
                 argument out of its range, or two ways to choose the threshold.
         """
-        sigma = self._noise_for(self.sampling.steps)
         if not isinstance(self.mechanism, GaussianMechanism):
             raise ValueError(
                 f"Expected a plan with mechanism=GaussianMechanism(), which DPAdaFESTOptimizer "
                 f"needs, got mechanism={self.mechanism!r}."
             )
-        batch = self.sampling.expected_batch_size
         return forecast(
-            sigma,
-            batch,
+            self._noise_for(self.sampling.steps),
+            self.sampling.expected_batch_size,
             tables,
             lookups=lookups,
             contribution_clip_norm=contribution_clip_norm,
@@ -227,9 +241,9 @@ class PrivacyPlan:
         joint = self.spent(steps).epsilon - without
         return ReleasePrice(release.name, joint, epsilon_of(release.event, self.budget.delta, FINE))
 
-    def failure_delta(self, noise_multiplier: float, epsilon: float, steps: int) -> float:
-        """The part of δ for batches beyond the capacity and for noise that ends too early."""
-        return self._cost(noise_multiplier, steps).failure_delta(epsilon)
+    def cost(self, noise_multiplier: float, steps: int) -> RunCost:
+        """What `steps` steps with this noise and every release cost together."""
+        return RunCost(self.sampling, self.mechanism, self.releases, noise_multiplier, steps)
 
     @property
     def fingerprint(self) -> int:
@@ -238,7 +252,7 @@ class PrivacyPlan:
         return fingerprint(config)
 
     def get_config(self) -> dict[str, Any]:
-        """A JSON-ready description from which `from_config` makes an equal plan."""
+        """A description for JSON, of which `from_config` makes an equal plan."""
         return {
             "budget": dataclasses.asdict(self.budget),
             "sampling": self.sampling.get_config(),
@@ -263,7 +277,10 @@ class PrivacyPlan:
     def _epsilon_of_all_steps(self) -> Callable[[float, float], float]:
         """ε of a noise multiplier on a grid of some interval; refuses what no noise can meet."""
         steps = self.sampling.steps
-        epsilon = lambda sigma, interval: self._epsilon_at(sigma, steps, interval)  # noqa: E731
+
+        def epsilon(sigma: float, interval: float) -> float:
+            return self.cost(sigma, steps).epsilon(self.budget, interval)
+
         refuse_infeasible(epsilon, self.budget, self.sampling, self.releases)
         return epsilon
 
@@ -274,12 +291,6 @@ class PrivacyPlan:
         if not 0 <= steps <= self.sampling.steps:
             raise ValueError(f"Expected 0 <= steps <= {self.sampling.steps}, got steps={steps}.")
         return self.noise_multiplier
-
-    def _epsilon_at(self, noise_multiplier: float, steps: int, interval: float = FINE) -> float:
-        return self._cost(noise_multiplier, steps).epsilon(self.budget, interval)
-
-    def _cost(self, noise_multiplier: float, steps: int) -> RunCost:
-        return RunCost(self.sampling, self.mechanism, self.releases, noise_multiplier, steps)
 
 
 _FIELDS = (  # of a plan, with their types and what to use

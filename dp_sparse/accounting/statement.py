@@ -1,6 +1,6 @@
 """What a run guarantees, for a reader in a hurry: the promise, what an attacker can do, limits.
 
-At most 15 lines of one or two sentences. The names of releases may make their line longer.
+At most 15 lines of one or two sentences. Other releases make their line longer.
 """
 
 import decimal
@@ -11,6 +11,7 @@ from dp_sparse.accounting.calibration import FINE
 from dp_sparse.sampling import Sampling
 
 RATES = (1e-3, 1e-2)  # of false positives
+GROUP = 10  # examples of one person, for whom the statement has rates, too
 
 _NOT_COVERED = (
     "Not covered are choices made from this data, such as hyper-parameters, and that no bad value "
@@ -19,7 +20,7 @@ _NOT_COVERED = (
     "survivors, step time.",
 )
 _COVERED = (
-    "Covered are weights, optimizer state and updated rows of one run, at every step, and {}.",
+    "Covered are weights, optimizer state and updated rows of one run, at every step, {}.",
     "LazyDP (float32 rows) covers weights and state only as fit and model methods return them, and "
     "no updated rows.",
 )
@@ -39,7 +40,7 @@ def statement(
     sampling: Sampling,
     mechanism: str,
     releases: Sequence[str],
-    true_positive_rates: tuple[float, float],
+    true_positive_rates: Sequence[float],
 ) -> str:
     """Sentences on `steps` steps, one or two a line.
 
@@ -50,14 +51,15 @@ def statement(
         sampling: How batches were drawn.
         mechanism: A sentence on one step, with its noise multiplier.
         releases: Each other release with its price.
-        true_positive_rates: The highest of any membership test at each rate of `RATES`.
+        true_positive_rates: The highest of any membership test at each rate of `RATES`, for one
+            example, and then for `GROUP` examples.
     """
     lines = [
         f"({_rounded_up(spent.epsilon, 4)}, {_rounded_up(spent.delta, 3)})-differential privacy "
         f"protects one example after {steps} of {sampling.steps} steps; the budget is "
         f"epsilon={budget.epsilon:g}.",
         f"Of two neighbouring datasets, {sampling.neighbouring}.",
-        _attack(*true_positive_rates),
+        *_attack(true_positive_rates),
         *_NOT_COVERED,
         *_covered(releases),
         sampling.description,
@@ -71,20 +73,22 @@ def statement(
     return "\n".join(lines)
 
 
-def _attack(at_first: float, at_second: float) -> str:
-    first, second = (f"{100 * rate:g} %" for rate in RATES)
-    return (
-        f"No membership test has a true-positive rate above {_rounded_up(100 * at_first, 3)} % at "
-        f"{first} false positives, or above {_rounded_up(100 * at_second, 3)} % at {second}."
-    )
+def _attack(rates: Sequence[float]) -> list[str]:
+    """A line for one example, a line for the examples of one person."""
+    few, more = (f"{100 * rate:g} %" for rate in RATES)
+    own = [f"{_rounded_up(100 * rate, 3)} %" for rate in rates]
+    return [
+        f"No membership test has a true-positive rate above {own[0]} at {few} false positives, or "
+        f"above {own[1]} at {more}.",
+        f"Protected is an example, not a person: a test for all {GROUP} of one person may reach "
+        f"{own[2]} and {own[3]}.",
+    ]
 
 
 def _covered(releases: Sequence[str]) -> list[str]:
     of_training, of_lazy = _COVERED
-    if not releases:
-        return [of_training.format("no other release"), of_lazy]
-    others = f"The plan also pays for {'; '.join(releases)}."
-    return [of_training.format("other releases"), of_lazy, others]
+    others = f"and {'; '.join(releases)}" if releases else "and no other release"
+    return [of_training.format(others), of_lazy]
 
 
 def _rounded_up(value: float, digits: int) -> str:

@@ -13,7 +13,8 @@ def checked_plan(plan: PrivacyPlan, mechanism: type[Mechanism]) -> PrivacyPlan:
     """A calibrated plan for steps of that mechanism; raises ValueError for any other."""
     if not isinstance(plan, PrivacyPlan) or not (plan.noise_multiplier and plan.plan_id):
         raise ValueError(
-            f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate()."
+            f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate(), or "
+            "plan.with_noise(...)."
         )
     if type(plan.mechanism) is not mechanism:
         raise ValueError(

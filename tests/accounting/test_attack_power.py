@@ -61,6 +61,43 @@ def test_many_steps_of_the_whole_dataset_are_one_gaussian() -> None:
         assert exact <= plan(sampling, 4.0).attack_power(0.01) <= exact + 1e-3
 
 
+@pytest.mark.parametrize("examples", [2, 3, 10])
+@pytest.mark.parametrize("rate", [1e-3, 1e-2, 0.1])
+@pytest.mark.parametrize("sigma", [1.0, 3.0, 20.0])
+def test_a_group_of_one_gaussian_step_is_a_gaussian_of_less_noise(
+    rate: float, sigma: float, examples: int
+) -> None:
+    """Exactly k times the shift; each neighbour in the row adds the grid's error once."""
+    found = plan(whole_batch(), sigma).attack_power(rate, examples=examples)
+    exact = of_gaussian(rate, sigma / examples)
+    assert exact - 1e-12 <= found <= exact + 1e-3 * examples
+    if 0.05 < exact < 0.9:  # the test would see one example more or less
+        other = of_gaussian(rate, sigma / (examples + 1))
+        assert other > exact + 1e-3 * examples or sigma == 20.0
+
+
+def test_a_group_of_a_poisson_sample_is_above_its_true_test() -> None:
+    """Two examples that join a batch independently: none, one or both are in it."""
+    probability, sigma = 0.1, 0.5
+    edges = np.linspace(-9 * sigma, 2 + 9 * sigma, 3001)
+    middles = (edges[1:] + edges[:-1]) / 2
+    none, one, both = (stats.norm.pdf(middles, mean, sigma) for mean in (0, 1, 2))
+    weights = ((1 - probability) ** 2, 2 * probability * (1 - probability), probability**2)
+    inside = weights[0] * none + weights[1] * one + weights[2] * both
+    sampling = PoissonSampling(1000, 1000 * probability, 1, capacity=1000)
+    for rate in (1e-3, 1e-2, 0.1, 0.5):
+        exact = reference.true_positive_rate(none / none.sum(), inside / inside.sum(), rate)
+        found = plan(sampling, sigma).attack_power(rate, examples=2)
+        assert exact - 1e-6 <= found < 0.99
+        assert found > plan(sampling, sigma).attack_power(rate)
+
+
+def test_a_group_needs_an_example() -> None:
+    for examples in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="examples"):
+            plan(whole_batch(), 1.0).attack_power(0.1, examples=examples)  # type: ignore[arg-type]
+
+
 def densities(probability: float, sigma: float) -> tuple[np.ndarray, np.ndarray]:
     """Masses of one step without the example and with it, which is in the batch at times."""
     edges = np.linspace(-9 * sigma, 1 + 9 * sigma, 3001)
@@ -157,7 +194,7 @@ def test_failures_are_inside() -> None:
     found = [plan(sampling, 1.0).attack_power(1e-3) for sampling in (roomy, tight)]
     assert found[0] + added < found[1]
     short = plan(StreamSampling(1000, 1000), 0.1279)  # noise that ends 8.2 deviations out
-    assert short.failure_delta(0.1279, 1.0, 1) > 0.3
+    assert short.cost(0.1279, 1).failure_delta(1.0) > 0.3
     assert short.attack_power(1e-12) >= 0.3
 
 

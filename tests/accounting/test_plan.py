@@ -178,14 +178,14 @@ def test_the_reach_of_the_noise_is_inside_delta() -> None:
 def test_what_is_left_of_delta_pays_for_the_mechanism() -> None:
     given = plan(CRITEO, 12.0, noise_multiplier=0.38)
     spent, steps = given.spent(CRITEO.steps).epsilon, CRITEO.steps
-    failures = given.failure_delta(0.38, spent, steps)
+    failures = given.cost(0.38, steps).failure_delta(spent)
     assert 0.3 < failures * CRITEO.num_examples < 0.9
     event = CRITEO.event(GaussianMechanism().event(0.38), steps)
     assert spent == epsilon_of(
-        event, given.budget.delta - given.failure_delta(0.38, 12.0, steps), 1e-4
+        event, given.budget.delta - given.cost(0.38, steps).failure_delta(12.0), 1e-4
     )
     assert epsilon_of(event, given.budget.delta - failures, 1e-4) <= spent
-    assert given.failure_delta(0.38, spent, 0) == 0
+    assert given.cost(0.38, 0).failure_delta(spent) == 0
 
 
 def test_calibration_finds_noise_whose_reach_suffices() -> None:
@@ -331,6 +331,32 @@ def test_streams_pay_by_the_pass() -> None:
     assert epsilons[0] == epsilons[1] < epsilons[2] == epsilons[3] < epsilons[4]
 
 
+# ------------------------------------------------------------------------------------ a given noise
+
+
+def test_with_noise_states_what_the_noise_spends(small: PrivacyPlan) -> None:
+    given = small.with_noise(0.8)
+    assert given.noise_multiplier == 0.8 and given.plan_id not in (None, small.plan_id)
+    exact = dataclasses.replace(small, noise_multiplier=0.8).spent(40)
+    assert given.budget.delta == small.budget.delta and given.sampling == small.sampling
+    assert given.budget.epsilon == pytest.approx(exact.epsilon, rel=1e-5)
+    assert given.budget.epsilon >= given.spent(40).epsilon > small.budget.epsilon
+    again = PrivacyPlan(given.budget, small.sampling).calibrate()
+    assert again.noise_multiplier == pytest.approx(0.8, abs=2e-4)
+
+
+@pytest.mark.parametrize("sigma", [0, -1.0, float("nan"), "1", True])
+def test_with_noise_refuses_what_is_no_noise(small: PrivacyPlan, sigma: object) -> None:
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        small.with_noise(sigma)  # type: ignore[arg-type]
+
+
+def test_with_noise_refuses_noise_without_any_epsilon() -> None:
+    short = plan(PoissonSampling(2000, 2000, 1), delta=1e-40)
+    with pytest.raises(ValueError, match="delta"):
+        short.with_noise(1e-3)
+
+
 # ---------------------------------------------------------------------------------------- statement
 
 
@@ -370,13 +396,15 @@ def statements(small: PrivacyPlan) -> list[str]:
 def test_a_statement_has_few_and_short_lines(statements: list[str]) -> None:
     for text in statements:
         lines = text.split("\n")
-        assert len(lines) <= 15 and max(map(len, lines)) <= 115
+        own = [line for line in lines if "cities" not in line]  # of which a user chose the name
+        assert len(lines) <= 15 and max(map(len, own)) <= 115
         assert all(line.endswith(".") and line.count(". ") <= 1 for line in lines)
 
 
 def test_a_statement_has_all_facts_in_order(statements: list[str]) -> None:
     """The promise, an attacker, what is not covered, and what the promise rests on."""
-    order = ("differential privacy", "neighbouring", "membership test", "Not covered", "Nor are")
+    attacks = ("membership test", "not a person")
+    order = ("differential privacy", "neighbouring", *attacks, "Not covered", "Nor are")
     for text in statements:
         lines = text.split("\n")
         assert all(part in line for part, line in zip(order, lines, strict=False))
@@ -402,13 +430,17 @@ def test_statement_of_poisson_sampling(small: PrivacyPlan, statements: list[str]
 
 def test_numbers_of_a_statement_are_bounds(small: PrivacyPlan, statements: list[str]) -> None:
     """Rounded up, to few digits."""
-    promise, _, attack = statements[0].split("\n")[:3]
+    promise, _, attack, of_a_group = statements[0].split("\n")[:4]
     epsilon = float(promise[1 : promise.index(",")])
     assert small.spent(40).epsilon <= epsilon <= small.spent(40).epsilon * 1.001
     few, _, more, _ = (float(part) for part in re.findall(r"([\d.]+) %", attack))
     for percent, rate in ((few, 1e-3), (more, 1e-2)):
         assert small.attack_power(rate) <= percent / 100 <= small.attack_power(rate) * 1.01
     assert "at 0.1 % false positives" in attack and attack.endswith("at 1 %.")
+    assert "an example, not a person: a test for all 10 of one person" in of_a_group
+    for part, rate in zip(re.findall(r"([\d.]+) %", of_a_group), (1e-3, 1e-2), strict=True):
+        group = small.attack_power(rate, examples=10)
+        assert group <= float(part) / 100 <= group * 1.01
 
 
 def test_statement_of_a_stream(statements: list[str]) -> None:
@@ -420,7 +452,7 @@ def test_statement_of_a_stream(statements: list[str]) -> None:
 
 def test_statement_of_exponential_selection_and_a_release(statements: list[str]) -> None:
     assert "300 exponential mechanisms of epsilon 0.01925 each" in statements[3]
-    assert re.search(r"also pays for cities: epsilon \S+ beside training, \S+ on", statements[3])
+    assert re.search(r"at every step, and cities: epsilon \S+ beside training", statements[3])
 
 
 def test_statement_of_some_steps() -> None:

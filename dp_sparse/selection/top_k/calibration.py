@@ -107,7 +107,7 @@ def calibrate_top_k(
         return source_class(noise).event(wanted.lookups, wanted.selected)
 
     training, sigma = _training_event(plan, (1 - share) * budget.epsilon)
-    failures = plan.failure_delta(sigma, budget.epsilon, plan.sampling.steps)
+    failures = plan.cost(sigma, plan.sampling.steps).failure_delta(budget.epsilon)
     joint = smallest_joint_noise(
         training, selection, epsilon=budget.epsilon, delta=budget.delta - failures
     )
