@@ -86,7 +86,7 @@ def test_the_statement_begins_as_printed() -> None:
     """With the noise that the plan above finds for a million examples."""
     sampling = dp_sparse.PoissonSampling(1_000_000, 2048, 20_000)
     budget = dp_sparse.PrivacyBudget(1.0, 1e-6)
-    statement = dp_sparse.PrivacyPlan(budget, sampling, noise_multiplier=1.41328).statement()
+    statement = dp_sparse.PrivacyPlan(budget, sampling, noise_multiplier=1.413288).statement()
     (printed,) = re.findall(r"```\n(\(.*?)```", README.read_text(), re.DOTALL)
     assert len(printed.splitlines()) == 4 and statement.startswith(printed)
 
