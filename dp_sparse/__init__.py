@@ -17,6 +17,7 @@ from dp_sparse.accounting import (
     PrivacyBudget,
     PrivacyPlan,
     Release,
+    not_private_plan,
     plan_table,
 )
 from dp_sparse.clipping import AutomaticClipping, FlatClipping, PerLayerClipping, QuantileClipping
@@ -88,6 +89,7 @@ __all__ = [
     "calibrate_top_k",
     "check_model",
     "distribution",
+    "not_private_plan",
     "plan_table",
     "recommend",
     "select_top_k",

@@ -11,6 +11,7 @@ from dp_sparse.accounting.calibration import smallest_meeting
 from dp_sparse.accounting.events import GumbelTopKDpEvent, event_config
 from dp_sparse.accounting.forecast import Forecast
 from dp_sparse.accounting.mechanisms import ExponentialSelection, GaussianMechanism, Mechanism
+from dp_sparse.accounting.not_private import not_private_plan
 from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.accounting.plan_table import PlanTable, plan_table
 from dp_sparse.accounting.releases import Release
@@ -30,6 +31,7 @@ __all__ = [
     "default_threshold",
     "epsilon_of",
     "event_config",
+    "not_private_plan",
     "plan_table",
     "smallest_meeting",
     "split_noise",

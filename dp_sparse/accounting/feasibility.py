@@ -1,5 +1,6 @@
 """What no noise can meet, said before a search for it."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -25,6 +26,11 @@ def refuse_infeasible(
         sampling: Of the steps.
         releases: What is released beside them.
     """
+    if math.isinf(budget.epsilon):
+        raise ValueError(
+            f"Expected a finite epsilon, got {budget}. A plan of not_private_plan needs no "
+            "calibration; calibrate the one that it is made of."
+        )
     if sampling.overflow_delta(0.0, sampling.steps) >= budget.delta:
         raise ValueError(
             f"Batches beyond capacity={sampling.batch_capacity} alone exceed "

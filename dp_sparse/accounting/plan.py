@@ -22,9 +22,10 @@ from dp_sparse.accounting.calibration import (
 from dp_sparse.accounting.feasibility import refuse_infeasible
 from dp_sparse.accounting.forecast import Forecast, forecast
 from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism
+from dp_sparse.accounting.plan_config import described, fields_of
 from dp_sparse.accounting.releases import Release, ReleasePrice, checked_releases, place_of
 from dp_sparse.accounting.run_cost import RunCost
-from dp_sparse.accounting.statement import GROUP, RATES, statement
+from dp_sparse.accounting.statement import GROUP, NO_PRIVACY, RATES, statement
 from dp_sparse.core import fingerprint, validate
 from dp_sparse.sampling import Sampling
 
@@ -75,6 +76,8 @@ class PrivacyPlan:
         for name, kind, use in _FIELDS:
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"Expected {use}, got {name}={getattr(self, name)!r}.")
+        if self.sampling.not_private_seed is not None:
+            object.__setattr__(self, "budget", PrivacyBudget(math.inf, 1.0))
         if self.noise_multiplier is not None:
             sigma = validate.positive("noise_multiplier", self.noise_multiplier)
             object.__setattr__(self, "noise_multiplier", sigma)
@@ -119,9 +122,11 @@ class PrivacyPlan:
         """The (ε, δ) after `steps` steps, at the budget's δ.
 
         Every release counts from the start. ε is rounded up by the most that the accountant's
-        arithmetic may have lost.
+        arithmetic may have lost. It is (∞, 1) for a plan of `not_private_plan`.
         """
         sigma = self._noise_for(steps)
+        if self.sampling.not_private_seed is not None:
+            return self.budget
         epsilon = self.cost(sigma, steps).epsilon(self.budget) if steps or self.releases else 0.0
         if epsilon == math.inf:
             raise ValueError(
@@ -136,9 +141,9 @@ class PrivacyPlan:
         """The highest true-positive rate that any membership test can have, in (0, 1].
 
         It holds for `steps` steps (default: all) and every release together, and comes from the
-        same privacy loss distribution and failures as ε. It is the part of the plan's examples that the best
-        attacker recognises, if the attacker wrongly suspects the part `false_positive_rate` of
-        other examples. Rounded up; 1 if there is no bound.
+        same privacy loss distribution and failures as ε. It is the part of the plan's examples that
+        the best attacker recognises, who wrongly suspects the part `false_positive_rate` of other
+        examples. Rounded up; 1 if there is no bound.
 
         Args:
             false_positive_rate: In (0, 1): the probability that an example which was not in the
@@ -166,6 +171,8 @@ class PrivacyPlan:
         """
         steps = self.sampling.steps if steps is None else steps
         deltas = self.cost(self._noise_for(steps), steps).deltas(EPSILONS)
+        if self.sampling.not_private_seed is not None:
+            return NO_PRIVACY.format(self.sampling.not_private_seed)
         rates = [of_a_group(EPSILONS, deltas, rate, n) for n in (1, GROUP) for rate in RATES]
         return statement(
             spent=self.spent(steps),
@@ -253,26 +260,12 @@ class PrivacyPlan:
 
     def get_config(self) -> dict[str, Any]:
         """A description for JSON, of which `from_config` makes an equal plan."""
-        return {
-            "budget": dataclasses.asdict(self.budget),
-            "sampling": self.sampling.get_config(),
-            "mechanism": self.mechanism.get_config(),
-            "releases": [release.get_config() for release in self.releases],
-            "noise_multiplier": self.noise_multiplier,
-            "plan_id": self.plan_id,
-        }
+        return described(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PrivacyPlan":
         """The plan that `get_config` described."""
-        return cls(
-            budget=PrivacyBudget(**config["budget"]),
-            sampling=Sampling.from_config(config["sampling"]),
-            mechanism=Mechanism.from_config(config["mechanism"]),
-            releases=tuple(map(Release.from_config, config["releases"])),
-            noise_multiplier=config["noise_multiplier"],
-            plan_id=config["plan_id"],
-        )
+        return cls(**fields_of(config))
 
     def _epsilon_of_all_steps(self) -> Callable[[float, float], float]:
         """ε of a noise multiplier on a grid of some interval; refuses what no noise can meet."""

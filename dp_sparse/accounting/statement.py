@@ -13,6 +13,10 @@ from dp_sparse.sampling import Sampling
 RATES = (1e-3, 1e-2)  # of false positives
 GROUP = 10  # examples of one person, for whom the statement has rates, too
 
+NO_PRIVACY = (  # with the seed
+    "This run has no privacy: its batches and its noise follow from seed {}, for debugging.\n"
+    "Who knows the seed can tell which examples it was trained on: release nothing of it."
+)
 _NOT_COVERED = (
     "Not covered are choices made from this data, such as hyper-parameters, and that no bad value "
     "stopped the run.",

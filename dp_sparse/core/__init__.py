@@ -15,6 +15,7 @@ from dp_sparse.core.errors import (
     translated,
 )
 from dp_sparse.core.files import whole_file
+from dp_sparse.core.key_bytes import key_bytes
 from dp_sparse.core.optional import require_matplotlib
 from dp_sparse.core.unique import grouped, lower_bound
 from dp_sparse.core.version import __version__
@@ -28,6 +29,7 @@ __all__ = [
     "__version__",
     "fingerprint",
     "grouped",
+    "key_bytes",
     "lower_bound",
     "marked",
     "replicas",

@@ -1,12 +1,11 @@
 """The course of a training run beside its steps: epochs, callbacks, what the plan has left."""
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
-from dp_sparse.core import PrivacyError, translated, validate
+from dp_sparse.core import PrivacyError, key_bytes, translated, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import BatchPart, Sampling, new_nonce
 from dp_sparse.training import environment
@@ -118,7 +117,8 @@ def checked_optimizer(model: keras.Model) -> PrivateOptimizer:
 
 def whole_batch(sampling: Sampling) -> BatchPart:
     """All rows of a new pass over a sampler, under a key of its own."""
-    key = int.from_bytes(os.urandom(16), "little")
+    fresh = key_bytes(sampling.not_private_seed, "sampling")
+    key = int.from_bytes(fresh(16), "little")
     return BatchPart(0, sampling.batch_capacity, key, new_nonce(None))
 
 

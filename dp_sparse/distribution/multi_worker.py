@@ -6,7 +6,6 @@ same batches from one shared key, reads its own examples of them, and runs the p
 """
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from dp_sparse.core import key_bytes
 from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.epochs import checked_optimizer
 from dp_sparse.optimizers import PrivateOptimizer
@@ -143,7 +143,8 @@ def _shared_secrets(
         total = strategy.reduce(tf.distribute.ReduceOp.SUM, of_first, axis=None)
         return total, tf.reduce_max(strategy.gather(nonces, axis=0))
 
-    own = np.frombuffer(os.urandom(32), np.int64)
+    seed = optimizer.plan.sampling.not_private_seed
+    own = np.frombuffer(key_bytes(seed, "workers")(32), np.int64)
     words, nonce = shared(tf.constant(own), tf.constant([new_nonce(None)], tf.int64))
     optimizer.use_noise_key(words[:2])
     return int.from_bytes(words[2:].numpy().tobytes(), "little"), int(nonce)

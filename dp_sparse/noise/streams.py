@@ -2,18 +2,18 @@
 
 ### Formal Guarantees
 A key is 128 bits of `os.urandom` (64 of Philox, 64 on its counter), lives in untracked variables,
-is never a constant of a graph and never saved. Streams (draw, purpose) are disjoint ranges of the
-counter. Philox is not a cryptographic generator.
+is never a constant of a graph and never saved. (Only the keys of a plan of `not_private_plan`
+follow from a seed.) Streams (draw, purpose) are disjoint ranges of the counter. Philox is not a
+cryptographic generator.
 """
 
 import enum
-import os
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.core import replicas
+from dp_sparse.core import key_bytes, replicas
 
 _PURPOSE_BITS = 24
 _MOST_DRAWS = 2 ** (64 - _PURPOSE_BITS)  # of one key, whose streams are disjoint up to there
@@ -37,15 +37,20 @@ class NoiseKey:
 
     Copying, saving and restoring never repeat a draw: this is no trackable object, so neither
     checkpoints nor `get_config` contain it, and a copy or a pickle of its owner gets a fresh key.
+
+    Args:
+        not_private_seed: What all keys follow from in a run for debugging, which has no privacy.
     """
 
-    def __init__(self) -> None:
-        self._key, self._offset, self._draws = replicas.undistributed(_variables)
+    def __init__(self, not_private_seed: int | None = None) -> None:
+        self._seed = not_private_seed
+        self._bytes = key_bytes(not_private_seed, "noise")
+        self._key, self._offset, self._draws = replicas.undistributed(self._variables)
 
     def refresh(self) -> None:
         """Replaces the key by a new one from the operating system."""
-        self._key.assign(_fresh_word())
-        self._offset.assign(_fresh_word())
+        self._key.assign(self._fresh_word())
+        self._offset.assign(self._fresh_word())
 
     def replace(self, words: tf.Tensor) -> None:
         """Takes a new key, int64 `[2]`, that several workers share; draws count from 0."""
@@ -71,21 +76,19 @@ class NoiseKey:
         return Draw(self._key.read_value(), draw, self._offset.read_value()[0])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "NoiseKey":
-        return NoiseKey()
+        return NoiseKey(self._seed)
 
-    def __reduce__(self) -> tuple[type["NoiseKey"], tuple[()]]:
-        return NoiseKey, ()
+    def __reduce__(self) -> tuple[type["NoiseKey"], tuple[int | None]]:
+        return NoiseKey, (self._seed,)
 
+    def _variables(self) -> tuple[tf.Variable, tf.Variable, tf.Variable]:
+        """Key, offset and count; what counts under a lock is an operation of CPUs alone."""
+        with tf.device("CPU:0"):
+            draws = tf.Variable(np.int64(0), trainable=False)
+        return *(tf.Variable(self._fresh_word(), trainable=False) for _ in range(2)), draws
 
-def _variables() -> tuple[tf.Variable, tf.Variable, tf.Variable]:
-    """Key, offset and count; what counts under a lock is an operation of CPUs alone."""
-    with tf.device("CPU:0"):
-        draws = tf.Variable(np.int64(0), trainable=False)
-    return *(tf.Variable(_fresh_word(), trainable=False) for _ in range(2)), draws
-
-
-def _fresh_word() -> np.ndarray:
-    return np.frombuffer(os.urandom(8), np.uint64)
+    def _fresh_word(self) -> np.ndarray:
+        return np.frombuffer(self._bytes(8), np.uint64)
 
 
 class Draw:

@@ -39,7 +39,7 @@ class StepAccount:
         self._saved = SavedCount(steps, seal, own_order)
         self._saved.write(plan, 0, 0)
         self._ledger = StepLedger(plan)
-        self.noise_key = noise.NoiseKey()
+        self.noise_key = noise.NoiseKey(plan.sampling.not_private_seed)
 
     def begin(
         self, marker: tf.Tensor, clip_norm: float | tf.Tensor, settings: int

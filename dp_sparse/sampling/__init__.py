@@ -7,6 +7,7 @@ from dp_sparse.sampling.base import BatchPart, Sampling
 from dp_sparse.sampling.batch import Batch, Examples, batch_of, is_sampled, real_examples
 from dp_sparse.sampling.data_source import RecordFile
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
+from dp_sparse.sampling.not_private import NotPrivateSampling
 from dp_sparse.sampling.one_pass import (
     batches,
     checked_number,
@@ -24,6 +25,7 @@ __all__ = [
     "BatchPart",
     "Examples",
     "Marker",
+    "NotPrivateSampling",
     "PoissonSampling",
     "RecordFile",
     "Sampling",

@@ -68,6 +68,11 @@ class Sampling(Registered, abc.ABC):
         """Batches of a pass, if batch t belongs to step t alone; None if batches are drawn."""
         return None
 
+    @property
+    def not_private_seed(self) -> int | None:
+        """What the keys of a run follow from, if they are no secret, for debugging; else None."""
+        return None
+
     def resumed_at(self, source: Any, spent: int) -> int:
         """The step at which a run on the data source `source` continues after `spent` steps.
 

@@ -111,8 +111,7 @@ class PrivacyReport(keras.callbacks.Callback):
         if step >= self._next_point:
             self._record(step)
             self._aim_at_next_point(step)
-        if logs is not None:
-            logs["epsilon"] = self._shown
+        self._show(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Records validation metrics and writes the page."""
@@ -124,8 +123,7 @@ class PrivacyReport(keras.callbacks.Callback):
                 self.history.diagnostics.setdefault(f"training {name}", []).append(
                     (step, float(value))
                 )
-        if logs is not None:
-            logs["epsilon"] = self._shown
+        self._show(logs)
         if not self.history.steps:
             self._record(step)
         self._write()
@@ -171,18 +169,11 @@ class PrivacyReport(keras.callbacks.Callback):
     def page(self) -> str:
         """The report as HTML."""
         history = self.history
-        sections = [
-            (
-                "What is guaranteed",
-                report_page.text(
-                    self._optimizer.plan.statement(int(self._optimizer.steps_spent.numpy()))
-                ),
-            ),
-            (
-                "Privacy spent",
-                report_page.chart("step", "epsilon", {"epsilon": (history.steps, history.epsilon)}),
-            ),
-        ]
+        statement = self._optimizer.plan.statement(int(self._optimizer.steps_spent.numpy()))
+        sections = [("What is guaranteed", report_page.text(statement))]
+        if history.epsilon and math.isfinite(history.epsilon[-1]):
+            spent = {"epsilon": (history.steps, history.epsilon)}
+            sections.append(("Privacy spent", report_page.chart("step", "epsilon", spent)))
         if history.findings:
             said = report_page.text("\n".join(history.findings))
             sections.insert(0, ("What went wrong", said))
@@ -204,6 +195,11 @@ class PrivacyReport(keras.callbacks.Callback):
         names = [table.path for table in self._optimizer.noised_tables]
         series = {name: (self.history.steps, rows[:, i].tolist()) for i, name in enumerate(names)}
         return report_page.chart("step", "rows per step", series, log_y=True)
+
+    def _show(self, logs: dict[str, Any] | None) -> None:
+        """ε of the next point, if there is one for this plan."""
+        if logs is not None and math.isfinite(self._shown):
+            logs["epsilon"] = self._shown
 
     def _write(self) -> None:
         if self.path is not None:

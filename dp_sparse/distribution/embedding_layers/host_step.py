@@ -43,7 +43,7 @@ class HostStep:
     def __init__(self, tables: PrivateTables) -> None:
         self._tables = tables
         self._optimizer = tables.private_optimizer
-        self._key = noise.NoiseKey()
+        self._key = noise.NoiseKey(self._optimizer.plan.sampling.not_private_seed)
 
     def __call__(self, x: Any, y: Any, weights: dict[str, Any]) -> dict[str, Any]:
         """A dictionary of what `device_step.sums_of` reads, and the `marker`.

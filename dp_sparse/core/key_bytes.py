@@ -1,0 +1,19 @@
+"""Where keys come from: the operating system, or a seed for runs that are not private."""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+
+def key_bytes(seed: int | None, purpose: str) -> Callable[[int], bytes]:
+    """A function that gives as many bytes as it is asked for, others at each call.
+
+    Args:
+        seed: None for secret bytes of `os.urandom`. With a seed the same bytes come in each
+            process, and whoever knows it knows them: nothing is private.
+        purpose: What they are for. Bytes of one seed for two purposes have nothing in common.
+    """
+    if seed is None:
+        return os.urandom
+    return np.random.default_rng([seed, *purpose.encode()]).bytes

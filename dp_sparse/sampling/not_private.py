@@ -1,0 +1,120 @@
+"""Batches that follow from a seed, for debugging: everybody can tell which examples they have."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import dp_accounting
+import tensorflow as tf
+
+from dp_sparse.core import key_bytes
+from dp_sparse.sampling.base import BatchPart, Sampling
+from dp_sparse.sampling.marker import SEEDED
+
+
+@dataclasses.dataclass(frozen=True)
+class NotPrivateSampling(Sampling):
+    """Another sampler whose batches are the same in each run. No ε covers a run with them.
+
+    Attributes:
+        sampling: What it draws batches like.
+        seed: What keys follow from, those of the noise of a run, too.
+
+    ### Formal Guarantees
+    None. Its fingerprint is not that of `sampling`, so a plan that guarantees something refuses
+    these batches, and the state of runs with them; and a plan with this sampler refuses theirs.
+    """
+
+    sampling: Sampling
+    seed: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sampling, Mapping):  # a description
+            object.__setattr__(self, "sampling", Sampling.from_config(self.sampling))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"Expected seed to be a whole number >= 0, got seed={self.seed!r}.")
+
+    @property
+    def not_private_seed(self) -> int:
+        """The seed: keys are no secret."""
+        return self.seed
+
+    @property
+    def num_examples(self) -> int:  # type: ignore[override]
+        """N."""
+        return self.sampling.num_examples
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        """T."""
+        return self.sampling.steps
+
+    @property
+    def expected_batch_size(self) -> float:  # type: ignore[override]
+        """B."""
+        return self.sampling.expected_batch_size
+
+    @property
+    def batch_capacity(self) -> int:
+        """The leading dimension of every batch."""
+        return self.sampling.batch_capacity
+
+    @property
+    def neighbouring(self) -> str:
+        """As of what it draws like."""
+        return self.sampling.neighbouring
+
+    @property
+    def description(self) -> str:
+        """A line that says what it is not."""
+        return f"Batches and noise follow from seed {self.seed}, which is no secret."
+
+    @property
+    def steps_per_pass(self) -> int | None:
+        """As of what it draws like."""
+        return self.sampling.steps_per_pass
+
+    def resumed_at(self, source: Any, spent: int) -> int:
+        """As of what it draws like."""
+        return self.sampling.resumed_at(source, spent)
+
+    def event(self, mechanism: dp_accounting.DpEvent, steps: int) -> dp_accounting.DpEvent:
+        """An event without any ε."""
+        del mechanism, steps
+        return dp_accounting.NonPrivateDpEvent()
+
+    def participations(self, steps: int) -> float:
+        """As of what it draws like."""
+        return self.sampling.participations(steps)
+
+    def batches(
+        self, source: Any, *, first_step: int = 0, class_weight: dict[int, float] | None = None
+    ) -> tf.data.Dataset:
+        """The run's batches from `first_step` on, as `sampling` makes them, the same each time."""
+        key = int.from_bytes(key_bytes(self.seed, "sampling")(16), "little")
+        part = BatchPart(0, self.batch_capacity, key, SEEDED)
+        first_step = self.resumed_at(source, first_step)
+        return self.batches_of(source, part, first_step=first_step, class_weight=class_weight)
+
+    def batches_of(
+        self,
+        source: Any,
+        part: BatchPart,
+        *,
+        first_step: int,
+        class_weight: dict[int, float] | None = None,
+    ) -> tf.data.Dataset:
+        """One worker's part of them, under this sampler's fingerprint."""
+        batches = self.sampling.batches_of(
+            source, part, first_step=first_step, class_weight=class_weight
+        )
+        difference = [self.fingerprint - self.sampling.fingerprint, 0, 0, 0]
+
+        def own(x: Any, y: Any, weights: dict[str, Any]) -> Any:
+            return x, y, {**weights, "marker": weights["marker"] + difference}
+
+        return batches.map(own)
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description from which `from_config` makes an equal object."""
+        return {**super().get_config(), "sampling": self.sampling.get_config()}
