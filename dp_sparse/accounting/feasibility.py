@@ -10,6 +10,24 @@ from dp_sparse.accounting.releases import Release
 from dp_sparse.sampling import Sampling
 
 
+def warn_if_hopeless(budget: PrivacyBudget, sampling: Sampling, noise_multiplier: float) -> None:
+    """Warns if all steps together move less than their noise, even along a single direction.
+
+    √T·B/σ hardly depends on batch size and steps: it is N times what ε and δ allow an example to
+    move, so below 1 nothing but more examples or a larger budget helps.
+    """
+    signal = math.sqrt(sampling.steps) * sampling.expected_batch_size / noise_multiplier
+    if signal < 1:
+        warnings.warn(
+            f"No training can learn from num_examples={sampling.num_examples} at "
+            f"epsilon={budget.epsilon:g} and delta={budget.delta:g}: with "
+            f"noise_multiplier={noise_multiplier:.4g} the noise of all steps is {1 / signal:.3g} "
+            "times what all examples together can move. More examples or a larger budget help; "
+            "dp_sparse.plan_table compares batch sizes and epochs.",
+            stacklevel=3,
+        )
+
+
 def refuse_infeasible(
     epsilon: Callable[[float, float], float],
     budget: PrivacyBudget,

@@ -19,7 +19,7 @@ from dp_sparse.accounting.calibration import (
     rough_noise_multiplier,
     smallest_noise_multiplier,
 )
-from dp_sparse.accounting.feasibility import refuse_infeasible
+from dp_sparse.accounting.feasibility import refuse_infeasible, warn_if_hopeless
 from dp_sparse.accounting.forecast import Forecast, forecast
 from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism
 from dp_sparse.accounting.plan_config import described, fields_of
@@ -85,13 +85,14 @@ class PrivacyPlan:
     def calibrate(self) -> "PrivacyPlan":
         """Returns a new plan with the smallest noise multiplier that meets the budget.
 
-        It is at most 1e-4 above the smallest.
+        It is at most 1e-4 above the smallest. Warns if no training can learn at that noise.
 
         Raises:
             ValueError: No noise multiplier meets the budget, because batches beyond the capacity or
                 the releases alone exceed it.
         """
         sigma = smallest_noise_multiplier(self._epsilon_of_all_steps(), self.budget.epsilon)
+        warn_if_hopeless(self.budget, self.sampling, sigma)
         return dataclasses.replace(self, noise_multiplier=sigma, plan_id=secrets.token_hex(16))
 
     def with_noise(self, noise_multiplier: float) -> "PrivacyPlan":

@@ -20,7 +20,7 @@ class Release:
     Examples:
         >>> import dp_accounting, dp_sparse
         >>> cities = dp_sparse.Release("histogram of cities", dp_accounting.GaussianDpEvent(100.0))
-        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> sampling = dp_sparse.StreamSampling(num_examples=800, batch_size=400)
         >>> budget = dp_sparse.PrivacyBudget(0.1, 1e-3)
         >>> plan = dp_sparse.PrivacyPlan(budget, sampling, releases=(cities,)).calibrate()
         >>> print(plan.price(cities))

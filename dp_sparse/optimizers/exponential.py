@@ -51,7 +51,7 @@ class ExponentialSelectionOptimizer(SparseOptimizer):
         >>> import dp_sparse, keras, numpy as np
         >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
         >>> plan = dp_sparse.PrivacyPlan(
-        ...     dp_sparse.PrivacyBudget(0.5, 1e-3), sampling, dp_sparse.ExponentialSelection(3)
+        ...     dp_sparse.PrivacyBudget(1.0, 1e-3), sampling, dp_sparse.ExponentialSelection(3)
         ... ).calibrate()
         >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
         >>> optimizer = dp_sparse.ExponentialSelectionOptimizer("sgd", plan, clip_norm=1.0)

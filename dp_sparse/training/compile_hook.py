@@ -30,6 +30,7 @@ from dp_sparse.training.train_step import private_train_step
 
 _HELD_OUT = {"test_step": "model.evaluate(x, y)", "predict_step": "model.predict(x)"}
 _REPLACED = (
+    "fit",
     "train_step",
     "make_train_function",
     "_maybe_symbolic_build",
@@ -113,6 +114,7 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     model.train_step = lambda data: (in_graph if tf.executing_eagerly() else step)(data)
     for name, instead in _HELD_OUT.items():
         setattr(model, name, _refusing_batches(getattr(model, name), instead))
+    model.fit = _refusing_class_weight(model.fit)
     steps = plan_steps.of_fit(model)
     model.make_train_function = _making_train_function(model, optimizer, steps)
     model._maybe_symbolic_build = _building_for_batches(model, optimizer, steps)
@@ -131,6 +133,24 @@ def _refusing_batches(step: Callable[[Any], Any], instead: str) -> Callable[[Any
                 f"random sizes: call {instead} with the examples themselves."
             )
         return step(data)
+
+    return run
+
+
+def _refusing_class_weight(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras' `fit`, which has no class weights for batches that have weights of their own."""
+    signature = inspect.signature(fit)
+
+    @functools.wraps(fit)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments.get("class_weight")
+        if given is not None:
+            raise ValueError(
+                f"Expected no class_weight in fit, got class_weight={given}: give it to the "
+                "sampler, plan.sampling.batches(dataset, class_weight=...), or give each example "
+                "its weight, (x, y, sample_weight)."
+            )
+        return fit(*args, **kwargs)
 
     return run
 

@@ -1,4 +1,8 @@
-"""Keras' loss and metrics over the real examples of a private batch. They are not private."""
+"""Keras' loss and metrics over the real examples of a private batch. They are not private.
+
+Examples whose loss is not finite do not train, and do not count here either: one of them would turn
+the loss of an epoch to nan. `plan_steps` warns of them.
+"""
 
 from typing import Any
 
@@ -23,14 +27,21 @@ def update(
         PrivacyError: A metric writes anything but its own variables, or runs Python code.
     """
     with clipping.guarded(PrivacyError, lambda: _written(model), trains=False):
-        present = examples.present
+        finite = tf.cast(tf.math.is_finite(losses), tf.float32)
+        present = examples.present * finite
+        losses, *output_losses = (
+            tf.math.multiply_no_nan(each, finite) for each in (losses, *output_losses)
+        )
         with tf.control_dependencies([losses]):  # its labels are checked; Keras' own are not
             y = tf.nest.map_structure(tf.identity, examples.y)
             count = tf.math.count_nonzero(present > 0)
         _track_losses(model, losses, output_losses, count)
         y, y_pred = (_real(part, present) for part in (y, outputs))
         sample_weight = _by_output(_real(examples.sample_weight, present), y_pred)
-        return model.compute_metrics(examples.x, y, y_pred, sample_weight=sample_weight)
+        x = examples.x
+        if type(model).compute_metrics is not keras.Model.compute_metrics:  # which reads no x
+            x = _real(x, present)
+        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
 def _written(model: keras.Model) -> list[keras.Variable]:

@@ -10,6 +10,7 @@ import keras
 from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.training.quarantine import Quarantine
 
 
 class FitSteps:
@@ -131,13 +132,14 @@ class _Epochs(keras.callbacks.Callback):
         self, steps: FitSteps, run: weakref.ReferenceType[keras.callbacks.CallbackList]
     ) -> None:
         super().__init__()
-        self._steps, self._run = steps, run
+        self._steps, self._run, self._quarantine = steps, run, Quarantine()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps.before_epoch(epoch, self._callbacks())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps.after_epoch(epoch, self._callbacks())
+        self._quarantine.warn(self.model.optimizer)
 
     def _callbacks(self) -> keras.callbacks.CallbackList:
         run = self._run()

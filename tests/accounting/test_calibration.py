@@ -1,10 +1,12 @@
 """The search for σ ends on the feasible side, within its tolerance, after few evaluations."""
 
 import math
+import warnings
 from collections.abc import Callable
 
 import pytest
 
+from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.calibration import (
     COARSE,
     FINE,
@@ -12,6 +14,8 @@ from dp_sparse.accounting.calibration import (
     smallest_meeting,
     smallest_noise_multiplier,
 )
+from dp_sparse.accounting.plan import PrivacyPlan
+from dp_sparse.sampling import PoissonSampling
 
 
 def power_law(wanted: float, power: float) -> Callable[[float], float]:
@@ -110,3 +114,20 @@ def test_none_up_to_the_limit() -> None:
 
     assert smallest_meeting(epsilon, 2.0, 2.0, limits=(1, 64)) == math.inf
     assert tried == pytest.approx([2, 8, 32, 64])
+
+
+# --------------------------------------------------------------------------------- hopeless budgets
+
+
+@pytest.mark.parametrize("batch", [1, 5, 10])
+def test_a_budget_that_no_setting_makes_useful_is_said(batch: int) -> None:
+    sampling = PoissonSampling(10, batch, 20)
+    with pytest.warns(UserWarning, match="No training can learn from num_examples=10"):
+        PrivacyPlan(PrivacyBudget(0.01, 0.01), sampling).calibrate()
+
+
+def test_a_budget_for_more_examples_is_not() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PrivacyPlan(PrivacyBudget(0.1, 1e-4), PoissonSampling(10_000, 100, 20)).calibrate()
+        PrivacyPlan(PrivacyBudget(8.0, 0.01), PoissonSampling(10, 5, 20)).calibrate()

@@ -83,7 +83,7 @@ def calibrate_top_k(
 
     Examples:
         >>> import dp_sparse
-        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> sampling = dp_sparse.StreamSampling(num_examples=800, batch_size=400)
         >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.1, 1e-3), sampling)
         >>> noise = dp_sparse.calibrate_top_k(plan, {"users": 10}, k=4, share=0.1)
         >>> print(noise)
