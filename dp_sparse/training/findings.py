@@ -16,12 +16,12 @@ import scipy.stats
 from dp_sparse.clipping import AutomaticClipping, QuantileClipping
 from dp_sparse.optimizers import DPAdaFESTOptimizer, PrivateOptimizer
 from dp_sparse.training.noise_walk import noise_walk
+from dp_sparse.training.outlook import WIDE
 
 _DEVIATIONS = 3.0  # of a number of rows that noise alone explains
 _CHANCE = 1e-4  # that noise alone has larger squares
 _BEYOND = 1.5  # times the squared movement by noise alone, which is an estimate
 _MOSTLY = 0.5  # of a variable's squares
-_WIDE = 0.3  # of a weight's movement by noise: three times what `recommend` allows
 _FEWEST_STEPS = 20  # of a run that is judged
 _FEW = 0.02  # of a run's examples
 _OF_TABLES = (
@@ -198,7 +198,7 @@ def findings_of(
 
 
 def _drowned(one: Signal) -> bool:
-    return (one.walk or 0.0) > _WIDE and (one.noise_share or 0.0) > _MOSTLY
+    return (one.walk or 0.0) > WIDE and (one.noise_share or 0.0) > _MOSTLY
 
 
 def _of_clip_norm(

@@ -8,14 +8,15 @@ import re
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping
 from dp_sparse.clipping import isolation
 from dp_sparse.core import PrivacyError, UnsupportedLayerError, translated, validate
-from dp_sparse.sampling import is_sampled
+from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training.losses import per_example_losses
+from dp_sparse.training.outlook import outlook
+from dp_sparse.training.traced_pass import examples_of, same_seeds, signature_of, uses_of_pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,10 @@ class ModelCheck:
             known.
         compared: Whether examples of a batch were compared, alone and in other companies; without
             that, it is not known whether the model mixes them.
+        warnings: What the optimizer of a compiled model lets expect of training, where that is bad:
+            too much noise for the model, too few lookups that train, a learning rate at which noise
+            wins. From shapes, noise and settings alone; empty if there is nothing to say, or if a
+            problem was found.
 
     Examples:
         >>> import dp_sparse, keras
@@ -48,6 +53,7 @@ class ModelCheck:
     problems: list[str]
     traced: bool
     compared: bool = False
+    warnings: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -63,6 +69,8 @@ class ModelCheck:
             lines += ["", "Nothing was traced: give a batch."]
         elif not self.compared:
             lines += ["", "Not known whether examples mix: give a batch of them, (x, y)."]
+        if self.warnings:
+            lines += ["", *(f"! {line}" for line in self.warnings)]
         return "\n".join(lines)
 
 
@@ -71,7 +79,7 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
 
     Traces one forward and one backward pass, and with a `batch` runs some more, to see whether what
     is recorded of an example depends on its company, as the first batches of training do. No weight
-    changes. The optimizer is not looked at.
+    changes. Of a model compiled with a private optimizer it also says what to expect of training.
 
     Args:
         model: Any Keras model.
@@ -118,44 +126,11 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
     compared = examples is not None and not problems
     if compared:
         problems = _of_a_batch(model, examples, batch_size)
-    return ModelCheck(rules, problems, specs is not None, compared)
-
-
-def examples_of(batch: Any) -> tuple[Any, Any, tf.Tensor]:
-    """x, y or None, and weights, of what the user calls a batch; a sampler's has no padding left.
-
-    Raises:
-        ValueError: It is empty, or its parts differ in their number of examples.
-    """
-    if is_sampled(batch):
-        x, y, weights = batch
-        there = np.asarray(weights["present"]) > 0
-        batch = tf.nest.map_structure(lambda leaf: leaf[there], (x, y, weights["sample_weight"]))
-    x, y, weights = (*batch, None, None)[:3] if isinstance(batch, tuple) else (batch, None, None)
-    x = tf.nest.map_structure(tf.convert_to_tensor, x)
-    y = None if y is None else tf.nest.map_structure(tf.convert_to_tensor, y)
-    size = _size((x, y, weights))
-    weights = tf.ones([size]) if weights is None else weights
-    return x, y, tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
-
-
-def _size(batch: Any) -> int:
-    """How many examples a batch has.
-
-    Raises:
-        ValueError: None, or not everywhere as many.
-    """
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    shapes = [tuple(np.shape(leaf)) for leaf in leaves]
-    sizes = {shape[:1] for shape in shapes}
-    if len(sizes) != 1 or sizes == {()}:
-        raise ValueError(
-            f"Expected batch to be (x, y), arrays of as many examples each, got shapes {shapes}: "
-            "give each the examples on its first axis."
-        )
-    if sizes == {(0,)}:
-        raise ValueError("Expected a batch with examples, got an empty one.")
-    return int(shapes[0][0])
+    optimizer = getattr(model, "optimizer", None)
+    warnings: list[str] = []
+    if isinstance(optimizer, PrivateOptimizer) and not problems and specs is not None:
+        warnings = outlook(model, optimizer, batch)
+    return ModelCheck(rules, problems, specs is not None, compared, warnings)
 
 
 def _rules(model: keras.Model, survey: clipping.Survey) -> dict[str, str]:
@@ -169,18 +144,6 @@ def _label(rule: Any) -> str:
     if rule is None:
         return "none"
     return rule.__module__.rpartition(".")[2].replace("_", " ")
-
-
-def signature_of(model: keras.Model, x: Any) -> Any:
-    """The signature of inputs x of an unknown number of examples, or None if nothing tells it."""
-    if x is not None:
-        given = tf.nest.map_structure(tf.convert_to_tensor, x)
-        return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), given)
-    functional = getattr(model, "_functional", None) or model  # what a Sequential is inside
-    inputs = getattr(functional, "_inputs_struct", None)
-    if inputs is None:
-        return None
-    return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), inputs)
 
 
 def _of_variables(model: keras.Model, rules: dict[str, str]) -> list[str]:
@@ -205,21 +168,6 @@ def _of_a_pass(model: keras.Model, specs: Any, batch_size: int) -> list[str]:
     except UnsupportedLayerError as error:
         return _sentences(str(error))
     return []
-
-
-def uses_of_pass(model: keras.Model, x: Any, batch_size: int = 1) -> clipping.Used:
-    """What clipping reads of one forward and one backward pass, from the sum of all outputs.
-
-    Raises:
-        UnsupportedLayerError: A layer whose per-example gradients cannot be had.
-    """
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        recording = clipping.record(model, x, tape, batch_size, _seeds)
-        outputs = tf.nest.flatten(recording.outputs)
-        sums = [tf.reduce_sum(tf.cast(o, tf.float32)) for o in outputs if o.dtype.is_floating]
-        total = tf.add_n(sums) if sums else tf.zeros([])
-    with clipping.guarded():
-        return recording.uses(tape.gradient(total, recording.targets))
 
 
 def _of_a_batch(model: keras.Model, examples: Any, batch_size: int) -> list[str]:
@@ -254,7 +202,7 @@ def _recorded(
     """A pass over `(x, y, weights)`, or over `(x, weights)` with a loss made up."""
     x, *y, weights = examples
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        recording = clipping.record(model, x, tape, batch_size, _seeds)
+        recording = clipping.record(model, x, tape, batch_size, same_seeds)
         if y:
             losses, _ = per_example_losses(model, y[0], recording.outputs, weights)
         else:
@@ -272,11 +220,6 @@ def _made_up(output: tf.Tensor) -> tf.Tensor:
     """A loss of each example, float32 `[batch]`, that depends on all of an output."""
     values = tf.reshape(tf.cast(output, tf.float32), [tf.shape(output)[0], -1])
     return tf.reduce_sum(values * tf.cos(tf.range(tf.cast(tf.shape(values)[1], tf.float32))), 1)
-
-
-def _seeds(number: int, dtype: str) -> tf.Tensor:
-    """The same masks in each pass."""
-    return tf.constant([number, 1], dtype)
 
 
 def _sentences(message: str) -> list[str]:

@@ -14,6 +14,13 @@ import keras
 from dp_sparse import clipping
 from dp_sparse.accounting import Forecast, GaussianMechanism, PrivacyPlan
 from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer, PrivateOptimizer
+from dp_sparse.training.outlook import (
+    noised_entries,
+    of_batches,
+    of_scarce,
+    of_signal,
+    signal_of_run,
+)
 from dp_sparse.training.table_shapes import lookups_of, tables_by_name
 
 MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths of a second a step
@@ -22,9 +29,6 @@ WALK = 0.1  # of a weight under Adam in a run, if all gradients were noise: a st
 ADAGRAD_RATE, ACCUMULATOR = 0.067, 1e-7
 TABLE_CLIP_NORM = 0.1
 NOISE_RATIO, FALSE_ROWS = 1.0, 10.0
-_SCARCE = 0.2  # of all lookups: fewer than these train, and a user should know
-_SMALL_BATCH = 1024
-_DROWNED = 0.7  # of the signal of a run: below it most weights have less signal than noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +150,7 @@ def recommend(
 
 def _dp_sgd(plan: PrivacyPlan, entries: int, tables: bool, of_tables: int) -> Recommendation:
     rate = _two_digits(WALK / math.sqrt(plan.sampling.steps))
-    signal = _signal_of_run(plan, plan.noise_multiplier, entries)
+    signal = signal_of_run(plan, plan.noise_multiplier, entries)
     few = f"the tables have {of_tables:,} entries in all, few enough to give noise to each of them"
     reasons = [
         f"DP-SGD: {few}, so every lookup trains." if tables else "DP-SGD: no table, no selection.",
@@ -162,7 +166,7 @@ def _dp_sgd(plan: PrivacyPlan, entries: int, tables: bool, of_tables: int) -> Re
         signal_of_run=signal,
         forecast=None,
         reasons=[*reasons, _of_signal(signal)],
-        warnings=[*_of_size(plan), *_hopeless(signal)],
+        warnings=[*of_batches(plan), *of_signal(signal)],
     )
 
 
@@ -175,11 +179,9 @@ def _dp_adafest(
 ) -> Recommendation:
     options = {"noise_ratio": NOISE_RATIO, "expected_false_rows": FALSE_ROWS}
     forecast = plan.explain(found, lookups=lookups, **options)
-    rows = zip(tables, forecast.tables.values(), strict=True)
-    entries = dense + sum(table.shape[1] * own.noised for table, own in rows)
-    signal = _signal_of_run(plan, forecast.gradient_noise_multiplier, entries)
+    entries = dense + noised_entries(forecast, tables)
+    signal = signal_of_run(plan, forecast.gradient_noise_multiplier, entries)
     of_tables = sum(math.prod(table.shape) for table in tables)
-    scarce = [name for name, own in forecast.tables.items() if own.trained_share < _SCARCE]
     return Recommendation(
         plan=plan,
         method=DPAdaFESTOptimizer,
@@ -199,7 +201,7 @@ def _dp_adafest(
             "Adagrad with an accumulator of hardly anything: rows of few updates take large steps.",
             _of_signal(signal),
         ],
-        warnings=[*_of_size(plan), *_hopeless(signal), *_of_scarce(scarce)],
+        warnings=[*of_batches(plan), *of_signal(signal), *of_scarce(forecast)],
     )
 
 
@@ -208,41 +210,6 @@ def _of_signal(signal: float) -> str:
         f"Signal to noise of the run {signal:.3g}: what gradients that agreed in all examples and "
         "steps would add up to, over the noise, as a root mean square over the weights."
     )
-
-
-def _hopeless(signal: float) -> list[str]:
-    if signal >= _DROWNED:
-        return []
-    return [
-        "Gradients that spread over all weights will drown in the noise, even if they agree: only "
-        "what sits in few weights can be learned. More examples, more steps, a larger batch or "
-        "epsilon, or a smaller model help; dp_sparse.plan_table shows the first four."
-    ]
-
-
-def _of_size(plan: PrivacyPlan) -> list[str]:
-    size, examples = plan.sampling.expected_batch_size, plan.sampling.num_examples
-    if size >= _SMALL_BATCH or 4 * size > examples:
-        return []
-    return [
-        f"Batches of {size:g} are small: with fewer, larger ones the same epsilon buys more signal "
-        "(dp_sparse.plan_table)."
-    ]
-
-
-def _of_scarce(names: list[str]) -> list[str]:
-    if not names:
-        return []
-    return [
-        f"Of {', '.join(names)} fewer than {_SCARCE:.0%} of the lookups will train. Larger batches "
-        "help, or rows selected once by dp_sparse.select_top_k, for DPFESTOptimizer."
-    ]
-
-
-def _signal_of_run(plan: PrivacyPlan, sigma: float | None, entries: float) -> float:
-    assert sigma is not None
-    sampling = plan.sampling
-    return math.sqrt(sampling.steps / max(1.0, entries)) * sampling.expected_batch_size / sigma
 
 
 def _two_digits(value: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping
-from dp_sparse.training.model_check import examples_of, signature_of, uses_of_pass
+from dp_sparse.training.traced_pass import examples_of, signature_of, uses_of_pass
 
 
 def lookups_of(model: keras.Model, batch: Any) -> dict[int, int]:

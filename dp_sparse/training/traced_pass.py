@@ -1,0 +1,79 @@
+"""A pass over a model that is traced to learn of it, and the examples or shapes that it takes."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse import clipping
+from dp_sparse.sampling import is_sampled
+
+
+def examples_of(batch: Any) -> tuple[Any, Any, tf.Tensor]:
+    """x, y or None, and weights, of what the user calls a batch; a sampler's has no padding left.
+
+    Raises:
+        ValueError: It is empty, or its parts differ in their number of examples.
+    """
+    if is_sampled(batch):
+        x, y, weights = batch
+        there = np.asarray(weights["present"]) > 0
+        batch = tf.nest.map_structure(lambda leaf: leaf[there], (x, y, weights["sample_weight"]))
+    x, y, weights = (*batch, None, None)[:3] if isinstance(batch, tuple) else (batch, None, None)
+    x = tf.nest.map_structure(tf.convert_to_tensor, x)
+    y = None if y is None else tf.nest.map_structure(tf.convert_to_tensor, y)
+    size = _size((x, y, weights))
+    weights = tf.ones([size]) if weights is None else weights
+    return x, y, tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
+
+
+def _size(batch: Any) -> int:
+    """How many examples a batch has.
+
+    Raises:
+        ValueError: None, or not everywhere as many.
+    """
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    shapes = [tuple(np.shape(leaf)) for leaf in leaves]
+    sizes = {shape[:1] for shape in shapes}
+    if len(sizes) != 1 or sizes == {()}:
+        raise ValueError(
+            f"Expected batch to be (x, y), arrays of as many examples each, got shapes {shapes}: "
+            "give each the examples on its first axis."
+        )
+    if sizes == {(0,)}:
+        raise ValueError("Expected a batch with examples, got an empty one.")
+    return int(shapes[0][0])
+
+
+def signature_of(model: keras.Model, x: Any) -> Any:
+    """The signature of inputs x of an unknown number of examples, or None if nothing tells it."""
+    if x is not None:
+        given = tf.nest.map_structure(tf.convert_to_tensor, x)
+        return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), given)
+    functional = getattr(model, "_functional", None) or model  # what a Sequential is inside
+    inputs = getattr(functional, "_inputs_struct", None)
+    if inputs is None:
+        return None
+    return tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), inputs)
+
+
+def uses_of_pass(model: keras.Model, x: Any, batch_size: int = 1) -> clipping.Used:
+    """What clipping reads of one forward and one backward pass, from the sum of all outputs.
+
+    Raises:
+        UnsupportedLayerError: A layer whose per-example gradients cannot be had.
+    """
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        recording = clipping.record(model, x, tape, batch_size, same_seeds)
+        outputs = tf.nest.flatten(recording.outputs)
+        sums = [tf.reduce_sum(tf.cast(o, tf.float32)) for o in outputs if o.dtype.is_floating]
+        total = tf.add_n(sums) if sums else tf.zeros([])
+    with clipping.guarded():
+        return recording.uses(tape.gradient(total, recording.targets))
+
+
+def same_seeds(number: int, dtype: str) -> tf.Tensor:
+    """The same masks in each pass."""
+    return tf.constant([number, 1], dtype)
