@@ -18,10 +18,11 @@ from dp_sparse.optimizers import (
 from dp_sparse.training.noise_walk import noise_walk
 from dp_sparse.training.table_shapes import lookups_of, tables_by_name
 
-WIDE = 0.3  # of a weight's movement by noise: three times what `recommend` allows
+WIDE = 0.3  # of a weight's movement by noise: more than `recommend` allows
 _SCARCE = 0.2  # of all lookups: fewer than these train, and a user should know
 _SMALL_BATCH = 1024
 _DROWNED = 0.7  # of the signal of a run: below it most weights have less signal than noise
+_RARE = 5.0  # of the signal of a row: gradients never agree as well as it assumes
 _POINTS = 100  # of a schedule of learning rates
 
 
@@ -38,11 +39,14 @@ def outlook(model: keras.Model, optimizer: PrivateOptimizer, batch: Any = None) 
     tables = clipping.embedding_tables(model)
     of_tables = sum(math.prod(table.shape) for table in tables)
     dense = sum(math.prod(v.shape) for v in model.trainable_variables) - of_tables
+    found = _tables_of(model, tables, batch)
+    sigma = optimizer.gradient_noise_multiplier
     if isinstance(optimizer, DPSGDOptimizer | LazyDPSGDOptimizer):
-        sigma = optimizer.gradient_noise_multiplier
         lines += of_signal(signal_of_run(optimizer.plan, sigma, dense + of_tables))
-    elif isinstance(optimizer, DPAdaFESTOptimizer):
-        lines += _of_adafest(model, optimizer, tables, dense, batch)
+        lines += of_rare_rows(optimizer.plan, sigma, tables, found)
+    elif isinstance(optimizer, DPAdaFESTOptimizer) and optimizer.rows is None and found:
+        lines += _of_adafest(optimizer, tables, dense, found)
+        lines += of_rare_rows(optimizer.plan, sigma, tables, found)
     return lines + _of_learning_rate(model, optimizer, {id(table) for table in tables})
 
 
@@ -79,6 +83,41 @@ def of_scarce(forecast: Forecast) -> list[str]:
     ]
 
 
+def of_rare_rows(
+    plan: PrivacyPlan,
+    sigma: float | None,
+    tables: list[keras.Variable],
+    found: dict[str, tuple[int, int] | np.ndarray],
+) -> list[str]:
+    """Whether the gradients of an average row, all of a run together, stand above its noise.
+
+    Their sum, over the noise of a row of d entries: √T·B·(lookups of an example)/rows / (σ√d), if
+    all agreed.
+
+    Args:
+        plan: The plan.
+        sigma: Of the noise of gradients.
+        tables: The tables.
+        found: As `tables_by_name` has them, in the same order; empty if nothing is known.
+    """
+    assert sigma is not None
+    per_row = math.sqrt(plan.sampling.steps) * plan.sampling.expected_batch_size / sigma
+    signals = {}
+    for table, (name, shape) in zip(tables, found.items(), strict=False):
+        lookups = shape[1] if isinstance(shape, tuple) else float(np.sum(shape))
+        signals[name] = per_row * lookups / table.shape[0] / math.sqrt(table.shape[1])
+    rare = {name: signal for name, signal in signals.items() if signal < _RARE}
+    if not rare:
+        return []
+    shown = ", ".join(list(rare)[:5]) + (f" and {len(rare) - 5} more" if len(rare) > 5 else "")
+    return [
+        f"All gradients of a run for an average row of {shown} are less than {_RARE:g} times its "
+        f"noise ({min(rare.values()):.2g} at worst), even if they agree: only rows that more "
+        "examples look up will learn. Fewer rows (hashed or grouped ids), narrower tables, more "
+        "examples or a larger epsilon help."
+    ]
+
+
 def signal_of_run(plan: PrivacyPlan, sigma: float | None, entries: float) -> float:
     """As `Recommendation.signal_of_run`, for `entries` that get noise in a step."""
     assert sigma is not None
@@ -92,22 +131,26 @@ def noised_entries(forecast: Forecast, tables: list[keras.Variable]) -> float:
     return sum(table.shape[1] * own.noised for table, own in rows)
 
 
+def _tables_of(
+    model: keras.Model, tables: list[keras.Variable], batch: Any
+) -> dict[str, tuple[int, int] | np.ndarray]:
+    """As `tables_by_name`; empty where the number of lookups is not known."""
+    try:
+        return tables_by_name(tables, lookups_of(model, batch), {})
+    except ValueError:  # lists of any length
+        return {}
+
+
 def _of_adafest(
-    model: keras.Model,
     optimizer: DPAdaFESTOptimizer,
     tables: list[keras.Variable],
     dense: int,
-    batch: Any,
+    found: dict[str, Any],
 ) -> list[str]:
-    try:
-        lookups = lookups_of(model, batch)
-    except ValueError:  # lists of any length: nothing is known of their number
-        return []
-    if not tables or optimizer.rows is not None:  # selected beforehand: which ones, is not known
-        return []
+    """What the forecast says, by Zipf's law."""
     forecast = optimizer.plan.explain(
-        tables_by_name(tables, lookups, {}),
-        lookups=sum(lookups.values()),
+        found,
+        lookups=sum(lookups for _, lookups in found.values()),
         contribution_clip_norm=optimizer.contribution_clip_norm,
         noise_ratio=optimizer.noise_ratio,
         threshold=optimizer.threshold,

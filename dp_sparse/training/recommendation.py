@@ -17,6 +17,7 @@ from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer, PrivateOpti
 from dp_sparse.training.outlook import (
     noised_entries,
     of_batches,
+    of_rare_rows,
     of_scarce,
     of_signal,
     signal_of_run,
@@ -25,7 +26,8 @@ from dp_sparse.training.table_shapes import lookups_of, tables_by_name
 
 MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths of a second a step
 CLIP_NORM = 0.3
-WALK = 0.1  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
+RATE = 0.01  # of Adam, in runs of few steps
+WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
 ADAGRAD_RATE, ACCUMULATOR = 0.067, 1e-7
 TABLE_CLIP_NORM = 0.1
 NOISE_RATIO, FALSE_ROWS = 1.0, 10.0
@@ -144,17 +146,19 @@ def recommend(
     entries = sum(math.prod(table.shape) for table in tables)
     dense = sum(math.prod(v.shape) for v in model.trainable_variables) - entries
     if entries <= MOST_DENSE_ENTRIES:
-        return _dp_sgd(plan, dense + entries, bool(tables), entries)
+        rare = of_rare_rows(plan, plan.noise_multiplier, tables, found)
+        return _dp_sgd(plan, dense + entries, entries, rare)
     return _dp_adafest(plan, dense, tables, found, sum(lookups.values()))
 
 
-def _dp_sgd(plan: PrivacyPlan, entries: int, tables: bool, of_tables: int) -> Recommendation:
-    rate = _two_digits(WALK / math.sqrt(plan.sampling.steps))
+def _dp_sgd(plan: PrivacyPlan, entries: int, of_tables: int, rare: list[str]) -> Recommendation:
+    rate = _two_digits(min(RATE, WALK / math.sqrt(plan.sampling.steps)))
     signal = signal_of_run(plan, plan.noise_multiplier, entries)
     few = f"the tables have {of_tables:,} entries in all, few enough to give noise to each of them"
     reasons = [
-        f"DP-SGD: {few}, so every lookup trains." if tables else "DP-SGD: no table, no selection.",
-        f"Adam at {WALK:g}/sqrt(steps): in the whole run, noise moves a weight by some {WALK:g}.",
+        f"DP-SGD: {few}, so every lookup trains." if of_tables else "DP-SGD: there is no table.",
+        f"Adam at {RATE:g}, or at {WALK:g}/sqrt(steps) if that is less: in the whole run, noise "
+        f"moves a weight by at most some {WALK:g}.",
         f"clip_norm={CLIP_NORM:g} is meant to clip most gradients; Adam makes up for their size.",
     ]
     return Recommendation(
@@ -166,7 +170,7 @@ def _dp_sgd(plan: PrivacyPlan, entries: int, tables: bool, of_tables: int) -> Re
         signal_of_run=signal,
         forecast=None,
         reasons=[*reasons, _of_signal(signal)],
-        warnings=[*of_batches(plan), *of_signal(signal)],
+        warnings=[*of_batches(plan), *of_signal(signal), *rare],
     )
 
 
@@ -182,6 +186,7 @@ def _dp_adafest(
     entries = dense + noised_entries(forecast, tables)
     signal = signal_of_run(plan, forecast.gradient_noise_multiplier, entries)
     of_tables = sum(math.prod(table.shape) for table in tables)
+    rare = of_rare_rows(plan, forecast.gradient_noise_multiplier, tables, found)
     return Recommendation(
         plan=plan,
         method=DPAdaFESTOptimizer,
@@ -201,7 +206,7 @@ def _dp_adafest(
             "Adagrad with an accumulator of hardly anything: rows of few updates take large steps.",
             _of_signal(signal),
         ],
-        warnings=[*of_batches(plan), *of_signal(signal), *of_scarce(forecast)],
+        warnings=[*of_batches(plan), *of_signal(signal), *of_scarce(forecast), *rare],
     )
 
 

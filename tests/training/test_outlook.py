@@ -65,6 +65,22 @@ def test_tables_that_will_hardly_train() -> None:
     assert "Of users fewer than 20%" in text
 
 
+def test_rows_of_which_each_has_few_lookups() -> None:
+    """√T·B·lookups/rows/(σ√d), as for a table of users who are in the data some times each."""
+    given, rows = plan(2048, 1000, sigma=1.0), 6000
+    expected = np.sqrt(1000) * 2048 / rows / np.sqrt(8)
+    text = said(ADAM(0.003), given, rows=rows)
+    assert f"({expected:.2g} at worst)" in text and "average row of users" in text
+    assert "average row" not in said(ADAM(0.003), given, rows=4000)
+    text = said(ADAGRAD(0.05), given, "DPAdaFESTOptimizer", rows=rows, noise_ratio=1.0)
+    assert f"({expected / np.sqrt(2):.2g} at worst)" in text
+    trained = model(rows)
+    assert any("average row" in line for line in dp_sparse.recommend(trained, plan()).warnings)
+    even = {"users": np.full(rows, 1 / rows)}
+    found = dp_sparse.recommend(trained, given, None, even).warnings
+    assert any("average row" in line for line in found)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "clip_norm", "warns"),
     [

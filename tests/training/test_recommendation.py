@@ -1,5 +1,6 @@
 """What is recommended follows from shapes and the plan, trains, and says where nothing can."""
 
+import dataclasses
 import secrets
 from typing import Any
 
@@ -42,10 +43,18 @@ def test_small_tables_get_dp_sgd() -> None:
     assert advice.method is dp_sparse.DPSGDOptimizer and advice.forecast is None
     optimizer = advice.optimizer()
     assert isinstance(optimizer.optimizer, keras.optimizers.Adam)
-    assert float(optimizer.learning_rate) == pytest.approx(0.1 / np.sqrt(400), rel=0.05)
+    assert float(optimizer.learning_rate) == pytest.approx(0.01)
     entries = 1000 * 4 + 50 * 2 + (3 * 4 + 2) + 1
     assert advice.signal_of_run == pytest.approx(np.sqrt(400 / entries) * 4096)
     assert not advice.warnings and "4,100 entries" in str(advice)
+
+
+def test_the_learning_rate_falls_with_long_runs() -> None:
+    plan = plan_of()
+    sampling = dataclasses.replace(plan.sampling, steps=40_000)
+    rate = dp_sparse.recommend(model(), dataclasses.replace(plan, sampling=sampling))
+    expected = 0.2 / np.sqrt(40_000)
+    assert rate.wrapped_arguments["learning_rate"] == pytest.approx(expected, rel=0.05)
 
 
 def test_large_tables_get_dp_adafest_and_a_forecast(few_dense: None) -> None:
