@@ -57,8 +57,9 @@ def of_a_group(
     ### Formal Guarantees
     From the dataset without the group to the one with it there are k neighbours in a row. Let T(x)
     bound the rate at which any test says yes on a dataset, if it says yes at the rate x on a
-    neighbour. T does not fall with x, so k times T bounds it at the end of the row (Dong, Roth and
-    Su 2022, Theorem 2.14). For a Gaussian mechanism it is exact, up to the grid: σ becomes σ/k.
+    neighbour. T does not fall with x, so T applied k times bounds it at the end of the row (Dong,
+    Roth and Su 2022, Theorem 2.14). For a Gaussian mechanism that is exact, up to the grid: σ
+    becomes σ/k.
     """
     rate = false_positive_rate
     for _ in range(examples):

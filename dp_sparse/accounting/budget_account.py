@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import fcntl
 import json
+import math
 import os
 from collections.abc import Iterator
 from decimal import Decimal
@@ -85,6 +86,8 @@ class BudgetAccount:
                 f"Expected a file in a folder that exists, got path={str(path)!r}: make "
                 f"{self._path.parent} first."
             )
+        if budget is not None and math.isinf(budget.epsilon):
+            raise ValueError(f"Expected a budget of finite epsilon, got {budget}.")
         with self._locked():
             if not self._path.exists():
                 if budget is None:

@@ -46,8 +46,8 @@ def refuse_infeasible(
     """
     if math.isinf(budget.epsilon):
         raise ValueError(
-            f"Expected a finite epsilon, got {budget}. A plan of not_private_plan needs no "
-            "calibration; calibrate the one that it is made of."
+            "Expected a plan with an epsilon, got one of not_private_plan, which needs no "
+            "calibration: calibrate the one that it is made of."
         )
     if sampling.overflow_delta(0.0, sampling.steps) >= budget.delta:
         raise ValueError(

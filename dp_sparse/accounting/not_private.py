@@ -33,12 +33,12 @@ def not_private_plan(plan: PrivacyPlan, seed: int) -> PrivacyPlan:
         True
 
     ### Formal Guarantees
-    None: anybody can draw the noise again and take it away. The plan has the budget (∞, 1), which
-    its statement, `PrivacyReport` and checkpoints show no ε of. A plan that guarantees something
-    refuses its batches and its state.
+    None: anybody can draw the noise again and take it away. The plan has the budget (∞, 1); its
+    statement, `PrivacyReport` and checkpoints show no ε. A plan that guarantees something refuses
+    its batches, its state, and a model that it trained.
     """
-    if plan.noise_multiplier is None:
-        raise ValueError("Expected a calibrated plan, got no noise: use plan.calibrate() first.")
+    if not isinstance(plan, PrivacyPlan) or plan.noise_multiplier is None:
+        raise ValueError(f"Expected a calibrated plan, got {plan!r}: use plan.calibrate() first.")
     base = plan.sampling
     if isinstance(base, NotPrivateSampling):
         base = base.sampling

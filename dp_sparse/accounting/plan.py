@@ -78,6 +78,8 @@ class PrivacyPlan:
                 raise ValueError(f"Expected {use}, got {name}={getattr(self, name)!r}.")
         if self.sampling.not_private_seed is not None:
             object.__setattr__(self, "budget", PrivacyBudget(math.inf, 1.0))
+        elif math.isinf(self.budget.epsilon):
+            raise ValueError(f"Expected a finite epsilon, got {self.budget}.")
         if self.noise_multiplier is not None:
             sigma = validate.positive("noise_multiplier", self.noise_multiplier)
             object.__setattr__(self, "noise_multiplier", sigma)
@@ -132,7 +134,8 @@ class PrivacyPlan:
         if epsilon == math.inf:
             raise ValueError(
                 f"Expected noise that meets delta={self.budget.delta:g} at some epsilon, got "
-                f"noise_multiplier={sigma:g}: use plan.calibrate()."
+                f"noise_multiplier={sigma:g}: use plan.calibrate(), or to debug with so little "
+                "noise dp_sparse.not_private_plan(plan, seed).with_noise(...)."
             )
         return PrivacyBudget(max(epsilon, 1e-12), self.budget.delta)
 
@@ -243,6 +246,8 @@ class PrivacyPlan:
         Raises:
             ValueError: The plan is not calibrated, or does not have this release.
         """
+        if self.sampling.not_private_seed is not None:
+            raise ValueError("A plan of not_private_plan has no epsilon, and no prices.")
         index, steps = place_of(release, self.releases), self.sampling.steps
         others = self.releases[:index] + self.releases[index + 1 :]
         without = dataclasses.replace(self, releases=others).spent(steps).epsilon

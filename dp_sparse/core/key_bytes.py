@@ -12,7 +12,8 @@ def key_bytes(seed: int | None, purpose: str) -> Callable[[int], bytes]:
     Args:
         seed: None for secret bytes of `os.urandom`. With a seed the same bytes come in each
             process, and whoever knows it knows them: nothing is private.
-        purpose: What they are for. Bytes of one seed for two purposes have nothing in common.
+        purpose: What they are for, and after how many steps. Bytes of one seed for two purposes
+            have nothing in common.
     """
     if seed is None:
         return os.urandom

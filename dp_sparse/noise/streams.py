@@ -47,8 +47,9 @@ class NoiseKey:
         self._bytes = key_bytes(not_private_seed, "noise")
         self._key, self._offset, self._draws = replicas.undistributed(self._variables)
 
-    def refresh(self) -> None:
-        """Replaces the key by a new one from the operating system."""
+    def refresh(self, steps: int) -> None:
+        """Replaces the key by a new one, for a run that goes on after `steps` steps."""
+        self._bytes = key_bytes(self._seed, f"noise after {steps}")
         self._key.assign(self._fresh_word())
         self._offset.assign(self._fresh_word())
 

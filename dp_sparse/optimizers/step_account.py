@@ -94,4 +94,4 @@ class StepAccount:
         """The variables were restored: the larger count holds, and noise gets a new key."""
         after = self._saved.values()
         self._saved.write(self._plan, *(before if before[0] > after[0] else after))
-        self.noise_key.refresh()
+        self.noise_key.refresh(max(before[0], after[0]))

@@ -1,8 +1,10 @@
 """Batches that follow from a seed, for debugging: everybody can tell which examples they have."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import itertools
+import numbers
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import dp_accounting
 import tensorflow as tf
@@ -27,12 +29,18 @@ class NotPrivateSampling(Sampling):
 
     sampling: Sampling
     seed: int
+    _passes: ClassVar[Iterator[int]]  # of each sampler its own
 
     def __post_init__(self) -> None:
         if isinstance(self.sampling, Mapping):  # a description
             object.__setattr__(self, "sampling", Sampling.from_config(self.sampling))
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+        if not isinstance(self.sampling, Sampling):
+            raise ValueError(f"Expected a sampler, got sampling={self.sampling!r}.")
+        whole = isinstance(self.seed, numbers.Integral) and not isinstance(self.seed, bool)
+        if not whole or self.seed < 0:
             raise ValueError(f"Expected seed to be a whole number >= 0, got seed={self.seed!r}.")
+        object.__setattr__(self, "seed", int(self.seed))
+        object.__setattr__(self, "_passes", itertools.count())  # no field: it is no part of a name
 
     @property
     def not_private_seed(self) -> int:
@@ -90,11 +98,28 @@ class NotPrivateSampling(Sampling):
     def batches(
         self, source: Any, *, first_step: int = 0, class_weight: dict[int, float] | None = None
     ) -> tf.data.Dataset:
-        """The run's batches from `first_step` on, as `sampling` makes them, the same each time."""
-        key = int.from_bytes(key_bytes(self.seed, "sampling")(16), "little")
+        """Batches as `sampling` makes them, the same in each run.
+
+        Where batches are drawn, each call draws others, so that a second `fit` does not begin again
+        with the batches of the first one.
+
+        Args:
+            source: As in `sampling.batches`.
+            first_step: For a stream, as in `StreamSampling.batches`.
+            class_weight: Where batches are drawn, as in `PoissonSampling.batches`.
+
+        Raises:
+            ValueError: As `sampling.batches`, or the other sampler's argument.
+        """
+        if self.steps_per_pass is not None:
+            if class_weight is not None:
+                raise ValueError(f"Expected no class_weight with a stream, got {class_weight}.")
+            return self._own(self.sampling.batches(source, first_step=first_step))  # type: ignore[call-arg]
+        if first_step:
+            raise ValueError(f"Expected first_step with a stream alone, got {first_step}.")
+        key = int.from_bytes(key_bytes(self.seed, f"pass {next(self._passes)}")(16), "little")
         part = BatchPart(0, self.batch_capacity, key, SEEDED)
-        first_step = self.resumed_at(source, first_step)
-        return self.batches_of(source, part, first_step=first_step, class_weight=class_weight)
+        return self.batches_of(source, part, first_step=0, class_weight=class_weight)
 
     def batches_of(
         self,
@@ -105,9 +130,12 @@ class NotPrivateSampling(Sampling):
         class_weight: dict[int, float] | None = None,
     ) -> tf.data.Dataset:
         """One worker's part of them, under this sampler's fingerprint."""
-        batches = self.sampling.batches_of(
-            source, part, first_step=first_step, class_weight=class_weight
+        return self._own(
+            self.sampling.batches_of(source, part, first_step=first_step, class_weight=class_weight)
         )
+
+    def _own(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """The same batches under this sampler's fingerprint."""
         difference = [self.fingerprint - self.sampling.fingerprint, 0, 0, 0]
 
         def own(x: Any, y: Any, weights: dict[str, Any]) -> Any:

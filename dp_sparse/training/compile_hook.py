@@ -80,12 +80,27 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
                 f"{type(model).__name__} has a {name} of its own, which the private step would "
                 "not run: remove it and pass loss= and metrics= to compile."
             )
+    _refuse_known_noise(model, optimizer)
     strategies.check(model._distribute_strategy, optimizer)
     optimizer.compiles = _compiles(optimizer, arguments)
     environment.check(optimizer.compiles)
     arguments["jit_compile"] = False
     arguments["auto_scale_loss"] = False
     optimizer.bind(model, functools.partial(clipping.embedding_tables, model))
+
+
+def _refuse_known_noise(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    """Raises PrivacyError if a run without privacy trained weights that a plan would protect."""
+    before = getattr(model, "optimizer", None)
+    if not isinstance(before, PrivateOptimizer) or not int(before.steps_spent.numpy()):
+        return
+    seeds = [each.plan.sampling.not_private_seed for each in (before, optimizer)]
+    if seeds[0] is not None and seeds[1] is None:
+        raise PrivacyError(
+            f"Expected weights that private training may begin with, got {model.name} after "
+            f"{int(before.steps_spent.numpy())} steps of a plan of not_private_plan, whose noise "
+            "anybody can take away: make the model anew."
+        )
 
 
 def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
@@ -147,8 +162,8 @@ def _refusing_class_weight(fit: Callable[..., Any]) -> Callable[..., Any]:
         if given is not None:
             raise ValueError(
                 f"Expected no class_weight in fit, got class_weight={given}: give it to the "
-                "sampler, plan.sampling.batches(dataset, class_weight=...), or give each example "
-                "its weight, (x, y, sample_weight)."
+                "sampler, plan.sampling.batches(dataset, class_weight=...) of Poisson sampling, or "
+                "give each example its weight, (x, y, sample_weight)."
             )
         return fit(*args, **kwargs)
 

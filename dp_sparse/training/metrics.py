@@ -1,7 +1,8 @@
 """Keras' loss and metrics over the real examples of a private batch. They are not private.
 
-Examples whose loss is not finite do not train, and do not count here either: one of them would turn
-the loss of an epoch to nan. `plan_steps` warns of them.
+Examples whose loss is not finite do not train, and do not count here either: one of them would
+turn the loss of an epoch to nan. `quarantine` warns of them. If no example of a batch is finite,
+the loss is not either, which callbacks such as `TerminateOnNaN` look for.
 """
 
 from typing import Any
@@ -20,14 +21,21 @@ def update(
     outputs: Any,
     losses: tf.Tensor,
     output_losses: list[tf.Tensor],
+    *,
+    is_part: bool = False,
 ) -> dict[str, Any]:
     """Updates Keras' loss and metrics with the real ones of the examples.
+
+    Of parts of a batch, `after_parts` says whether none of all of them was finite.
 
     Raises:
         PrivacyError: A metric writes anything but its own variables, or runs Python code.
     """
     with clipping.guarded(PrivacyError, lambda: _written(model), trains=False):
         finite = tf.cast(tf.math.is_finite(losses), tf.float32)
+        if not is_part:
+            some = tf.reduce_any(finite * examples.present > 0)
+            finite = tf.where(some, finite, tf.ones_like(finite))
         present = examples.present * finite
         losses, *output_losses = (
             tf.math.multiply_no_nan(each, finite) for each in (losses, *output_losses)
@@ -42,6 +50,19 @@ def update(
         if type(model).compute_metrics is not keras.Model.compute_metrics:  # which reads no x
             x = _real(x, present)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def after_parts(model: keras.Model, counts: tf.Tensor) -> dict[str, Any]:
+    """The logs of a batch in parts, with a loss of nan if no example of it was finite.
+
+    Args:
+        model: The model.
+        counts: Of the batch, as in `Amounts`: examples, clipped, not finite.
+    """
+    none = tf.equal(counts[2], counts[0]) & (counts[0] > 0)
+    loss = tf.where(none, float("nan"), 0.0)
+    model._loss_tracker.update_state(loss, sample_weight=tf.cast(none, tf.float32))
+    return model.get_metrics_result()
 
 
 def _written(model: keras.Model) -> list[keras.Variable]:

@@ -51,7 +51,7 @@ def by_parts(
         (tf.TensorShape([]), _shapes(nothing.amounts)),
         parallel_iterations=1,
     )
-    return nothing.with_amounts(amounts), model.get_metrics_result()
+    return nothing.with_amounts(amounts), metrics.after_parts(model, amounts.counts)
 
 
 def _step_rows(
@@ -108,7 +108,7 @@ class _Parts:
             }
         real = forward_backward.checked_examples(run, own)
         sums = batch_gradient.clipped_sums(optimizer, run, step_rows, real)
-        metrics.update(model, own, run.outputs, run.losses, run.output_losses)
+        metrics.update(model, own, run.outputs, run.losses, run.output_losses, is_part=True)
         return sums.amounts
 
 

@@ -35,7 +35,7 @@ class ModelCheck:
         warnings: What the optimizer of a compiled model lets expect of training, where that is bad:
             too much noise for the model, too few lookups that train, a learning rate at which noise
             wins. From shapes, noise and settings alone; empty if there is nothing to say, or if a
-            problem was found.
+            problem was found. For inputs of any length give a batch.
 
     Examples:
         >>> import dp_sparse, keras

@@ -148,13 +148,16 @@ def _of_adafest(
     found: dict[str, Any],
 ) -> list[str]:
     """What the forecast says, by Zipf's law."""
+    most = sum(rows for rows, _ in found.values()) / 2  # as the optimizer has it
     forecast = optimizer.plan.explain(
         found,
         lookups=sum(lookups for _, lookups in found.values()),
         contribution_clip_norm=optimizer.contribution_clip_norm,
         noise_ratio=optimizer.noise_ratio,
         threshold=optimizer.threshold,
-        expected_false_rows=optimizer.expected_false_rows if optimizer.threshold is None else None,
+        expected_false_rows=(
+            min(optimizer.expected_false_rows, most) if optimizer.threshold is None else None
+        ),
     )
     entries = dense + noised_entries(forecast, tables)
     signal = signal_of_run(optimizer.plan, forecast.gradient_noise_multiplier, entries)
@@ -176,7 +179,8 @@ def _of_learning_rate(
         return []
     kernels = [v for v in model.trainable_variables if id(v) not in tables and len(v.shape) > 1]
     squares = [np.mean(np.square(keras.ops.convert_to_numpy(v))) for v in kernels]
-    if not kernels or walk < np.median(squares):
+    squares = [square for square in squares if square > 0]  # others begin at 0
+    if not squares or walk < np.median(squares):
         return []
     return [
         f"At this learning rate noise alone moves each dense weight by some {math.sqrt(walk):.2g} "

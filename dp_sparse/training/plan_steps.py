@@ -134,6 +134,9 @@ class _Epochs(keras.callbacks.Callback):
         super().__init__()
         self._steps, self._run, self._quarantine = steps, run, Quarantine()
 
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._quarantine.begin(self.model.optimizer)
+
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps.before_epoch(epoch, self._callbacks())
 

@@ -27,8 +27,10 @@ every run is a line of [defaults.jsonl](defaults.jsonl).
 
 A share of gain is (score − constant) / (best private score at this ε − constant), on the test
 examples. The constant is the best prediction that does not see the inputs. Settings are chosen on
-the validation examples, so a share may be above 1.
+the validation examples, so a share may be above 1. It is left out where that best gain is below
+5 % of the gain without privacy: there privacy costs what could be learned.
 """
+_LEAST = 0.05  # of the gain without privacy, of a best private gain that others are compared with
 
 
 class Found:
@@ -94,12 +96,14 @@ def _of_task(name: str, task: Task, epsilons: list[float], results: Results) -> 
     rows: list[tuple[str, ...]] = []
     without = Found(results, name, None)
     best = without.best([NON_PRIVATE])
+    least = 0.0
     if best is not None:
+        least = _LEAST * (without.test(best) - task.constant)
         rows.append(("none", NON_PRIVATE, _described(best), *_scores(without, best), "-"))
     for epsilon in epsilons:
         found = Found(results, name, epsilon)
         if found:
-            rows += _of_budget(found, task, epsilon)
+            rows += _of_budget(found, task, epsilon, least)
     size = (
         f"{len(task.training):,} training examples, {task.rows:,} rows in {len(task.tables)} tables"
     )
@@ -111,7 +115,7 @@ def _of_task(name: str, task: Task, epsilons: list[float], results: Results) -> 
     ]
 
 
-def _of_budget(found: Found, task: Task, epsilon: float) -> list[tuple[str, ...]]:
+def _of_budget(found: Found, task: Task, epsilon: float, least: float) -> list[tuple[str, ...]]:
     best = found.best(methods_of(task))
     assert best is not None
     gain = found.test(best) - task.constant
@@ -127,7 +131,7 @@ def _of_budget(found: Found, task: Task, epsilon: float) -> list[tuple[str, ...]
             what,
             _described(setting),
             *_scores(found, setting),
-            f"{(found.test(setting) - task.constant) / gain:.2f}" if gain > 0 else "-",
+            f"{(found.test(setting) - task.constant) / gain:.2f}" if gain > least else "-",
         )
         for what, setting in chosen
         if setting is not None and setting in found

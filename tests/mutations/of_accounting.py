@@ -3,6 +3,7 @@
 from tests.mutations.fault import Fault
 
 _PLAN = "dp_sparse/accounting/plan.py"
+_COST = "dp_sparse/accounting/run_cost.py"
 _ACCOUNTANT = "dp_sparse/accounting/accountant.py"
 _LOSS = "dp_sparse/accounting/privacy_loss.py"
 _ADAFEST = "dp_sparse/accounting/adafest.py"
@@ -118,23 +119,23 @@ FAULTS = (
     ),
     Fault(
         "delta_of_overflows_left_out",
-        _PLAN,
-        "return self.sampling.overflow_delta(epsilon, steps) + tail",
+        _COST,
+        "return self.sampling.overflow_delta(epsilon, self.steps) + tail",
         "return tail",
         (f"{_OF_PLAN}::test_a_smaller_capacity_spends_more",),
     ),
     Fault(
         "delta_of_the_reach_left_out",
-        _PLAN,
-        "return self.sampling.overflow_delta(epsilon, steps) + tail",
-        "return self.sampling.overflow_delta(epsilon, steps)",
+        _COST,
+        "return self.sampling.overflow_delta(epsilon, self.steps) + tail",
+        "return self.sampling.overflow_delta(epsilon, self.steps)",
         (f"{_OF_PLAN}::test_the_reach_of_the_noise_is_inside_delta",),
     ),
     Fault(
         "delta_of_the_reach_of_one_step",
-        _PLAN,
-        "tail = self.sampling.participations(steps) * beyond_reach(noise_multiplier)",
-        "tail = beyond_reach(noise_multiplier)",
+        _COST,
+        "tail = self.sampling.participations(self.steps) * beyond_reach(self.noise_multiplier)",
+        "tail = beyond_reach(self.noise_multiplier)",
         (f"{_OF_PLAN}::test_what_is_left_of_delta_pays_for_the_mechanism",),
     ),
     Fault(
@@ -146,7 +147,7 @@ FAULTS = (
     ),
     Fault(
         "releases_not_composed",
-        _PLAN,
+        _COST,
         "events = [release.event for release in self.releases]",
         "events: list[dp_accounting.DpEvent] = []",
         (f"{_OF_PLAN}::test_releases_compose_jointly_with_training",),

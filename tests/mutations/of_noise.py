@@ -162,7 +162,7 @@ FAULTS = (
     Fault(
         "a_copy_has_the_same_key",
         _STREAMS,
-        '-> "NoiseKey":\n        return NoiseKey()',
+        '-> "NoiseKey":\n        return NoiseKey(self._seed)',
         '-> "NoiseKey":\n        return self',
         (f"{_OF_GAUSSIAN}::test_copies_get_keys_of_their_own",),
     ),

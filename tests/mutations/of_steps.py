@@ -136,7 +136,7 @@ FAULTS = (
     Fault(
         "noise_goes_on_with_the_same_key_after_loading",
         _ACCOUNT,
-        "        self.noise_key.refresh()\n",
+        "        self.noise_key.refresh(max(before[0], after[0]))\n",
         "        assert self.noise_key\n",
         (_OF_RESUME,),
     ),

@@ -316,7 +316,7 @@ def test_keys_use_all_64_bits() -> None:
 def test_refresh_changes_the_key_and_goes_on_counting() -> None:
     key = noise.NoiseKey()
     before, number = key_value(key), int(key._draws.numpy())
-    key.refresh()
+    key.refresh(0)
     assert key_value(key) != before
     assert int(key._draws.numpy()) == number + 1
 
@@ -374,7 +374,7 @@ def test_a_refreshed_key_reaches_a_traced_graph() -> None:
     key = noise.NoiseKey()
     step = tf.function(lambda: key.next_draw().key)
     before = int(step()[0])
-    key.refresh()
+    key.refresh(0)
     assert int(step()[0]) not in (before, 0)
 
 

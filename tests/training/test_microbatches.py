@@ -85,9 +85,9 @@ def test_each_part_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
     seen: list[np.ndarray] = []
     update = metrics.update
 
-    def watching(model: keras.Model, batch: Any, outputs: Any, *rest: Any) -> Any:
+    def watching(model: keras.Model, batch: Any, outputs: Any, *rest: Any, **options: Any) -> Any:
         tf.py_function(lambda value: seen.append(value.numpy()), [outputs], [])
-        return update(model, batch, outputs, *rest)
+        return update(model, batch, outputs, *rest, **options)
 
     monkeypatch.setattr(metrics, "update", watching)
     model = keras.Sequential(

@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from scipy import stats
 import dp_sparse
 from dp_sparse import PrivacyError, PrivacyPlan
 from dp_sparse.accounting.budget import PrivacyBudget
+from dp_sparse.accounting.releases import Release
 from dp_sparse.noise import NoiseKey
 from dp_sparse.sampling import NotPrivateSampling, PoissonSampling, Sampling, StreamSampling
 
@@ -132,10 +134,20 @@ def test_a_plan_made_by_hand_has_no_epsilon_either() -> None:
         with pytest.raises(ValueError, match="epsilon|delta"):
             PrivacyBudget(*budget)
     with pytest.raises(ValueError, match="finite epsilon"):
-        PrivacyPlan(PrivacyBudget(math.inf, 1.0), SAMPLERS["poisson"]).calibrate()
+        PrivacyPlan(PrivacyBudget(math.inf, 1.0), SAMPLERS["poisson"])
+    with pytest.raises(ValueError, match="finite epsilon"):
+        dataclasses.replace(given, sampling=SAMPLERS["poisson"])
+    release = Release("cities", dp_accounting.GaussianDpEvent(10.0))
+    with pytest.raises(ValueError, match="no prices"):
+        dataclasses.replace(given, releases=(release,)).price(release)
+    for sampler in (5, None, "poisson"):
+        with pytest.raises(ValueError, match="sampler"):
+            NotPrivateSampling(sampler, 7)  # type: ignore[arg-type]
 
 
 def test_an_account_refuses_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="finite epsilon"):
+        dp_sparse.BudgetAccount(tmp_path / "none.json", PrivacyBudget(math.inf, 1.0))
     account = dp_sparse.BudgetAccount(tmp_path / "budget.json", PrivacyBudget(100.0, 0.5))
     with pytest.raises(PrivacyError, match="epsilon=inf"):
         account.charge(dp_sparse.not_private_plan(plan(), 7))
@@ -170,6 +182,58 @@ def test_private_and_repeatable_state_stay_apart(tmp_path: Path) -> None:
             loading.load_weights(path)
 
 
+def test_a_private_plan_refuses_a_model_that_was_trained_without_privacy(tmp_path: Path) -> None:
+    debugging = dp_sparse.not_private_plan(plan(), 7)
+    trained = model_for(debugging)
+    private = dp_sparse.DPSGDOptimizer("sgd", plan(), clip_norm=1.0)
+    trained.compile(dp_sparse.DPSGDOptimizer("sgd", plan(), clip_norm=1.0), "mse")  # no step yet
+    trained = model_for(debugging)
+    trained.fit(debugging.sampling.batches(data()), steps_per_epoch=2, verbose=0)
+    trained.save(tmp_path / "run.keras")
+    for each in (trained, keras.saving.load_model(tmp_path / "run.keras")):
+        with pytest.raises(PrivacyError, match="make the model anew"):
+            each.compile(private, "mse")
+        again = dp_sparse.not_private_plan(plan(), 7)
+        each.compile(dp_sparse.DPSGDOptimizer("sgd", again, clip_norm=1.0), "mse")
+
+
+def test_a_second_pass_has_other_batches_and_every_run_the_same() -> None:
+    runs = []
+    for _ in range(2):
+        sampling = NotPrivateSampling(SAMPLERS["poisson"], np.int64(7))
+        passes = [sampling.batches((np.arange(N), np.zeros(N))) for _ in range(2)]
+        runs.append([np.concatenate([x.numpy() for x, _, _ in each]) for each in passes])
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert np.any(runs[0][0] != runs[0][1])
+
+
+def test_arguments_of_the_other_sampler_are_refused() -> None:
+    drawn, stream = (NotPrivateSampling(SAMPLERS[name], 7) for name in ("poisson", "stream"))
+    with pytest.raises(ValueError, match="first_step"):
+        drawn.batches(data(), first_step=3)
+    with pytest.raises(ValueError, match="class_weight"):
+        stream.batches(data(), class_weight={0: 1.0})
+    for first_step in (-3, 6, 100):
+        with pytest.raises(ValueError, match="first_step"):
+            stream.batches(data(), first_step=first_step)
+    assert len(stream.batches(data(), first_step=4)) == 2
+
+
+def test_noise_does_not_repeat_itself_within_a_run() -> None:
+    """Three calls of the loop of several workers, each of two steps: their noise is independent."""
+    given = dp_sparse.not_private_plan(plan(), 3)
+    ids = keras.Input((), dtype="int32")
+    table = keras.layers.Embedding(1000, 8, embeddings_initializer="zeros")
+    trained = keras.Model(ids, table(ids))
+    optimizer = dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1.0), given, clip_norm=0.5)
+    trained.compile(optimizer, loss=lambda y, outputs: 0.0 * keras.ops.sum(outputs, -1))
+    source = np.zeros(N, np.int32), np.zeros(N)
+    for _ in range(3):
+        dp_sparse.distribution.train(trained, source, steps_per_epoch=2, verbose=0)
+    expected = 0.5 * 1.5 / 40 * math.sqrt(6)
+    assert np.std(table.get_weights()[0]) == pytest.approx(expected, rel=0.05)
+
+
 def test_batches_with_a_seed_alone_are_still_refused() -> None:
     given = plan()
     with pytest.raises(PrivacyError, match="seed"):
@@ -196,11 +260,19 @@ def test_a_plan_without_noise_is_refused() -> None:
         dp_sparse.not_private_plan(PrivacyPlan(BUDGET, SAMPLERS["poisson"]), 7)
 
 
+def test_it_trains_with_hardly_any_noise() -> None:
+    given = dp_sparse.not_private_plan(plan(), 7).with_noise(1e-3)
+    assert given.noise_multiplier == 1e-3 and given.budget.epsilon == math.inf
+    assert np.all(np.isfinite(weights_after(given)))
+    with pytest.raises(ValueError, match=r"not_private_plan\(plan, seed\)"):
+        plan().with_noise(1e-3)
+
+
 def test_keys_of_a_seed_repeat_and_others_do_not() -> None:
     words = [NoiseKey(seed).words().numpy().tolist() for seed in (7, 7, 8, None, None)]
     assert words[0] == words[1]
     assert len({str(word) for word in words}) == 4
     key = NoiseKey(7)
     before = key.words().numpy()[0, :2]
-    key.refresh()
+    key.refresh(3)
     assert np.all(before != key.words().numpy()[0, :2])  # after loading: other noise

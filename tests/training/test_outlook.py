@@ -109,6 +109,18 @@ def test_the_walk_is_the_one_that_noise_makes() -> None:
     assert f"by some {expected:.2g} in 1000 steps" in text
 
 
+def test_tables_of_few_rows() -> None:
+    """Of which the optimizer, too, takes half of the rows as the most false ones."""
+    assert isinstance(said(ADAGRAD(0.05), plan(), "DPAdaFESTOptimizer", rows=10), str)
+    said(ADAGRAD(0.05), plan(), "DPAdaFESTOptimizer", rows=20, expected_false_rows=30)
+
+
+def test_kernels_that_begin_at_zero_are_not_compared() -> None:
+    trained = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "relu", True, "zeros")])
+    trained.compile(dp_sparse.DPSGDOptimizer(SGD(300.0), plan(), clip_norm=1.0), "mse")
+    assert not any("learning rate" in line for line in dp_sparse.check_model(trained).warnings)
+
+
 def test_other_models_have_no_outlook() -> None:
     trained = model()
     assert dp_sparse.check_model(trained).warnings == []

@@ -57,6 +57,35 @@ def test_each_epoch_warns_of_what_is_new() -> None:
     assert [line.split(" ")[0] for line in said] == ["20", "40"]
 
 
+def test_a_later_run_warns_of_its_own_alone() -> None:
+    trained = model()
+    with pytest.warns(UserWarning, match="10 of 40"):
+        fit(trained, steps_per_epoch=1)
+    ids, y = examples()
+    ids[:EMPTY] = 1
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*did not train")
+        batches = trained.optimizer.plan.sampling.batches((ids, y))
+        trained.fit(batches, steps_per_epoch=1, verbose=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatch_size": 8}], ids=["whole", "parts"])
+def test_a_run_that_diverges_ends_by_the_callback_for_that(options: dict[str, Any]) -> None:
+    """No example is finite any more: neither is the loss."""
+    plan = plan_for(N, steps=8, noise_multiplier=2.0)
+    trained = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1e30), plan, 1.0, **options)
+    trained.compile(optimizer, loss="mse")
+    x = np.random.default_rng(0).normal(size=(N, 2))
+    report = dp_sparse.PrivacyReport(None, diagnostics="non_private")
+    callbacks = [report, keras.callbacks.TerminateOnNaN()]
+    with pytest.warns(UserWarning, match="lower the learning rate"):
+        history = trained.fit(
+            plan.sampling.batches((x, np.ones(N))), epochs=8, callbacks=callbacks, verbose=0
+        ).history
+    assert not np.isfinite(history["loss"][-1]) and trained.optimizer.steps_left > 0
+
+
 def test_finite_examples_are_not_spoken_of() -> None:
     trained = model()
     ids, y = examples()
