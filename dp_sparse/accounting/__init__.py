@@ -15,6 +15,7 @@ from dp_sparse.accounting.not_private import not_private_plan
 from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.accounting.plan_table import PlanTable, plan_table
 from dp_sparse.accounting.releases import Release
+from dp_sparse.accounting.run_cost import RunCost
 
 __all__ = [
     "Accountant",
@@ -28,6 +29,7 @@ __all__ = [
     "PrivacyBudget",
     "PrivacyPlan",
     "Release",
+    "RunCost",
     "default_threshold",
     "epsilon_of",
     "event_config",

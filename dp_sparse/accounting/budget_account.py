@@ -125,12 +125,17 @@ class BudgetAccount:
             What is left, or None if nothing is: neither ε nor δ may be 0 in a plan.
 
         Raises:
-            ValueError: A plan without noise, or with another neighbouring relation than earlier
-                ones.
+            ValueError: A plan without noise, of `not_private_plan`, or with another neighbouring
+                relation than earlier ones.
             PrivacyError: The plan is beyond what is left; nothing is charged.
         """
         if not isinstance(plan, PrivacyPlan) or plan.plan_id is None:
             raise ValueError(f"Expected a calibrated plan, got {plan!r}: use plan.calibrate().")
+        if plan.sampling.not_private_seed is not None:
+            raise ValueError(
+                "Expected a plan with an epsilon, got one of not_private_plan: there is nothing to "
+                "charge, and nothing of its run may be released."
+            )
         with self._locked():
             budget, relation, charges = self._read()
             if plan.plan_id not in {charge.plan_id for charge in charges}:

@@ -6,15 +6,16 @@ from collections.abc import Callable
 import numpy as np
 
 
-def key_bytes(seed: int | None, purpose: str) -> Callable[[int], bytes]:
+def key_bytes(seed: int | None, purpose: str, number: int) -> Callable[[int], bytes]:
     """A function that gives as many bytes as it is asked for, others at each call.
 
     Args:
         seed: None for secret bytes of `os.urandom`. With a seed the same bytes come in each
             process, and whoever knows it knows them: nothing is private.
-        purpose: What they are for, and after how many steps. Bytes of one seed for two purposes
-            have nothing in common.
+        purpose: What they are for.
+        number: Which of several keys of one purpose: by the steps before it, for instance. Bytes
+            of one seed have nothing in common unless purpose and number are the same.
     """
     if seed is None:
         return os.urandom
-    return np.random.default_rng([seed, *purpose.encode()]).bytes
+    return np.random.default_rng([seed, number, *purpose.encode()]).bytes

@@ -115,9 +115,9 @@ def checked_optimizer(model: keras.Model) -> PrivateOptimizer:
     return optimizer
 
 
-def whole_batch(sampling: Sampling) -> BatchPart:
-    """All rows of a new pass over a sampler, under a key of its own."""
-    fresh = key_bytes(sampling.not_private_seed, "sampling")
+def whole_batch(sampling: Sampling, steps: int) -> BatchPart:
+    """All rows of a new pass over a sampler, under a key of its own, after `steps` steps."""
+    fresh = key_bytes(sampling.not_private_seed, "sampling", steps)
     key = int.from_bytes(fresh(16), "little")
     return BatchPart(0, sampling.batch_capacity, key, new_nonce(None))
 

@@ -143,9 +143,8 @@ def _shared_secrets(
         total = strategy.reduce(tf.distribute.ReduceOp.SUM, of_first, axis=None)
         return total, tf.reduce_max(strategy.gather(nonces, axis=0))
 
-    seed = optimizer.plan.sampling.not_private_seed
-    purpose = f"workers after {int(optimizer.steps_spent.numpy())}"
-    own = np.frombuffer(key_bytes(seed, purpose)(32), np.int64)
+    seed, steps = optimizer.plan.sampling.not_private_seed, int(optimizer.steps_spent.numpy())
+    own = np.frombuffer(key_bytes(seed, "workers", steps)(32), np.int64)
     words, nonce = shared(tf.constant(own), tf.constant([new_nonce(None)], tf.int64))
     optimizer.use_noise_key(words[:2])
     return int.from_bytes(words[2:].numpy().tobytes(), "little"), int(nonce)

@@ -40,16 +40,17 @@ class NoiseKey:
 
     Args:
         not_private_seed: What all keys follow from in a run for debugging, which has no privacy.
+        steps: Of such a run, before the key is used.
     """
 
-    def __init__(self, not_private_seed: int | None = None) -> None:
+    def __init__(self, not_private_seed: int | None = None, steps: int = 0) -> None:
         self._seed = not_private_seed
-        self._bytes = key_bytes(not_private_seed, "noise")
+        self._bytes = key_bytes(not_private_seed, "noise", steps)
         self._key, self._offset, self._draws = replicas.undistributed(self._variables)
 
     def refresh(self, steps: int) -> None:
         """Replaces the key by a new one, for a run that goes on after `steps` steps."""
-        self._bytes = key_bytes(self._seed, f"noise after {steps}")
+        self._bytes = key_bytes(self._seed, "noise", steps)
         self._key.assign(self._fresh_word())
         self._offset.assign(self._fresh_word())
 

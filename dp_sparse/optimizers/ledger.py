@@ -164,9 +164,9 @@ class StepLedger:
 
     def _checks(self, marker: Marker, course: turn.Course) -> list[tf.Operation]:
         steps = self._plan.sampling.steps
-        needs_none = self._plan.sampling.not_private_seed is not None
+        repeats_itself = self._plan.sampling.not_private_seed is not None
         secret = require(
-            tf.not_equal(marker.nonce, SEEDED) | needs_none,
+            tf.not_equal(marker.nonce, SEEDED) | repeats_itself,
             PrivacyError,
             "Expected batches under a secret key, got batches made with a seed: use batches() "
             "without seed.",

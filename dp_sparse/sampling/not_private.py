@@ -1,10 +1,9 @@
 """Batches that follow from a seed, for debugging: everybody can tell which examples they have."""
 
 import dataclasses
-import itertools
 import numbers
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import dp_accounting
 import tensorflow as tf
@@ -29,7 +28,7 @@ class NotPrivateSampling(Sampling):
 
     sampling: Sampling
     seed: int
-    _passes: ClassVar[Iterator[int]]  # of each sampler its own
+    _passes: int = dataclasses.field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.sampling, Mapping):  # a description
@@ -40,7 +39,6 @@ class NotPrivateSampling(Sampling):
         if not whole or self.seed < 0:
             raise ValueError(f"Expected seed to be a whole number >= 0, got seed={self.seed!r}.")
         object.__setattr__(self, "seed", int(self.seed))
-        object.__setattr__(self, "_passes", itertools.count())  # no field: it is no part of a name
 
     @property
     def not_private_seed(self) -> int:
@@ -117,7 +115,8 @@ class NotPrivateSampling(Sampling):
             return self._own(self.sampling.batches(source, first_step=first_step))  # type: ignore[call-arg]
         if first_step:
             raise ValueError(f"Expected first_step with a stream alone, got {first_step}.")
-        key = int.from_bytes(key_bytes(self.seed, f"pass {next(self._passes)}")(16), "little")
+        key = int.from_bytes(key_bytes(self.seed, "sampling", self._passes)(16), "little")
+        object.__setattr__(self, "_passes", self._passes + 1)
         part = BatchPart(0, self.batch_capacity, key, SEEDED)
         return self.batches_of(source, part, first_step=0, class_weight=class_weight)
 
@@ -145,4 +144,8 @@ class NotPrivateSampling(Sampling):
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description from which `from_config` makes an equal object."""
-        return {**super().get_config(), "sampling": self.sampling.get_config()}
+        return {
+            "class": type(self).__name__,
+            "sampling": self.sampling.get_config(),
+            "seed": self.seed,
+        }

@@ -16,7 +16,7 @@ import scipy.stats
 from dp_sparse.clipping import AutomaticClipping, QuantileClipping
 from dp_sparse.optimizers import DPAdaFESTOptimizer, PrivateOptimizer
 from dp_sparse.training.noise_walk import noise_walk
-from dp_sparse.training.outlook import WIDE
+from dp_sparse.training.outlook import WIDE, listed
 
 _DEVIATIONS = 3.0  # of a number of rows that noise alone explains
 _CHANCE = 1e-4  # that noise alone has larger squares
@@ -183,14 +183,14 @@ def findings_of(
     still = [s.path for s in found if not s.stands_out and s.path not in hardly]
     if still:
         lines.append(
-            f"Nothing but noise was seen in {_listed(still)}: there was little to learn, or the "
+            f"Nothing but noise was seen in {listed(still)}: there was little to learn, or the "
             "noise hid it. A larger batch, more steps or a larger epsilon tell which."
         )
     dense = {v.path for v in optimizer.measured_variables if len(v.shape) > 1}
     drowned = [s for s in found if s.path in dense and _drowned(s)]
     if drowned:
         lines.append(
-            f"Noise moved each weight of {_listed([s.path for s in drowned])} by some "
+            f"Noise moved each weight of {listed([s.path for s in drowned])} by some "
             f"{max(s.walk or 0.0 for s in drowned):.2g}, and makes up most of them: lower the "
             "learning rate."
         )
@@ -251,8 +251,3 @@ def _hardly_trained(optimizer: PrivateOptimizer, steps: int, rows: np.ndarray) -
         )
         if noised <= steps * false + _DEVIATIONS * math.sqrt(steps * false)
     }
-
-
-def _listed(paths: Sequence[str]) -> str:
-    shown = ", ".join(paths[:5])
-    return shown if len(paths) <= 5 else f"{shown} and {len(paths) - 5} more"

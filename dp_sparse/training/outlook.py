@@ -1,6 +1,7 @@
 """What shapes, noise and settings let expect of a training run, before it begins."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -23,6 +24,7 @@ _SCARCE = 0.2  # of all lookups: fewer than these train, and a user should know
 _SMALL_BATCH = 1024
 _DROWNED = 0.7  # of the signal of a run: below it most weights have less signal than noise
 _RARE = 5.0  # of the signal of a row: gradients never agree as well as it assumes
+_SHOWN = 5  # names in a sentence
 _POINTS = 100  # of a schedule of learning rates
 
 
@@ -48,6 +50,12 @@ def outlook(model: keras.Model, optimizer: PrivateOptimizer, batch: Any = None) 
         lines += _of_adafest(optimizer, tables, dense, found)
         lines += of_rare_rows(optimizer.plan, sigma, tables, found)
     return lines + _of_learning_rate(model, optimizer, {id(table) for table in tables})
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of them, and how many more there are."""
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 def of_signal(signal: float) -> list[str]:
@@ -78,7 +86,7 @@ def of_scarce(forecast: Forecast) -> list[str]:
     if not names:
         return []
     return [
-        f"Of {', '.join(names)} fewer than {_SCARCE:.0%} of the lookups will train. Larger batches "
+        f"Of {listed(names)} fewer than {_SCARCE:.0%} of the lookups will train. Larger batches "
         "help, or rows selected once by dp_sparse.select_top_k, for DPFESTOptimizer."
     ]
 
@@ -109,11 +117,10 @@ def of_rare_rows(
     rare = {name: signal for name, signal in signals.items() if signal < _RARE}
     if not rare:
         return []
-    shown = ", ".join(list(rare)[:5]) + (f" and {len(rare) - 5} more" if len(rare) > 5 else "")
     return [
-        f"All gradients of a run for an average row of {shown} are less than {_RARE:g} times its "
-        f"noise ({min(rare.values()):.2g} at worst), even if they agree: only rows that more "
-        "examples look up will learn. Fewer rows (hashed or grouped ids), narrower tables, more "
+        f"All gradients of a run for an average row of {listed(list(rare))} are less than "
+        f"{_RARE:g} times its noise ({min(rare.values()):.2g} at worst), even if they agree: only "
+        "rows that more examples look up will learn. Fewer rows (hashed or grouped ids), narrower tables, more "
         "examples or a larger epsilon help."
     ]
 

@@ -123,7 +123,8 @@ def test_none_up_to_the_limit() -> None:
 def test_a_budget_that_no_setting_makes_useful_is_said(batch: int) -> None:
     sampling = PoissonSampling(10, batch, 20)
     with pytest.warns(UserWarning, match="No training can learn from num_examples=10"):
-        PrivacyPlan(PrivacyBudget(0.01, 0.01), sampling).calibrate()
+        plan = PrivacyPlan(PrivacyBudget(0.01, 0.01), sampling).calibrate()
+    assert math.sqrt(20) * batch < (plan.noise_multiplier or 0.0)
 
 
 def test_a_budget_for_more_examples_is_not() -> None:

@@ -58,8 +58,8 @@ FAULTS = (
     Fault(
         "seeded_batches_accepted",
         _LEDGER,
-        "tf.not_equal(marker.nonce, SEEDED) | needs_none,",
-        "tf.equal(marker.nonce, marker.nonce) | needs_none,",
+        "tf.not_equal(marker.nonce, SEEDED) | repeats_itself,",
+        "tf.equal(marker.nonce, marker.nonce) | repeats_itself,",
         (f"{_OF_LEDGER}::test_seeded_and_foreign_batches",),
     ),
     Fault(

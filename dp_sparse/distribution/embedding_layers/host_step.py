@@ -38,12 +38,17 @@ class Ids:
 
 
 class HostStep:
-    """Maps a sampler's batch to what the device step takes; for `tf.data.Dataset.map`."""
+    """Maps a sampler's batch to what the device step takes; for `tf.data.Dataset.map`.
 
-    def __init__(self, tables: PrivateTables) -> None:
+    Args:
+        tables: The tables.
+        steps: Of the run, before this one's first.
+    """
+
+    def __init__(self, tables: PrivateTables, steps: int = 0) -> None:
         self._tables = tables
         self._optimizer = tables.private_optimizer
-        self._key = noise.NoiseKey(self._optimizer.plan.sampling.not_private_seed)
+        self._key = noise.NoiseKey(self._optimizer.plan.sampling.not_private_seed, steps)
 
     def __call__(self, x: Any, y: Any, weights: dict[str, Any]) -> dict[str, Any]:
         """A dictionary of what `device_step.sums_of` reads, and the `marker`.

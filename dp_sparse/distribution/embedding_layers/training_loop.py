@@ -94,12 +94,12 @@ def train_tables(
 
     def begin(first_step: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
         sampling = tables.private_optimizer.plan.sampling
-        share = epochs_of.whole_batch(sampling)
+        share = epochs_of.whole_batch(sampling, first_step)
         batches = sampling.batches_of(
             source, share, first_step=first_step, class_weight=class_weight
         )
         preparation.build(model, tables, own, batches.element_spec)
-        prepared = batches.map(HostStep(tables)).prefetch(2)
+        prepared = batches.map(HostStep(tables, first_step)).prefetch(2)
         iterator = iter(preparation.distributed(model, prepared))
         return lambda: steps.take(next(iterator)), steps.logs
 

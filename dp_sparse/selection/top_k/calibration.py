@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import dp_accounting
 
-from dp_sparse.accounting import Accountant, PrivacyPlan, epsilon_of, smallest_meeting
+from dp_sparse.accounting import Accountant, PrivacyPlan, RunCost, epsilon_of, smallest_meeting
 from dp_sparse.core import validate
 from dp_sparse.selection.top_k.allocation import allocate_rows
 from dp_sparse.selection.top_k.counting import TopKTable, as_tables
@@ -106,22 +106,19 @@ def calibrate_top_k(
     def selection(noise: float) -> dp_accounting.DpEvent:
         return source_class(noise).event(wanted.lookups, wanted.selected)
 
-    training, sigma = _training_event(plan, (1 - share) * budget.epsilon)
-    failures = plan.cost(sigma, plan.sampling.steps).failure_delta(budget.epsilon)
-    joint = smallest_joint_noise(
-        training, selection, epsilon=budget.epsilon, delta=budget.delta - failures
-    )
+    training = _training_cost(plan, (1 - share) * budget.epsilon)
+    delta = budget.delta - training.failure_delta(budget.epsilon)
+    joint = smallest_joint_noise(training.event, selection, epsilon=budget.epsilon, delta=delta)
     apart = smallest_noise(selection, epsilon=share * budget.epsilon, delta=budget.delta)
     return CalibratedTopK(source_class(joint), source_class(apart), share, wanted.lookups)
 
 
-def _training_event(plan: PrivacyPlan, epsilon: float) -> tuple[dp_accounting.DpEvent, float]:
-    """The event of the plan's releases and training, calibrated to `epsilon`, and σ."""
+def _training_cost(plan: PrivacyPlan, epsilon: float) -> RunCost:
+    """What the plan's releases and training cost together, with the noise for `epsilon`."""
     smaller = dataclasses.replace(plan, budget=dataclasses.replace(plan.budget, epsilon=epsilon))
     sigma = smaller.calibrate().noise_multiplier
     assert sigma is not None
-    training = plan.sampling.event(plan.mechanism.event(sigma), plan.sampling.steps)
-    return dp_accounting.ComposedDpEvent((*(r.event for r in plan.releases), training)), sigma
+    return plan.cost(sigma, plan.sampling.steps)
 
 
 def smallest_joint_noise(
