@@ -120,8 +120,8 @@ def of_rare_rows(
     return [
         f"All gradients of a run for an average row of {listed(list(rare))} are less than "
         f"{_RARE:g} times its noise ({min(rare.values()):.2g} at worst), even if they agree: only "
-        "rows that more examples look up will learn. Fewer rows (hashed or grouped ids), narrower tables, more "
-        "examples or a larger epsilon help."
+        "rows that more examples look up will learn. Fewer rows (hashed or grouped ids), narrower "
+        "tables, more examples or a larger epsilon help."
     ]
 
 
