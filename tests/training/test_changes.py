@@ -59,9 +59,9 @@ def test_masks_change_from_step_to_step_and_from_part_to_part(
     seen: list[np.ndarray] = []
     update = metrics.update
 
-    def watching(model: keras.Model, batch: Any, outputs: Any, *rest: Any) -> Any:
+    def watching(model: keras.Model, batch: Any, outputs: Any, *rest: Any, **options: Any) -> Any:
         tf.py_function(lambda values: seen.append(values.numpy() != 0), [outputs], [])
-        return update(model, batch, outputs, *rest)
+        return update(model, batch, outputs, *rest, **options)
 
     monkeypatch.setattr(metrics, "update", watching)
     inputs = keras.Input((3,))
