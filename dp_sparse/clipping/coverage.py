@@ -8,10 +8,11 @@ from dp_sparse.clipping.rules import (
     Rule,
     covers_inner_layers,
     fallback_for,
-    reads_table_whole,
+    may_read_table_whole,
     rule_for,
     tables_of,
 )
+from dp_sparse.clipping.tied_layers import layers_called_with_reverse
 from dp_sparse.core import UnsupportedLayerError
 
 # Preprocessing layers, and the argument that gives them a public state.
@@ -60,13 +61,20 @@ def tapped_layers(model: keras.Model) -> list[tuple[keras.layers.Layer, Rule]]:
 
 def embedding_tables(model: keras.Model) -> list[keras.Variable]:
     """The trainable variables used through lookups alone, in the order of the model's variables."""
-    tables = {id(table) for layer, _ in tapped_layers(model) for table in tables_of(layer)}
+    layers = [layer for layer, _ in tapped_layers(model)]
+    whole = set(map(id, _read_whole(model, layers)))
+    tables = {id(table) for layer in layers if id(layer) not in whole for table in tables_of(layer)}
     return [variable for variable in model.trainable_variables if id(variable) in tables]
 
 
 def tables_read_whole(model: keras.Model) -> list[str]:
     """Paths of the layers that also multiply with their table, as tied output layers do."""
-    return [layer.path for layer, _ in tapped_layers(model) if reads_table_whole(layer)]
+    layers = [layer for layer, _ in tapped_layers(model)]
+    return [layer.path for layer in _read_whole(model, layers)]
+
+
+def _read_whole(model: keras.Model, layers: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
+    return layers_called_with_reverse(model, list(filter(may_read_table_whole, layers)))
 
 
 def _collect(

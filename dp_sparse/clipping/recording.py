@@ -19,7 +19,7 @@ from dp_sparse.clipping.coverage import tapped_layers
 from dp_sparse.clipping.graph_guard import guarded, own_operations, recorded_operations
 from dp_sparse.clipping.rules import Rule
 from dp_sparse.clipping.tap import BeforeLookup, Record, Tap
-from dp_sparse.clipping.uses import Use, joined
+from dp_sparse.clipping.uses import Rows, Tied, Use, joined
 from dp_sparse.clipping.variable_guard import Seeds, VariableGuard
 from dp_sparse.core import UnsupportedLayerError, replicas
 
@@ -135,6 +135,8 @@ def _as_float(cotangent: tf.Tensor | None, target: tf.Tensor, path: str) -> tf.T
 
 
 def _joined(variable: keras.Variable, uses: list[Use]) -> Use:
+    if any(isinstance(use, Tied) for use in uses):
+        uses = [Tied.of_lookups(variable, use) if isinstance(use, Rows) else use for use in uses]
     try:
         return joined(uses)
     except ValueError as error:

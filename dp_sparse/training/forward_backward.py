@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import clipping, noise
-from dp_sparse.clipping import Rows, Used
-from dp_sparse.core import replicas, xla
+from dp_sparse.clipping import Rows, Tied, Used
+from dp_sparse.core import UnsupportedLayerError, replicas, xla
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Examples, real_examples
 from dp_sparse.training.losses import per_example_losses
@@ -63,6 +63,7 @@ def unchecked(
         total = tf.reduce_sum(losses)
     with clipping.guarded():
         used = recording.uses(tape.gradient(total, recording.targets))
+    used = [(variable, _as_split(optimizer, variable, use)) for variable, use in used]
     used += _unused_tables(optimizer, used, tf.shape(losses)[0])
     return Pass(recording.outputs, losses, of_outputs, used, recording.seeds_drawn > 0)
 
@@ -139,6 +140,23 @@ def losses_with_padding(
 
 def _column(present: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     return tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
+
+
+def _as_split(optimizer: PrivateOptimizer, variable: keras.Variable, use: clipping.Use) -> Any:
+    """The use of a variable as a table or as a dense variable, as the optimizer holds it.
+
+    Raises:
+        UnsupportedLayerError: A table is read whole, as it was not when the optimizer was built.
+    """
+    is_table = any(variable is table for table in optimizer.tables)
+    if is_table and not isinstance(use, Rows):
+        raise UnsupportedLayerError(
+            f"{variable.path}: used as a table in some calls and as a matrix in others. Untie the "
+            "output layer (tie_weights=False), or call it in every pass."
+        )
+    if isinstance(use, Rows) and not is_table:
+        return Tied.of_lookups(variable, use)
+    return use
 
 
 def _unused_tables(optimizer: PrivateOptimizer, uses: Used, batch: tf.Tensor) -> Used:

@@ -63,15 +63,15 @@ def rule_for(layer: keras.layers.Layer) -> Rule | None:
 
 
 def tables_of(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The variables of a layer that are used through lookups alone."""
-    if rule_for(layer) not in _LOOKUPS or reads_table_whole(layer):
+    """The variables of a layer in which it looks rows up."""
+    if rule_for(layer) not in _LOOKUPS:
         return []
     low_rank = [layer.lora_embeddings_a] if layer.lora_enabled else []
     return [layer._embeddings, *low_rank]
 
 
-def reads_table_whole(layer: keras.layers.Layer) -> bool:
-    """Whether a layer multiplies with the table in which it looks rows up."""
+def may_read_table_whole(layer: keras.layers.Layer) -> bool:
+    """Whether a layer multiplies with the table in which it looks rows up, when asked to."""
     return rule_for(layer) in _LOOKUPS and getattr(layer, "tie_weights", False)
 
 
@@ -98,7 +98,7 @@ __all__ = [
     "Rule",
     "covers_inner_layers",
     "fallback_for",
-    "reads_table_whole",
+    "may_read_table_whole",
     "rule_for",
     "tables_of",
 ]

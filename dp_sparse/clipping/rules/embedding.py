@@ -66,28 +66,11 @@ def call_reversible_embedding(
     """Looks rows up, or multiplies with the table; if not tied, with a matrix of its own."""
     if reverse:
         return _logits(layer, tap, inputs)
-    if not layer.tie_weights:
-        rows = call_embedding(layer, call, tap, inputs)
-    else:
-        rows = _tied_rows(layer, tap, inputs)
+    rows = call_embedding(layer, call, tap, inputs)
     mask = keras.layers.Embedding.compute_mask(layer, inputs)
     if mask is not None:
         rows._keras_mask = mask
     return rows
-
-
-def _tied_rows(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Tensor) -> tf.Tensor:
-    row_ids = _checked_ids(layer, tf.cast(inputs, tf.int64))
-    rows = _gathered(layer, tap, row_ids)
-
-    def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
-        ids, valid, dz = _by_lookup(row_ids, _unmasked(layer, row_ids), cotangents[0])
-        no_hidden = tf.zeros([tf.shape(ids)[0], 0, layer.output_dim])
-        no_logits = tf.zeros([tf.shape(ids)[0], 0, layer.input_dim])
-        return [(layer._embeddings, Tied(layer.input_dim, ids, valid, dz, no_hidden, no_logits))]
-
-    tap.watch([rows], uses_of)
-    return tf.cast(rows, layer.compute_dtype)
 
 
 def _logits(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Tensor) -> tf.Tensor:

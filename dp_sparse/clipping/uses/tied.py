@@ -12,9 +12,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
+import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.uses import numerics
+from dp_sparse.clipping.uses.lookups import Rows
 from dp_sparse.clipping.uses.product import Product
 from dp_sparse.core import UnsupportedLayerError, xla
 
@@ -40,6 +42,14 @@ class Tied:
     row_cotangents: tf.Tensor
     hidden: tf.Tensor
     logit_cotangents: tf.Tensor
+
+    @classmethod
+    def of_lookups(cls, variable: keras.Variable, use: Rows) -> "Tied":
+        """The same lookups, in a variable that is no table: each of its rows gets noise."""
+        num_rows, width = variable.shape
+        batch = tf.shape(use.row_ids)[0]
+        hidden, logits = (tf.zeros([batch, 0, size]) for size in (width, num_rows))
+        return cls(num_rows, use.row_ids, use.valid, use.cotangents, hidden, logits)
 
     def squared_norms(self) -> tf.Tensor:
         """‖g_i‖² = Σ over the rows of ‖(RᵀH) + Σ of G for that row‖².

@@ -169,6 +169,16 @@ def test_its_reversible_embedding_has_the_rule_of_keras(tied: bool) -> None:
     assert "fallback" not in dp_sparse.check_model(model).rules.values()
 
 
+@pytest.mark.parametrize("kind", ["BertBackbone", "RobertaBackbone", "GPT2Backbone"])
+def test_words_of_a_backbone_are_a_table(kind: str) -> None:
+    """Its reversible embedding is called without `reverse`; BERT's segments are a table, too."""
+    sizes = {"vocabulary_size": 11, "num_layers": 1, "num_heads": 2, "hidden_dim": 4}
+    backbone = getattr(keras_hub.models, kind)(**sizes, intermediate_dim=8, max_sequence_length=6)
+    tables = clipping.embedding_tables(backbone)
+    assert backbone.token_embedding.embeddings in tables
+    assert len(tables) == 1 + (kind == "BertBackbone")
+
+
 def encoder() -> keras.Model:
     x = keras.Input((6,), dtype="int32")
     rows = hub.TokenAndPositionEmbedding(9, 8, 4, mask_zero=True)(x)

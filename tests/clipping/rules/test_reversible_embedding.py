@@ -1,6 +1,8 @@
 """Tied and untied output layers: exact against brute force, and nothing of [batch, rows, width]."""
 
 import math
+import pathlib
+from typing import Any
 
 import keras
 import numpy as np
@@ -9,10 +11,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dp_sparse
 from dp_sparse import clipping
 from dp_sparse.clipping.uses import Tied, joined, numerics
+from dp_sparse.core import UnsupportedLayerError
 from tests.clipping.brute_force import assert_as_brute_force, values
 from tests.subprocesses import run_python
+from tests.training_cases import marked_dataset, plan_for
 
 
 def language_model(
@@ -70,10 +75,104 @@ def test_a_tied_table_is_dense_and_an_untied_one_a_table() -> None:
         assert len(clipping.embedding_tables(model)) == (not tied)
 
 
+@keras.saving.register_keras_serializable("tests")
+class Words(keras.layers.Layer):
+    """A tied layer inside another, as in keras-hub; its shape is known without a call."""
+
+    def __init__(self, reverse: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.reverse, self.words = reverse, keras.layers.ReversibleEmbedding(6, 4)
+
+    def build(self, input_shape: Any) -> None:
+        self.words.build(input_shape)
+
+    def call(self, inputs: Any) -> Any:
+        rows = self.words(inputs)
+        return self.words(rows, reverse=True) if self.reverse else rows
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return (*input_shape, 6 if self.reverse else 4)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "reverse": self.reverse}
+
+
+class Subclassed(keras.Model):
+    """A model without known inputs."""
+
+    def __init__(self, reverse: bool) -> None:
+        super().__init__()
+        self.words = Words(reverse)
+
+    def call(self, inputs: Any) -> Any:
+        return self.words(inputs)
+
+
 def test_only_looked_up() -> None:
     ids = keras.Input((3,), dtype="int32")
     model = keras.Model(ids, keras.layers.ReversibleEmbedding(6, 4)(ids))
+    assert len(clipping.embedding_tables(model)) == 1
+    assert clipping.tables_read_whole(model) == []
     assert_as_brute_force(model, np.random.default_rng(0).integers(0, 6, (4, 3)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_inside_another_layer(reverse: bool) -> None:
+    ids = keras.Input((3,), dtype="int32")
+    model = keras.Model(ids, Words(reverse)(ids))
+    assert len(clipping.embedding_tables(model)) == (not reverse)
+    assert len(clipping.tables_read_whole(model)) == reverse
+    assert_as_brute_force(model, np.random.default_rng(0).integers(0, 6, (4, 3)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_subclassed_model(reverse: bool) -> None:
+    model = Subclassed(reverse)
+    model(np.zeros((2, 3), np.int32))
+    assert len(clipping.embedding_tables(model)) == (not reverse)
+
+
+def test_calls_stay_as_they_were() -> None:
+    ids = keras.Input((3,), dtype="int32")
+    layer = keras.layers.ReversibleEmbedding(6, 4)
+    clipping.embedding_tables(keras.Model(ids, layer(ids)))
+    assert "call" not in vars(layer)
+
+
+@pytest.mark.parametrize("optimizer", [dp_sparse.DPAdaFESTOptimizer, dp_sparse.DPSGDOptimizer])
+def test_rows_of_a_layer_only_looked_up(optimizer: Any, tmp_path: pathlib.Path) -> None:
+    """With DP-AdaFEST few rows change; also after saving and loading."""
+    ids = keras.Input((3,), dtype="int32")
+    table = keras.layers.ReversibleEmbedding(500, 4)
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+    plan = plan_for(4, steps=2)
+    few = {"expected_false_rows": 5} if optimizer is dp_sparse.DPAdaFESTOptimizer else {}
+    model.compile(optimizer=optimizer(keras.optimizers.SGD(1.0), plan, 1.0, **few), loss="mse")
+    x, y = np.zeros((4, 3), np.int32), np.zeros((4, 1), np.float32)
+    for _ in range(2):
+        before = model.get_layer(table.name).embeddings.numpy()
+        model.fit(marked_dataset(plan, x, y), verbose=0)
+        after = model.get_layer(table.name).embeddings.numpy()
+        changed = np.any(before != after, axis=1).sum()
+        assert changed < 100 if few else changed == 500
+        assert model.optimizer.tables == [model.get_layer(table.name).embeddings]
+        model.save(tmp_path / "model.keras")
+        model = keras.models.load_model(tmp_path / "model.keras")
+
+
+def test_a_table_that_is_read_whole_after_all() -> None:
+    """What decides must not change once the optimizer has its slots."""
+    ids = keras.Input((3,), dtype="int32")
+    words = Words(False)
+    model = keras.Model(ids, keras.layers.Dense(6)(words(ids)))
+    plan = plan_for(4)
+    sgd = keras.optimizers.SGD(1.0)
+    model.compile(optimizer=dp_sparse.DPSGDOptimizer(sgd, plan, 1.0), loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    words.call = lambda inputs: words.words(words.words(inputs), reverse=True)[..., :4]
+    data = marked_dataset(plan, np.zeros((4, 3), np.int32), np.zeros((4, 3, 6), np.float32))
+    with pytest.raises(UnsupportedLayerError, match="in some calls and as a matrix in others"):
+        model.fit(data, verbose=0)
 
 
 def random_use(
