@@ -29,7 +29,15 @@ from dp_sparse.optimizers import (
     ExponentialSelectionOptimizer,
     LazyDPSGDOptimizer,
 )
-from dp_sparse.sampling import PoissonSampling, RecordFile, StreamSampling
+from dp_sparse.sampling import (
+    OfflineBatches,
+    OfflinePoissonSampling,
+    PoissonSampling,
+    RecordFile,
+    StreamSampling,
+    offline,
+    offline_sampling,
+)
 from dp_sparse.selection import (
     GaussianTopK,
     GumbelTopK,
@@ -69,6 +77,8 @@ __all__ = [
     "LaplaceTopK",
     "LazyDPSGDOptimizer",
     "ModelCheck",
+    "OfflineBatches",
+    "OfflinePoissonSampling",
     "PerLayerClipping",
     "PlanTable",
     "PoissonSampling",
@@ -90,6 +100,8 @@ __all__ = [
     "check_model",
     "distribution",
     "not_private_plan",
+    "offline",
+    "offline_sampling",
     "plan_table",
     "recommend",
     "select_top_k",

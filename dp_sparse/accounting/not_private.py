@@ -1,9 +1,7 @@
 """Plans for debugging: the same run each time, with the same noise, and no privacy at all."""
 
-import dataclasses
-import secrets
-
 from dp_sparse.accounting.plan import PrivacyPlan
+from dp_sparse.accounting.plan_config import identified
 from dp_sparse.sampling import NotPrivateSampling
 
 
@@ -42,5 +40,5 @@ def not_private_plan(plan: PrivacyPlan, seed: int) -> PrivacyPlan:
     base = plan.sampling
     if isinstance(base, NotPrivateSampling):
         base = base.sampling
-    sampling = NotPrivateSampling(base, seed)
-    return dataclasses.replace(plan, sampling=sampling, plan_id=secrets.token_hex(16))
+    sampling = NotPrivateSampling(base.for_debugging(), seed)
+    return identified(plan, sampling, plan.noise_multiplier)

@@ -7,7 +7,6 @@ rounded up. One evaluation takes 0.3 to 1 s for any number of steps.
 
 import dataclasses
 import math
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from dp_sparse.accounting.calibration import (
 from dp_sparse.accounting.feasibility import refuse_infeasible, warn_if_hopeless
 from dp_sparse.accounting.forecast import Forecast, forecast
 from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism
-from dp_sparse.accounting.plan_config import described, fields_of
+from dp_sparse.accounting.plan_config import described, fields_of, identified
 from dp_sparse.accounting.releases import Release, ReleasePrice, checked_releases, place_of
 from dp_sparse.accounting.run_cost import RunCost
 from dp_sparse.accounting.statement import GROUP, NO_PRIVACY, RATES, statement
@@ -95,7 +94,7 @@ class PrivacyPlan:
         """
         sigma = smallest_noise_multiplier(self._epsilon_of_all_steps(), self.budget.epsilon)
         warn_if_hopeless(self.budget, self.sampling, sigma)
-        return dataclasses.replace(self, noise_multiplier=sigma, plan_id=secrets.token_hex(16))
+        return identified(self, self.sampling, sigma)
 
     def with_noise(self, noise_multiplier: float) -> "PrivacyPlan":
         """Returns a new plan that trains with this noise; its budget is what all steps then spend.
@@ -106,9 +105,7 @@ class PrivacyPlan:
         Raises:
             ValueError: No ε meets the budget's δ with this noise.
         """
-        plan = dataclasses.replace(
-            self, noise_multiplier=noise_multiplier, plan_id=secrets.token_hex(16)
-        )
+        plan = identified(self, self.sampling, noise_multiplier)
         return dataclasses.replace(plan, budget=plan.spent(self.sampling.steps))
 
     def rough_noise(self) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """A plan as a description for JSON, and back."""
 
 import dataclasses
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,17 @@ from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.mechanisms import Mechanism
 from dp_sparse.accounting.releases import Release
 from dp_sparse.sampling import Sampling
+
+
+def identified(plan: Any, sampling: Sampling, noise_multiplier: float) -> Any:
+    """The plan with a new name, and a sampler that serves it."""
+    new = dataclasses.replace(
+        plan,
+        sampling=sampling.for_plan(None),
+        noise_multiplier=noise_multiplier,
+        plan_id=secrets.token_hex(16),
+    )
+    return dataclasses.replace(new, sampling=new.sampling.for_plan(new.fingerprint))
 
 
 def described(plan: Any) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 May use: `core`. Nothing here imports Keras.
 """
 
+from dp_sparse.sampling import offline
 from dp_sparse.sampling.base import BatchPart, Sampling
 from dp_sparse.sampling.batch import Batch, Examples, batch_of, is_sampled, real_examples
 from dp_sparse.sampling.data_source import RecordFile
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
 from dp_sparse.sampling.not_private import NotPrivateSampling
+from dp_sparse.sampling.offline import OfflineBatches, OfflinePoissonSampling, offline_sampling
 from dp_sparse.sampling.one_pass import (
     batches,
     checked_number,
@@ -26,6 +28,8 @@ __all__ = [
     "Examples",
     "Marker",
     "NotPrivateSampling",
+    "OfflineBatches",
+    "OfflinePoissonSampling",
     "PoissonSampling",
     "RecordFile",
     "Sampling",
@@ -36,6 +40,8 @@ __all__ = [
     "has_length",
     "is_sampled",
     "new_nonce",
+    "offline",
+    "offline_sampling",
     "parts_of",
     "real_examples",
     "weighty_examples",

@@ -73,6 +73,15 @@ class Sampling(Registered, abc.ABC):
         """What the keys of a run follow from, if they are no secret, for debugging; else None."""
         return None
 
+    def for_plan(self, fingerprint: int | None) -> "Sampling":
+        """The sampler of the calibrated plan with this fingerprint, or of none yet."""
+        del fingerprint
+        return self
+
+    def for_debugging(self) -> "Sampling":
+        """The sampler of a run without privacy, which takes nothing from one that has it."""
+        return self
+
     def resumed_at(self, source: Any, spent: int) -> int:
         """The step at which a run on the data source `source` continues after `spent` steps.
 

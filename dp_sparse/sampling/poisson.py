@@ -18,6 +18,7 @@ import tensorflow as tf
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.sampling import data_source, gathered, marker
 from dp_sparse.sampling.base import BatchPart, Sampling
+from dp_sparse.sampling.skips import heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,18 +198,7 @@ class PoissonSampling(Sampling):
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """One Poisson sample of example indices, int64 sorted `[n]`, by geometric skips."""
-        if self.sampling_probability == 1:
-            return np.arange(self.num_examples)
-        expected = self.expected_batch_size
-        chunk = int(expected + 8 * math.sqrt(expected) + 24)
-        found: list[np.ndarray] = []
-        last = -1
-        while last < self.num_examples:
-            gaps = _geometric(rng, self.sampling_probability, chunk, self.num_examples)
-            found.append(last + np.cumsum(gaps))
-            last = int(found[-1][-1])
-        indices = np.concatenate(found)
-        return indices[indices < self.num_examples]
+        return heads(rng, self.sampling_probability, self.num_examples)
 
     def _within_capacity(self, indices: np.ndarray) -> np.ndarray:
         if len(indices) > self.batch_capacity:
@@ -233,13 +223,3 @@ class PoissonSampling(Sampling):
                 else (middle + 1, high)
             )
         return low
-
-
-def _geometric(rng: np.random.Generator, probability: float, count: int, limit: int) -> np.ndarray:
-    """Gaps between successes, int64 `[count]` in [1, limit + 1].
-
-    By inversion of float64 uniforms (k + ½)·2⁻⁵³.
-    """
-    uniform = (rng.integers(0, 2**53, count, dtype=np.int64) + 0.5) * 2.0**-53
-    gaps = np.floor(np.log(uniform) / math.log1p(-probability))
-    return 1 + np.minimum(gaps, limit).astype(np.int64)

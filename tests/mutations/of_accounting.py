@@ -10,6 +10,7 @@ _ADAFEST = "dp_sparse/accounting/adafest.py"
 _MECHANISMS = "dp_sparse/accounting/mechanisms.py"
 _GUMBEL = "dp_sparse/accounting/gumbel.py"
 _POISSON = "dp_sparse/sampling/poisson.py"
+_SKIPS = "dp_sparse/sampling/skips.py"
 _STREAM = "dp_sparse/sampling/stream.py"
 
 _OF_PLAN = "tests/accounting/test_plan.py"
@@ -208,16 +209,16 @@ FAULTS = (
     ),
     Fault(
         "sampling_probability_too_large",
-        _POISSON,
-        "gaps = _geometric(rng, self.sampling_probability, chunk, self.num_examples)",
-        "gaps = _geometric(rng, 1.1 * self.sampling_probability, chunk, self.num_examples)",
+        _SKIPS,
+        "np.cumsum(_gaps(rng, probability, chunk, cells))",
+        "np.cumsum(_gaps(rng, 1.1 * probability, chunk, cells))",
         (f"{_OF_POISSON}::test_sizes_are_binomial",),
     ),
     Fault(
         "gaps_of_the_samples_one_too_long",
-        _POISSON,
-        "found.append(last + np.cumsum(gaps))",
-        "found.append(last + np.cumsum(gaps) + (last < 0))",
+        _SKIPS,
+        "found.append(last + np.cumsum(_gaps(rng, probability, chunk, cells)))",
+        "found.append(last + np.cumsum(_gaps(rng, probability, chunk, cells)) + (last < 0))",
         (_OF_POISSON,),
     ),
     Fault(

@@ -1,0 +1,184 @@
+"""The files of batches that were drawn before training: blocks of one step, and a manifest.
+
+A block is one record of a TFRecord file, which checks its sum: the first 16 bytes of the draw's
+name, the step and the number of examples as int64, then `capacity` fixed-width records, zeros after
+the last example. Steps are cut into buckets of consecutive ones, and each bucket into stripes: step
+i of a bucket is in stripe i modulo their number, so that several files are read at once and steps
+keep their order. All numbers are little-endian. Files are as private as the data that they hold.
+"""
+
+import dataclasses
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse.core import PrivacyError
+
+FORMAT = "dp-sparse-offline-poisson-1"
+MANIFEST = "manifest.json"
+HEADER = struct.Struct("<16sqq")
+_FRAME = 16  # bytes that TFRecord adds to a record
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a folder of drawn batches holds.
+
+    Attributes:
+        draw_id: The name of the draw: SHA-256 of its key, in hexadecimal.
+        num_examples: N, the examples of the data set.
+        expected_batch_size: B; an example joins a step with probability B / N.
+        steps: T.
+        capacity: The most examples of a block.
+        record: The fields of a record, as `numpy.dtype.descr`.
+        bucket_steps: Steps of a bucket; the last one may have fewer.
+        stripes: Files of a bucket.
+        seeded: Whether a seed made the draw, for tests: private training refuses it.
+        about: What else is known of the data, such as how many lines were left out.
+    """
+
+    draw_id: str
+    num_examples: int
+    expected_batch_size: float
+    steps: int
+    capacity: int
+    record: Sequence[Any]
+    bucket_steps: int
+    stripes: int
+    seeded: bool = False
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """One record."""
+        return np.dtype([tuple(_as_field(field)) for field in self.record])
+
+    @property
+    def schema(self) -> str:
+        """SHA-256 of the record's fields, in hexadecimal."""
+        return hashlib.sha256(json.dumps(self.dtype.descr).encode()).hexdigest()
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return HEADER.size + self.capacity * self.dtype.itemsize
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are."""
+        return -(-self.steps // self.bucket_steps)
+
+    def steps_of(self, bucket: int) -> range:
+        """The steps of a bucket."""
+        first = bucket * self.bucket_steps
+        return range(first, min(first + self.bucket_steps, self.steps))
+
+    def files_of(self, bucket: int) -> list[tuple[str, int]]:
+        """Names of a bucket's files, and the bytes of each."""
+        count = len(self.steps_of(bucket))
+        return [
+            (
+                f"steps-{bucket:05d}-{stripe:02d}.tfrecord",
+                len(range(stripe, count, self.stripes)) * (self.block_bytes + _FRAME),
+            )
+            for stripe in range(self.stripes)
+        ]
+
+    def write(self, folder: str) -> None:
+        """Writes it into a folder, whole or not at all: without it there are no batches."""
+        described = {"format": FORMAT, "schema": self.schema, **dataclasses.asdict(self)}
+        unfinished = f"{folder}/.{MANIFEST}.tmp"
+        with tf.io.gfile.GFile(unfinished, "w") as file:
+            file.write(json.dumps(described, indent=1) + "\n")
+        tf.io.gfile.rename(unfinished, f"{folder}/{MANIFEST}", overwrite=True)
+
+
+def read_manifest(folder: str) -> Manifest:
+    """The manifest of a folder, once every file that it names was found, of its size.
+
+    Raises:
+        ValueError: There is none, it is of another format, or a file is missing or was cut.
+    """
+    path = f"{folder}/{MANIFEST}"
+    if not tf.io.gfile.exists(path):
+        raise ValueError(
+            f"Expected drawn batches, got no {path}: their preparation did not end. Run it again."
+        )
+    try:
+        with tf.io.gfile.GFile(path) as file:
+            fields = json.loads(file.read())
+        given, schema = fields.pop("format"), fields.pop("schema")
+        manifest = Manifest(**fields)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        given, schema, manifest = None, None, None
+    if manifest is None or given != FORMAT or schema != manifest.schema:
+        raise ValueError(f"Expected a manifest of format {FORMAT}, got {path}: prepare it again.")
+    for bucket in range(manifest.buckets):
+        for name, size in manifest.files_of(bucket):
+            _check_size(f"{folder}/{name}", size)
+    return manifest
+
+
+def _check_size(path: str, size: int) -> None:
+    try:
+        found = tf.io.gfile.stat(path).length
+    except tf.errors.NotFoundError:
+        raise ValueError(f"Expected {path}, got no such file: prepare the data again.") from None
+    if found != size:
+        raise ValueError(
+            f"Expected {size} bytes in {path}, got {found}: it was cut, or is of other data. "
+            "Prepare the data again."
+        )
+
+
+def write_bucket(
+    folder: str, manifest: Manifest, bucket: int, steps: np.ndarray, records: np.ndarray
+) -> None:
+    """Writes the files of one bucket, each whole or not at all.
+
+    Args:
+        folder: Where to.
+        manifest: Of the whole folder; it is not written.
+        bucket: Which bucket.
+        steps: Of each record, int64 `[pairs]`, all of them in the bucket.
+        records: Of `manifest.dtype`, `[pairs]`.
+
+    Raises:
+        PrivacyError: A step has more than `capacity` examples.
+    """
+    for stripe, (name, _) in enumerate(manifest.files_of(bucket)):
+        unfinished = f"{folder}/.{name}.tmp"
+        with tf.io.TFRecordWriter(unfinished) as writer:
+            own = manifest.steps_of(bucket)[stripe :: manifest.stripes]
+            for block in _blocks(manifest, own, steps, records):
+                writer.write(block)
+        tf.io.gfile.rename(unfinished, f"{folder}/{name}", overwrite=True)
+
+
+def _blocks(
+    manifest: Manifest, wanted: range, steps: np.ndarray, records: np.ndarray
+) -> Iterator[bytes]:
+    order = np.argsort(steps, kind="stable")
+    sorted_steps = steps[order]
+    width = manifest.dtype.itemsize
+    name = bytes.fromhex(manifest.draw_id)[:16]
+    for step in wanted:
+        begin, end = np.searchsorted(sorted_steps, [step, step + 1])
+        if end - begin > manifest.capacity:
+            raise PrivacyError(
+                f"Expected at most capacity={manifest.capacity} examples in a batch, got "
+                f"{end - begin}: the preparation stops here, as delta assumes. Prepare with a "
+                "larger capacity and a new key."
+            )
+        held = records[order[begin:end]].tobytes()
+        yield HEADER.pack(name, step, end - begin) + held.ljust(manifest.capacity * width, b"\0")
+
+
+def _as_field(field: Any) -> Any:
+    """A field of a dtype as JSON has it: shapes are lists there."""
+    return [tuple(part) if isinstance(part, list) else part for part in field]

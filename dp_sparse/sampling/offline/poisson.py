@@ -1,0 +1,189 @@
+"""Poisson sampling whose batches were drawn before training, and are read in their order."""
+
+import dataclasses
+import json
+
+import tensorflow as tf
+
+from dp_sparse.core import PrivacyError
+from dp_sparse.sampling.base import BatchPart
+from dp_sparse.sampling.offline.batches import OfflineBatches
+from dp_sparse.sampling.offline.files import Manifest
+from dp_sparse.sampling.poisson import PoissonSampling
+
+_PLAN = "plan.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class OfflinePoissonSampling(PoissonSampling):
+    """Poisson sampling of a data set that is too large to read at random.
+
+    A preparation throws the coins of each example for all steps and writes each step's batch in its
+    place, so training reads files in their order. `offline_sampling` makes it.
+
+    Attributes:
+        num_examples: N, public.
+        expected_batch_size: B; gradients are divided by it.
+        steps: T, batches in the whole run.
+        capacity: The most examples of a batch.
+        draw_id: The name of the draw, SHA-256 of its key, in hexadecimal.
+        shared: Whether several plans may train on the draw. Their runs do not compose as sampled,
+            and the statement says so.
+        plan: The fingerprint of the plan that the batches serve; `calibrate` sets it.
+
+    ### Formal Guarantees
+    Neighbouring datasets differ by adding or removing one example. Amplification needs the key of
+    the draw to be secret, and deleted when the batches are written, and the files to be as private
+    as the data: whoever reads them knows the batches. A batch belongs to its step alone, so a run
+    that goes on after k spent steps reads batch k. One draw pays for one run: a second plan on the
+    same draw sees the same batches, and the privacy losses of the two add up within a batch.
+    """
+
+    draw_id: str = ""
+    shared: bool = False
+    plan: int | None = None
+
+    def __post_init__(self, epochs: float | None) -> None:
+        super().__post_init__(epochs)
+        hexadecimal = isinstance(self.draw_id, str) and len(self.draw_id) == 64
+        if not hexadecimal or set(self.draw_id) - set("0123456789abcdef"):
+            raise ValueError(
+                f"Expected draw_id of a manifest, 64 hexadecimal digits, got {self.draw_id!r}: use "
+                "offline_sampling(OfflineBatches(...))."
+            )
+
+    @property
+    def steps_per_pass(self) -> int:
+        """T: batch t belongs to step t alone."""
+        return self.steps
+
+    @property
+    def description(self) -> str:
+        """Lines for the statement."""
+        lines = (
+            f"{super().description}\n"
+            f"The batches were drawn before training (draw {self.draw_id[:12]}); their files are "
+            "as private as the data."
+        )
+        if not self.shared:
+            return lines
+        return (
+            f"{lines}\nOther runs may train on the same draw: together they do not compose as "
+            "Poisson-sampled runs, and no epsilon is stated for all of them."
+        )
+
+    def for_plan(self, fingerprint: int | None) -> "OfflinePoissonSampling":
+        """The same batches, in the service of this plan."""
+        return dataclasses.replace(self, plan=None if self.shared else fingerprint)
+
+    def for_debugging(self) -> "OfflinePoissonSampling":
+        """The same batches, without a claim to them."""
+        return dataclasses.replace(self, shared=True, plan=None)
+
+    def batches(  # type: ignore[override]
+        self, source: OfflineBatches, *, first_step: int = 0
+    ) -> tf.data.Dataset:
+        """The run's batches from `first_step` on, each `[capacity, ...]` with zeros for padding.
+
+        Args:
+            source: The folder of the draw.
+            first_step: Where a resumed run continues: `model.optimizer.steps_spent`.
+
+        Raises:
+            ValueError: The folder holds another draw, or `first_step` is outside the run.
+            PrivacyError: The sampler has no calibrated plan, or the draw serves another one; while
+                iterating, a file holds something else.
+        """
+        return self._read(source, first_step, 0, self.batch_capacity)
+
+    def batches_of(
+        self,
+        source: OfflineBatches,
+        part: BatchPart,
+        *,
+        first_step: int,
+        class_weight: dict[int, float] | None = None,
+    ) -> tf.data.Dataset:
+        """One worker's part of the run's batches; every worker reads all of them."""
+        if class_weight is not None:
+            raise ValueError(
+                f"Expected no class_weight with prepared batches, got {class_weight}: give each "
+                "example its weight when they are unpacked."
+            )
+        return self._read(source, first_step, part.begin, part.end)
+
+    def _read(
+        self, source: OfflineBatches, first_step: int, begin: int, end: int
+    ) -> tf.data.Dataset:
+        if not isinstance(source, OfflineBatches):
+            raise ValueError(
+                f"Expected OfflineBatches(folder, unpack), got {type(source).__name__}: the "
+                "batches of this plan were drawn before training."
+            )
+        if not 0 <= first_step < self.steps:
+            raise ValueError(
+                f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}."
+            )
+        _check_same(self, source)
+        self._claim(source)
+        return source.dataset(self.fingerprint, first_step, begin, end)
+
+    def _claim(self, source: OfflineBatches) -> None:
+        """Writes into the folder which plan its batches serve, or compares.
+
+        Raises:
+            PrivacyError: They serve another plan.
+        """
+        if self.shared:
+            return
+        if self.plan is None:
+            raise PrivacyError(
+                "Expected the sampler of a calibrated plan, which prepared batches serve alone: "
+                "use plan.sampling.batches(...)."
+            )
+        path = f"{source.folder}/{_PLAN}"
+        unfinished = f"{source.folder}/.{_PLAN}.{self.plan}.tmp"
+        if not tf.io.gfile.exists(path):
+            with tf.io.gfile.GFile(unfinished, "w") as file:
+                file.write(json.dumps({"plan": self.plan}) + "\n")
+            try:
+                tf.io.gfile.rename(unfinished, path, overwrite=False)
+            except tf.errors.AlreadyExistsError:
+                tf.io.gfile.remove(unfinished)
+        with tf.io.gfile.GFile(path) as file:
+            claimed = json.loads(file.read())["plan"]
+        if claimed != self.plan:
+            raise PrivacyError(
+                f"Expected batches that no other plan trains on, got {source.folder}, which serves "
+                "another one: two runs on one draw do not compose as sampled. Prepare the data "
+                "again, or use offline_sampling(..., shared=True), whose statement says so."
+            )
+
+
+def offline_sampling(source: OfflineBatches, *, shared: bool = False) -> OfflinePoissonSampling:
+    """The sampler of a draw, for a plan.
+
+    Args:
+        source: The folder of the draw.
+        shared: Whether other plans may train on it, too.
+    """
+    drawn: Manifest = source.manifest
+    return OfflinePoissonSampling(
+        num_examples=drawn.num_examples,
+        expected_batch_size=drawn.expected_batch_size,
+        steps=drawn.steps,
+        capacity=drawn.capacity,
+        draw_id=drawn.draw_id,
+        shared=shared,
+    )
+
+
+def _check_same(sampling: OfflinePoissonSampling, source: OfflineBatches) -> None:
+    names = ("draw_id", "num_examples", "expected_batch_size", "steps", "capacity")
+    for name in names:
+        wanted, got = getattr(sampling, name), getattr(source.manifest, name)
+        if wanted != got:
+            raise ValueError(
+                f"Expected prepared batches of {name}={wanted!r}, as the plan says, got {got!r} in "
+                f"{source.folder}: make the plan with offline_sampling(...), or prepare again."
+            )
