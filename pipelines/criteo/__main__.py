@@ -11,7 +11,7 @@ import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
-from pipelines.criteo.prepare import PreparedData, PrepareError, load_or_prepare, prepared_in
+from pipelines.criteo.records import PreparedData, PrepareError, load_or_prepare, prepared_in
 from pipelines.criteo.report import console_table, write_report
 from pipelines.criteo.tables import tpu_strategy
 from pipelines.criteo.train import train

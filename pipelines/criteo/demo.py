@@ -14,7 +14,7 @@ import ml_collections
 
 from configs.criteo_sample import get_config
 from pipelines.criteo.generate import generate
-from pipelines.criteo.prepare import load_or_prepare
+from pipelines.criteo.records import load_or_prepare
 from pipelines.criteo.report import console_table, write_report
 from pipelines.criteo.train import RunResult, train
 

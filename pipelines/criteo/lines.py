@@ -30,15 +30,20 @@ def line_blocks(source: Path, max_line_bytes: int, progress: bool) -> Iterator[b
         EOFError, zlib.error, gzip.BadGzipFile: A gzip file is truncated or damaged. The whole
             lines before the damage are yielded first.
     """
-    rest = b""
     with source.open("rb") as raw:
-        for block in _watched(raw, source.name, progress):
-            lines, line_end, unfinished = block.rpartition(b"\n")
-            if line_end:
-                yield rest + lines + line_end
-                rest = b""
-            # The limit, one more byte and a carriage return: enough to see that it is exceeded.
-            rest = (rest + unfinished)[: max_line_bytes + 2]
+        yield from whole_lines(_watched(raw, source.name, progress), max_line_bytes)
+
+
+def whole_lines(blocks: Iterator[bytes], max_line_bytes: int) -> Iterator[bytes]:
+    """The same bytes in blocks of whole lines, as `line_blocks`."""
+    rest = b""
+    for block in blocks:
+        lines, line_end, unfinished = block.rpartition(b"\n")
+        if line_end:
+            yield rest + lines + line_end
+            rest = b""
+        # The limit, one more byte and a carriage return: enough to see that it is exceeded.
+        rest = (rest + unfinished)[: max_line_bytes + 2]
     if rest:
         yield rest
 
@@ -47,19 +52,24 @@ def _watched(raw: IO[bytes], name: str, progress: bool) -> Iterator[bytes]:
     """The blocks of an open file, with a bar that counts the bytes of the file itself."""
     size = os.fstat(raw.fileno()).st_size
     with tqdm(total=size, unit="B", unit_scale=True, desc=name, disable=not progress) as bar:
-        for block in _blocks(raw):
+        for block in decompressed(raw):
             yield block
             bar.update(raw.tell() - bar.n)
 
 
-def _blocks(raw: IO[bytes]) -> Iterator[bytes]:
-    """The bytes of a file, decompressed; bytes before a damage come before its error."""
+def decompressed(raw: Any) -> Iterator[bytes]:
+    """The bytes of an open file, unpacked if it is gzip; those before a damage come first.
+
+    Args:
+        raw: With `read`, `seek` and `tell`, such as a file of `tf.io.gfile`.
+    """
     compressed = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     raw.seek(0)
     stream: Any = gzip.GzipFile(fileobj=raw) if compressed else raw
+    read = getattr(stream, "read1", stream.read)
     pieces: list[bytes] = []
     try:
-        while piece := stream.read1(_BLOCK_BYTES):
+        while piece := read(_BLOCK_BYTES):
             pieces.append(piece)
             if sum(map(len, pieces)) >= _BLOCK_BYTES:
                 yield b"".join(pieces)

@@ -7,7 +7,7 @@ import ml_collections
 import numpy as np
 
 import dp_sparse
-from pipelines.criteo.prepare import PreparedData
+from pipelines.criteo.records import PreparedData
 from pipelines.criteo.schema import NUM_INTEGERS, RECORD_DTYPE
 from pipelines.optimizers import optimizer_of
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dp_sparse.training import report_page
-from pipelines.criteo.prepare import PreparedData
+from pipelines.criteo.records import PreparedData
 from pipelines.criteo.train import RunResult
 
 _HEADERS = ("method", "AUC", "epsilon", "delta", "gradient size reduction", "ms/step", "steps")

@@ -20,7 +20,7 @@ import numpy as np
 
 from models.pctr import embedding_width
 from pipelines.criteo.methods import table_names
-from pipelines.criteo.prepare import PreparedData, prepared_in
+from pipelines.criteo.records import PreparedData, prepared_in
 
 _BATCHES, _SHOWN = 50, 5
 

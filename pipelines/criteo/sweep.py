@@ -26,7 +26,7 @@ import numpy as np
 from absl import app
 from ml_collections import config_flags
 
-from pipelines.criteo.prepare import PreparedData, PrepareError, prepared_in
+from pipelines.criteo.records import PreparedData, PrepareError, prepared_in
 from pipelines.criteo.sweep_report import write_report
 from pipelines.files import whole_file
 

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import ml_collections
 import numpy as np
 
-from pipelines.criteo.prepare import PreparedData
+from pipelines.criteo.records import PreparedData
 
 Result = Mapping[str, Any]  # the JSON that `pipelines.criteo.sweep` wrote for a point, and its path
 

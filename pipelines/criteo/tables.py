@@ -12,7 +12,7 @@ import tensorflow as tf
 import dp_sparse
 from models.pctr import embedding_width, pctr_over_rows
 from pipelines.criteo.methods import private_optimizer, table_names
-from pipelines.criteo.prepare import PreparedData
+from pipelines.criteo.records import PreparedData
 
 _E = tf.tpu.experimental.embedding
 

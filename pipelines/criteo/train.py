@@ -24,7 +24,7 @@ import tensorflow as tf
 import dp_sparse
 from models.pctr import pctr
 from pipelines.criteo.methods import METHODS, NON_PRIVATE, private_optimizer
-from pipelines.criteo.prepare import PreparedData
+from pipelines.criteo.records import PreparedData
 from pipelines.criteo.schema import RECORD_DTYPE, examples_from_records
 from pipelines.criteo.tables import LayerJob, examples_by_feature
 from pipelines.optimizers import optimizer_of

@@ -20,7 +20,7 @@ from models.classifiers import mlp
 from models.pctr import pctr
 from pipelines.criteo.generate import generate
 from pipelines.criteo.methods import table_names
-from pipelines.criteo.prepare import PreparedData, prepared_in
+from pipelines.criteo.records import PreparedData, prepared_in
 from pipelines.criteo.schema import TABLE3_VOCABULARIES, examples_from_records
 from pipelines.criteo.train import exact_auc
 

@@ -12,7 +12,7 @@ import pytest
 from configs.criteo_sample import get_config
 from pipelines.criteo import demo
 from pipelines.criteo.generate import generate
-from pipelines.criteo.prepare import load_or_prepare
+from pipelines.criteo.records import load_or_prepare
 
 ROOT = Path(__file__).parents[2]
 METHODS = ["non_private", "dp_sgd", "dp_adafest"]

@@ -14,7 +14,7 @@ from configs import criteo_sample
 from configs.criteo_kaggle import generated, hyperparameters, models, tradeoff
 from pipelines.criteo import sweep, sweep_report
 from pipelines.criteo.generate import generate
-from pipelines.criteo.prepare import load_or_prepare
+from pipelines.criteo.records import load_or_prepare
 from pipelines.criteo.train import exact_auc
 
 VOCABULARIES = (40, 7) * 13

@@ -12,7 +12,7 @@ import tensorflow as tf
 from configs.criteo_sample import get_config
 from pipelines.criteo.generate import generate
 from pipelines.criteo.methods import METHODS
-from pipelines.criteo.prepare import prepare
+from pipelines.criteo.records import prepare
 from pipelines.criteo.report import console_table, write_report
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 from pipelines.criteo.sparsity import sparsity

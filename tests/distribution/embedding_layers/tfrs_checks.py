@@ -17,7 +17,7 @@ from dp_sparse import distribution
 from dp_sparse.core.errors import UnsupportedLayerError
 from dp_sparse.distribution.embedding_layers import layer_adapters
 from pipelines.criteo.methods import private_optimizer, table_names
-from pipelines.criteo.prepare import load_or_prepare
+from pipelines.criteo.records import load_or_prepare
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 from pipelines.criteo.tables import examples_by_feature
 from pipelines.criteo.train import _split, exact_auc

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pipelines.criteo import lines, parse, schema
-from pipelines.criteo import prepare as module
+from pipelines.criteo import records as module
 from pipelines.criteo.generate import generate
-from pipelines.criteo.prepare import PrepareError, is_current, load, load_or_prepare, prepare
+from pipelines.criteo.records import PrepareError, is_current, load, load_or_prepare, prepare
 
 ROW = b"\t".join([b"1", *[b"7"] * 13, *[b"%08x" % n for n in range(26)]])
 SMALL = (40,) * 26

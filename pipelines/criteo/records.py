@@ -6,7 +6,7 @@ how many rows were left out for which reason. Both are written under other names
 so that a reader finds a complete pair or none. It reads the file once, at a few microseconds per
 row, in memory that does not depend on its length.
 
-`python -m pipelines.criteo.prepare SOURCE DESTINATION`
+`python -m pipelines.criteo.records SOURCE DESTINATION`
 """
 
 import argparse
@@ -54,7 +54,7 @@ class PreparedData:
 
 
 @dataclass
-class _Tally:
+class Tally:
     """What has been read so far."""
 
     lines: int = 0
@@ -226,8 +226,8 @@ def _fingerprint(source: Path) -> dict[str, int]:
 
 def _write_records(
     source: Path, output: IO[bytes], vocabularies: tuple[int, ...], progress: bool
-) -> _Tally:
-    tally = _Tally()
+) -> Tally:
+    tally = Tally()
     try:
         for block in line_blocks(source, MAX_LINE_BYTES, progress):
             parsed = parse_lines(block, vocabularies)
@@ -246,7 +246,7 @@ def _damage(source: Path, lines: int, error: BaseException) -> str:
     return f"{source} {how} after {lines} rows ({why}). Nothing was written; get the file again."
 
 
-def _reasons(tally: _Tally) -> str:
+def _reasons(tally: Tally) -> str:
     return (
         "; ".join(
             f"{tally.quarantined[reason]} × {reason}, first in line {tally.first_lines[reason]}, "

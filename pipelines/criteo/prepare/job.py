@@ -1,0 +1,167 @@
+"""One preparation: what is read, how it is drawn, and which files it keeps until it ends.
+
+A job holds the path of the key, never the key, so it may go into options, pickles and logs.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+import dp_sparse
+from dp_sparse import offline
+from pipelines.criteo.records import PrepareError
+from pipelines.criteo.schema import RECORD_DTYPE, TABLE3_VOCABULARIES, validate_vocabularies
+
+BUCKET_BYTES = 2**28  # of pairs that are sorted at once, as far as steps allow
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is prepared.
+
+    Attributes:
+        inputs: Files of tab-separated rows, plain or gzip; each is a shard.
+        output: The folder of the batches.
+        key_file: Where the secret key is until the job ends; outside the output.
+        num_examples: N, the well-formed rows of all inputs; declared, and checked at the end.
+        expected_batch_size: B.
+        steps: T.
+        capacity: The most examples of a batch.
+        vocabularies: Hash buckets of each categorical feature.
+        stripes: Files of a bucket, which are read at once.
+        seeded: Whether a seed made the key, for tests.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+    key_file: str
+    num_examples: int
+    expected_batch_size: float
+    steps: int
+    capacity: int
+    vocabularies: tuple[int, ...] = TABLE3_VOCABULARIES
+    stripes: int = 2
+    seeded: bool = False
+
+    @property
+    def bucket_steps(self) -> int:
+        """Steps of a bucket, so that its pairs take about `BUCKET_BYTES`."""
+        of_step = self.expected_batch_size * (8 + RECORD_DTYPE.itemsize)
+        return min(self.steps, max(1, int(BUCKET_BYTES / of_step)))
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets of steps there are."""
+        return -(-self.steps // self.bucket_steps)
+
+    def manifest(self, draw_id: str, about: Mapping[str, Any]) -> offline.Manifest:
+        """What the output holds in the end."""
+        return offline.Manifest(
+            draw_id=draw_id,
+            num_examples=self.num_examples,
+            expected_batch_size=self.expected_batch_size,
+            steps=self.steps,
+            capacity=self.capacity,
+            record=RECORD_DTYPE.descr,
+            bucket_steps=self.bucket_steps,
+            stripes=self.stripes,
+            seeded=self.seeded,
+            about={"vocabularies": self.vocabularies, **about},
+        )
+
+    def key(self) -> bytes:
+        """The secret key, from its file."""
+        with tf.io.gfile.GFile(self.key_file, "rb") as file:
+            return bytes.fromhex(file.read().decode())
+
+    def work(self, name: str) -> str:
+        """The path of a file that is kept until the job ends."""
+        return f"{self.output}/.work/{name}"
+
+    @property
+    def fingerprint(self) -> str:
+        """What must be the same when a job is resumed."""
+        fields = {k: v for k, v in dataclasses.asdict(self).items() if k != "key_file"}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def new_job(
+    inputs: Sequence[str],
+    output: str,
+    *,
+    num_examples: int,
+    batch_size: float,
+    epochs: float,
+    key_file: str | None = None,
+    vocabularies: Sequence[int] = TABLE3_VOCABULARIES,
+    seeded: bool = False,
+) -> Job:
+    """A checked job, of the steps that `epochs` expected passes over the data take.
+
+    Raises:
+        PrepareError: An input is missing, empty or given twice, or the key would be in the output.
+        ValueError: A number is out of its range.
+    """
+    output = str(output).rstrip("/")
+    key_file = key_file or f"{output}.key"
+    _check_inputs(inputs)
+    inside = Path(key_file).absolute().is_relative_to(Path(output).absolute())
+    if inside:
+        raise PrepareError(
+            f"Expected key_file outside the output, got {key_file}: whoever copies the batches "
+            "would copy their key. Name another folder."
+        )
+    sampling = dp_sparse.PoissonSampling(num_examples, batch_size, epochs=epochs)
+    return Job(
+        inputs=tuple(map(str, inputs)),
+        output=output,
+        key_file=str(key_file),
+        num_examples=sampling.num_examples,
+        expected_batch_size=sampling.expected_batch_size,
+        steps=sampling.steps,
+        capacity=sampling.batch_capacity,
+        vocabularies=validate_vocabularies(vocabularies),
+        seeded=seeded,
+    )
+
+
+def _check_inputs(inputs: Sequence[str]) -> None:
+    if not inputs:
+        raise PrepareError("Expected Criteo files to prepare, got none: pass --input=FILE ...")
+    twice = sorted({str(path) for path in inputs if list(inputs).count(path) > 1})
+    if twice:
+        raise PrepareError(f"Expected each input once, got {twice[0]} twice: leave one out.")
+    for path in inputs:
+        if not tf.io.gfile.exists(path) or tf.io.gfile.isdir(path):
+            raise PrepareError(f"No such file: {path}. Name Criteo TSV files, plain or gzip.")
+        if tf.io.gfile.stat(path).length == 0:
+            raise PrepareError(f"{path} is empty: it has no rows to prepare.")
+
+
+def write_whole(path: str, content: bytes) -> None:
+    """Writes a file under another name first, and then renames it."""
+    folder, name = os.path.split(path)
+    tf.io.gfile.makedirs(folder)
+    unfinished = f"{folder}/.{name}.tmp"
+    with tf.io.gfile.GFile(unfinished, "wb") as file:
+        file.write(content)
+    tf.io.gfile.rename(unfinished, path, overwrite=True)
+
+
+def write_json(path: str, content: Any) -> None:
+    """Writes JSON, whole or not at all."""
+    write_whole(path, f"{json.dumps(content)}\n".encode())
+
+
+def read_json(path: str) -> Any:
+    """JSON that was written whole, or None if there is none yet."""
+    if not tf.io.gfile.exists(path):
+        return None
+    with tf.io.gfile.GFile(path) as file:
+        return json.loads(file.read())

@@ -1,0 +1,161 @@
+"""The Beam pipeline of a preparation, and how it begins, ends and goes on after it was stopped.
+
+Shards are spread, the places of their pairs grouped by bucket, buckets collected: only names of
+files pass through the shuffle, so memory is that of one bucket a worker. Whatever was finished
+stays finished: the same command goes on. The key is made first, outside the output, readable by its
+owner alone, and deleted once the manifest is there.
+"""
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import tensorflow as tf
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from dp_sparse import offline
+from pipelines.criteo.prepare.collect import collect
+from pipelines.criteo.prepare.job import Job, read_json, write_json
+from pipelines.criteo.prepare.spread import spread
+from pipelines.criteo.records import PrepareError
+
+
+def prepare(
+    job: Job, beam_options: Sequence[str] = (), seed: int | None = None
+) -> offline.Manifest:
+    """Runs the job, or the rest of it, on the runner that `beam_options` name.
+
+    Args:
+        job: What to prepare.
+        beam_options: Beam's own, such as `--runner=DirectRunner`.
+        seed: For tests alone: private training refuses batches of a seed.
+
+    Raises:
+        PrepareError: The output holds other data, an input is damaged, or N is not what was found.
+        PrivacyError: A batch is larger than the capacity.
+    """
+    draw_id = _begin(job, seed)
+    with _told():
+        _run(job, beam_options)
+    return _end(job, draw_id)
+
+
+def _run(job: Job, beam_options: Sequence[str]) -> None:
+    with beam.Pipeline(options=PipelineOptions(list(beam_options))) as pipeline:
+        ranges = (
+            pipeline
+            | "Shards" >> beam.Create(range(len(job.inputs)))
+            | "Balance" >> beam.Reshuffle()
+            | "Spread" >> beam.FlatMap(_ranges_of, job=job)
+        )
+        buckets = pipeline | "Buckets" >> beam.Create([(k, None) for k in range(job.buckets)])
+        grouped = {"ranges": ranges, "buckets": buckets} | beam.CoGroupByKey()
+        grouped | "Collect" >> beam.Map(_collected, job=job)
+
+
+def _ranges_of(shard: int, job: Job) -> Iterator[tuple[int, tuple[str, int, int]]]:
+    for bucket, name, first, count in spread(job, shard)["ranges"]:
+        yield bucket, (name, first, count)
+
+
+def _collected(found: tuple[int, dict[str, Iterable[Any]]], job: Job) -> int:
+    bucket, joined = found
+    return collect(job, bucket, joined["ranges"])
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Raises an error of a worker with its own last words, without Beam's traceback of workers."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        for kind in ("PrepareError: ", "PrivacyError: "):
+            if kind in text:
+                words = text.rpartition(kind)[2].partition(" [while running")[0]
+                raise PrepareError(words.strip()) from error
+        raise
+
+
+def _begin(job: Job, seed: int | None) -> str:
+    """Makes the key, or finds that of the job that is resumed; returns the name of the draw."""
+    if tf.io.gfile.exists(f"{job.output}/manifest.json"):
+        raise PrepareError(
+            f"Expected a new folder as output, got {job.output}, which is prepared already. Name "
+            "another one, or remove it."
+        )
+    before = read_json(job.work("job.json"))
+    has_key = tf.io.gfile.exists(job.key_file)
+    if before is None:
+        if has_key:
+            raise PrepareError(
+                f"Expected no file at key_file={job.key_file}, got one: a key serves one "
+                "preparation. Remove it if none is running."
+            )
+        _write_key(job.key_file, seed)
+        draw_id = offline.draw_id(job.key())
+        write_json(job.work("job.json"), {"fingerprint": job.fingerprint, "draw_id": draw_id})
+        return draw_id
+    if before["fingerprint"] != job.fingerprint:
+        raise PrepareError(
+            f"Expected the inputs and numbers with which {job.output} was begun, got others: use "
+            "those, or remove the folder and its key to begin anew."
+        )
+    if not has_key or offline.draw_id(job.key()) != before["draw_id"]:
+        raise PrepareError(
+            f"Expected the key with which {job.output} was begun in {job.key_file}, got "
+            f"{'another one' if has_key else 'none'}: remove the folder to begin anew."
+        )
+    return str(before["draw_id"])
+
+
+def _write_key(path: str, seed: int | None) -> None:
+    key = offline.new_key() if seed is None else seed.to_bytes(32, "little")
+    if "://" in path:  # no modes there: the folder's own access rules hold
+        with tf.io.gfile.GFile(path, "wb") as file:
+            file.write(key.hex().encode())
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(key.hex().encode())
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _end(job: Job, draw_id: str) -> offline.Manifest:
+    """Checks what was found against what was declared, writes the manifest, deletes the key."""
+    shards = [spread(job, shard) for shard in range(len(job.inputs))]
+    collected = [read_json(job.work(f"bucket-{k:05d}.json"))["pairs"] for k in range(job.buckets)]
+    if sum(collected) != sum(shard["pairs"] for shard in shards):
+        raise PrepareError(
+            f"Expected {sum(shard['pairs'] for shard in shards)} pairs of example and step in "
+            f"{job.output}, got {sum(collected)}: remove the folder and its key, and begin anew."
+        )
+    digests = [shard["digest"] for shard in shards]
+    twice = [k for k, digest in enumerate(digests) if digest in digests[:k]]
+    if twice:
+        first = digests.index(digests[twice[0]])
+        raise PrepareError(
+            f"Expected each shard once, got the same rows in {job.inputs[first]} and "
+            f"{job.inputs[twice[0]]}: leave one out, and begin anew in another folder."
+        )
+    records = sum(shard["records"] for shard in shards)
+    if records != job.num_examples:
+        raise PrepareError(
+            f"Expected num_examples={job.num_examples} well-formed rows, got {records}: the "
+            f"sampling probability depends on it. Begin anew in another folder with "
+            f"--num_examples={records}."
+        )
+    quarantined: Counter[str] = Counter()
+    for shard in shards:
+        quarantined.update({reason: of["rows"] for reason, of in shard["quarantined"].items()})
+    manifest = job.manifest(draw_id, {"quarantined": dict(quarantined), "shards": len(shards)})
+    manifest.write(job.output)
+    tf.io.gfile.remove(job.key_file)
+    tf.io.gfile.rmtree(f"{job.output}/.work")
+    return manifest

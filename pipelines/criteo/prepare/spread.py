@@ -1,0 +1,145 @@
+"""A shard: parsed, its coins thrown, its pairs of example and step written by bucket of steps.
+
+Pairs go to files of some 64 MiB, sorted by bucket, so that memory does not depend on the shard. All
+follows from the key, the number of the shard and its bytes: a worker that does it again writes the
+same files. It keeps malformed lines apart, each with its number and reason.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse import offline
+from pipelines.criteo.lines import DAMAGE, decompressed, whole_lines
+from pipelines.criteo.parse import MAX_LINE_BYTES, REASONS, WELL_FORMED, parse_lines
+from pipelines.criteo.prepare.job import Job, read_json, write_json, write_whole
+from pipelines.criteo.records import PrepareError, Tally
+from pipelines.criteo.schema import RECORD_DTYPE
+
+PAIR = np.dtype([("step", "<i8"), ("record", RECORD_DTYPE)])
+PART_BYTES = 2**26
+
+
+def spread(job: Job, shard: int) -> dict[str, Any]:
+    """Writes the pairs of a shard, unless they are there; returns what was found.
+
+    Returns:
+        `records`, `digest` (SHA-256 of the decompressed bytes), `quarantined` (by reason), `pairs`,
+        and `ranges`: for each bucket of each file [bucket, file, first pair, pairs].
+
+    Raises:
+        PrepareError: The file is damaged or cut.
+    """
+    summary = job.work(f"shard-{shard:05d}.json")
+    found = read_json(summary)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    draw = offline.OfflineDraw(job.key(), job.expected_batch_size / job.num_examples, job.steps)
+    lines, parts = _Lines(job, shard), _Parts(job, shard)
+    for chunk, records in enumerate(_chunks(lines)):
+        places, steps = draw.of_chunk(f"shard {shard}", chunk)
+        there = places < len(records)
+        parts.add(steps[there], records[places[there]])
+    parts.flush()
+    if lines.quarantined:
+        path = f"{job.output}/quarantine/shard-{shard:05d}.tsv"
+        write_whole(path, b"".join(lines.quarantined))
+    found = {
+        "records": lines.tally.records,
+        "digest": lines.digest.hexdigest(),
+        "quarantined": lines.tally.report(),
+        "pairs": parts.pairs,
+        "ranges": parts.ranges,
+    }
+    write_json(summary, found)
+    return found
+
+
+class _Lines:
+    """The well-formed records of a shard, in blocks, and what else was seen on the way."""
+
+    def __init__(self, job: Job, shard: int) -> None:
+        self.tally, self.digest = Tally(), hashlib.sha256()
+        self.quarantined: list[bytes] = []
+        self._path, self._vocabularies = job.inputs[shard], job.vocabularies
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        try:
+            with tf.io.gfile.GFile(self._path, "rb") as raw:
+                for block in whole_lines(self._hashed(decompressed(raw)), MAX_LINE_BYTES):
+                    parsed = parse_lines(block, self._vocabularies)
+                    self._keep_apart(block, parsed.reasons)
+                    self.tally.add(parsed.reasons)
+                    yield parsed.records
+        except DAMAGE as error:
+            how = "ends early" if isinstance(error, EOFError) else "is damaged"
+            raise PrepareError(
+                f"{self._path} {how} after {self.tally.lines} rows ({error}). Get the file again, "
+                "and start the same command again: the other shards are kept."
+            ) from error
+
+    def _hashed(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        for block in blocks:
+            self.digest.update(block)
+            yield block
+
+    def _keep_apart(self, block: bytes, reasons: np.ndarray) -> None:
+        bad = np.flatnonzero(reasons != WELL_FORMED)
+        if not len(bad):
+            return
+        lines = block.split(b"\n")
+        for place in bad:
+            number, reason = self.tally.lines + place + 1, REASONS[reasons[place]]
+            self.quarantined.append(b"%d\t%s\t%s\n" % (number, reason.encode(), lines[place]))
+
+
+def _chunks(lines: _Lines) -> Iterator[np.ndarray]:
+    """Records in pieces of the draw's chunks; the last one may have fewer."""
+    waiting, count = [np.zeros(0, RECORD_DTYPE)], 0
+    for records in lines:
+        waiting.append(records)
+        count += len(records)
+        while count >= offline.CHUNK:
+            joined = np.concatenate(waiting)
+            yield joined[: offline.CHUNK]
+            waiting, count = [joined[offline.CHUNK :]], count - offline.CHUNK
+    if count:
+        yield np.concatenate(waiting)
+
+
+class _Parts:
+    """Pairs of a shard, written whenever some 64 MiB are together."""
+
+    def __init__(self, job: Job, shard: int) -> None:
+        self.pairs, self.ranges = 0, []  # type: ignore[var-annotated]
+        self._job, self._shard = job, shard
+        self._waiting: list[np.ndarray] = []
+        self._bytes = self._files = 0
+
+    def add(self, steps: np.ndarray, records: np.ndarray) -> None:
+        """Takes the pairs of a chunk."""
+        pairs = np.empty(len(steps), PAIR)
+        pairs["step"], pairs["record"] = steps, records
+        self._waiting.append(pairs)
+        self._bytes += pairs.nbytes
+        self.pairs += len(pairs)
+        if self._bytes >= PART_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is waiting, sorted by bucket."""
+        if not self._bytes:
+            return
+        pairs = np.concatenate(self._waiting)
+        buckets = pairs["step"] // self._job.bucket_steps
+        order = np.argsort(buckets, kind="stable")
+        name = f"pairs-{self._shard:05d}-{self._files:05d}"
+        write_whole(self._job.work(name), pairs[order].tobytes())
+        found, first, counts = np.unique(buckets[order], return_index=True, return_counts=True)
+        rows = zip(found.tolist(), first.tolist(), counts.tolist(), strict=True)
+        self.ranges += [[bucket, name, begin, count] for bucket, begin, count in rows]
+        self._waiting, self._bytes = [], 0
+        self._files += 1
