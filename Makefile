@@ -43,13 +43,10 @@ $(INSTALLED): setup.py
 # Graphs and compiled kernels stay in memory as long as their process (a worker grows by some 35 MB
 # a test that trains), so the tests take several.
 TEST = $(RUN) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
-FIRST = tests/clipping
-SECOND = tests/optimizers tests/selection tests/sampling tests/accounting
-THIRD = tests/distribution
-FOURTH = tests/attacks
-PARTS = $(shell seq 16) # of its slow product
-FIFTH = tests/pipelines tests/models tests/benchmarks tests/reference
-SIXTH = $(wildcard tests/training/test_[a-m]*.py)
+FIRST = tests/clipping tests/optimizers tests/selection tests/sampling tests/accounting tests/noise
+SECOND = tests/distribution tests/attacks tests/pipelines tests/models tests/benchmarks \
+	tests/reference
+PARTS = $(shell seq 24) # of all that is slow
 
 # Runs again, with what processors differ in switched off: no test may rest on the one at hand.
 # The accountant, without the instructions that NumPy dispatches to where the processor has them:
@@ -65,18 +62,13 @@ OLDEST = XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
 test: $(INSTALLED)
 	@$(TEST) $(FIRST)
 	@$(TEST) $(SECOND)
-	@$(TEST) $(THIRD)
-	@$(TEST) $(FOURTH)
-	@$(TEST) $(FIFTH)
-	@$(TEST) $(SIXTH)
-	@$(TEST) $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD) $(FOURTH) $(FIFTH) $(SIXTH))
+	@$(TEST) $(addprefix --ignore=,$(FIRST) $(SECOND))
 	@test -n '$(NUMPY_DISPATCH)'
 	@NPY_DISABLE_CPU_FEATURES='$(NUMPY_DISPATCH)' $(TEST) $(ACCOUNTING)
 	@$(OLDEST) $(TEST) $(KERNELS)
 
 slow: $(INSTALLED)
-	@$(TEST) -m slow --ignore=$(FOURTH)
-	@set -e; for part in $(PARTS); do $(TEST) $(FOURTH) -m slow --part=$$part/$(words $(PARTS)); done
+	@set -e; for part in $(PARTS); do $(TEST) -m slow --part=$$part/$(words $(PARTS)); done
 
 mutants: $(INSTALLED) # goes on where it stopped; remove runs/mutants.jsonl to begin anew
 	@$(RUN) -m tests.mutations.run $(if $(ONLY),--only='$(ONLY)')

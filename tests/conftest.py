@@ -4,11 +4,12 @@ Fixtures that several folders take are here, too.
 """
 
 import gc
+import hashlib
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -62,11 +63,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", help="K/N: every N-th test from the K-th on; memory grows by test")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps one part of the tests, if one was asked for."""
+    """Keeps one part of the tests, if one was asked for; of `cases(n)`, all but n are slow."""
+    for item in _beyond_their_cases(items):
+        item.add_marker(pytest.mark.slow)
     wanted = config.getoption("--part")
     if wanted:
         number, parts = map(int, wanted.split("/"))
         kept = items[number - 1 :: parts]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+
+def _beyond_their_cases(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of each test marked `cases(n)`, those that are not among its n, picked by a hash of names."""
+    by_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("cases"):
+            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for same in by_test.values():
+        (count,) = same[0].get_closest_marker("cases").args  # type: ignore[union-attr]
+        same.sort(key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
+        yield from same[count:]

@@ -29,6 +29,7 @@ def example_of(name: str) -> doctest.DocTest:
     return doctest.DocTestParser().get_doctest(text, {}, name, name, 0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_example_prints_what_it_says(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """And nothing else: no progress bar, no log, no warning."""

@@ -104,6 +104,7 @@ def densities(probability: float, sigma: float) -> tuple[np.ndarray, np.ndarray]
     return without, (1 - probability) * without + probability * inside
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("probability", "sigma"), [(0.1, 0.5), (0.5, 1.0), (0.02, 0.4)])
 def test_one_step_of_a_poisson_sample(probability: float, sigma: float) -> None:
     masses = densities(probability, sigma)
@@ -159,6 +160,7 @@ def test_rates_that_are_none_are_refused(rate: float) -> None:
 # ----------------------------------------------------------------------------------------- the plan
 
 
+@pytest.mark.slow
 def test_more_noise_and_fewer_steps_leave_less() -> None:
     sampling = PoissonSampling(2000, 50, 40)
     by_noise = [plan(sampling, sigma).attack_power(0.01) for sigma in (0.5, 0.7, 1.0, 2.0, 8.0)]
@@ -212,6 +214,7 @@ def test_without_noise_everything_can_be_told(event: dp_accounting.DpEvent) -> N
     assert given.attack_power(1e-3) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_losses_that_no_float_holds_are_told_for_certain(
     monkeypatch: pytest.MonkeyPatch,

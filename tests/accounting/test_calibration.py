@@ -127,6 +127,7 @@ def test_a_budget_that_no_setting_makes_useful_is_said(batch: int) -> None:
     assert math.sqrt(20) * batch < (plan.noise_multiplier or 0.0)
 
 
+@pytest.mark.slow
 def test_a_budget_for_more_examples_is_not() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

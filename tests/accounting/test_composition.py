@@ -93,6 +93,7 @@ def test_a_long_run_is_never_understated() -> None:
     assert abs(plain.get_epsilon(DELTA) - EXACT) > 2e-5
 
 
+@pytest.mark.cases(1)
 @pytest.mark.skipif(not reference.EXTENDED, reason="long double is no wider than double here")
 @pytest.mark.parametrize(
     ("probability", "sigma", "steps", "delta"),
@@ -144,6 +145,7 @@ def test_epsilon_meets_its_delta() -> None:
         assert accountant.get_delta(epsilon) <= delta < accountant.get_delta(epsilon - 1e-6)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "event",
     [

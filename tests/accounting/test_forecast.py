@@ -52,6 +52,7 @@ def simulated(
     return tuple(counts / runs)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("threshold", [0.6, 1.5, 6.0])
 def test_forecast_rows_are_those_of_real_batches(threshold: float) -> None:
     """With half the noise, or twice the batch, they are not."""

@@ -78,6 +78,7 @@ def small() -> PrivacyPlan:
 # ------------------------------------------------------------------------------------- calibration
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("num_examples", "batch", "steps", "epsilon", "sigma"), NOISE_MULTIPLIERS)
 def test_noise_multiplier_of_poisson_sampling(
     num_examples: int, batch: int, steps: int, epsilon: float, sigma: float
@@ -105,6 +106,7 @@ def test_calibrate_stream_sampling(
     assert sigma - 1e-4 <= found.noise_multiplier <= sigma * (1 + 1e-3) + 2e-4
 
 
+@pytest.mark.slow
 def test_calibrate_returns_another_plan(small: PrivacyPlan) -> None:
     before = dataclasses.replace(small, noise_multiplier=None, plan_id=None)
     assert before.noise_multiplier is None and before.plan_id is None
@@ -175,6 +177,7 @@ def test_the_reach_of_the_noise_is_inside_delta() -> None:
     assert beyond_reach(0.3026) * CRITEO.participations(CRITEO.steps) == pytest.approx(tail)
 
 
+@pytest.mark.slow
 def test_what_is_left_of_delta_pays_for_the_mechanism() -> None:
     given = plan(CRITEO, 12.0, noise_multiplier=0.38)
     spent, steps = given.spent(CRITEO.steps).epsilon, CRITEO.steps
@@ -217,6 +220,7 @@ def test_no_split_of_the_difference_reaches_further(sigma: float) -> None:
 # ----------------------------------------------------------------------------------------- spending
 
 
+@pytest.mark.slow
 def test_spent_grows_with_the_steps(small: PrivacyPlan) -> None:
     epsilons = [small.spent(steps).epsilon for steps in (0, 1, 5, 20, 40)]
     assert all(np.diff(epsilons) > 0)
@@ -259,6 +263,7 @@ SAME_BATCH = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("first", "second", "right", "wrong"), SAME_BATCH)
 def test_releases_from_one_batch_are_one_event(
     first: float, second: float, right: float, wrong: float
@@ -334,6 +339,7 @@ def test_streams_pay_by_the_pass() -> None:
 # ------------------------------------------------------------------------------------ a given noise
 
 
+@pytest.mark.slow
 def test_with_noise_states_what_the_noise_spends(small: PrivacyPlan) -> None:
     given = small.with_noise(0.8)
     assert given.noise_multiplier == 0.8 and given.plan_id not in (None, small.plan_id)

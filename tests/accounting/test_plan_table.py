@@ -19,6 +19,7 @@ def table() -> PlanTable:
     return plan_table(10_000, 2.0, batch_sizes=[100, 1000], epochs=[1, 5])
 
 
+@pytest.mark.slow
 def test_every_row_is_a_calibrated_plan(table: PlanTable) -> None:
     assert [(row.batch_size, row.epochs) for row in table.rows] == [
         (100, 1),

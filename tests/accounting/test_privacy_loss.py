@@ -47,6 +47,7 @@ def exact_delta(
     return max(divergence(mixed, rest), divergence(rest, mixed))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("q", [0.02, 0.4, 1.0])
 @pytest.mark.parametrize(("e0", "sigma"), [(0.5, 1.0), (2.0, 0.7), (0.03, 3.0)])
 @pytest.mark.parametrize("epsilon", LOSSES)
@@ -58,6 +59,7 @@ def test_a_sampled_composition_is_exact(q: float, e0: float, sigma: float, epsil
     assert exact * (1 - 1e-6) - 1e-12 <= found <= exact * 1.002 + 1e-7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [0.05, 0.5])
 @pytest.mark.parametrize("scores", [(1.0, 0.0), (1.0, 0.4, 0.0), (0.7, 1.0, 1.0)])
 def test_a_selection_costs_at_most_that(q: float, scores: tuple[float, ...]) -> None:
@@ -71,6 +73,7 @@ def test_a_selection_costs_at_most_that(q: float, scores: tuple[float, ...]) -> 
         assert exact <= delta_of(event, epsilon)
 
 
+@pytest.mark.slow
 def test_a_gaussian_in_parts_costs_what_it_costs_whole() -> None:
     whole, half = dp_accounting.GaussianDpEvent(1.0), dp_accounting.GaussianDpEvent(math.sqrt(2))
     for q, steps in [(0.01, 1000), (0.3, 20)]:

@@ -28,6 +28,7 @@ class PlaceAndMasks(keras.layers.Layer):
         return by_place(self.dropout(values, training=training))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize(
     ("figure", "words", "attack"),

@@ -38,6 +38,7 @@ def test_neighbours() -> None:
     np.testing.assert_array_equal(zeroed(data, 1)["x"], [1, 0, 3])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("way", ["graph", "one", "stream"])
 def test_a_clipped_example_has_1(way: str) -> None:
@@ -50,6 +51,7 @@ def test_a_small_gradient_has_less() -> None:
     assert 0 < measured(tiny)(WAYS["graph"]) < 0.1
 
 
+@pytest.mark.cases(2)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("mixing", ["stopped mean", "roll", "the first example"])
 def test_a_mixing_model_has_more_where_nothing_checks(

@@ -27,6 +27,7 @@ def weights_after_a_step(way: str) -> list[np.ndarray]:
     return made[-1].get_weights()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_noise")
 def test_private_ways_take_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clipping_ways, "SIGMA", 0.0)
@@ -70,6 +71,7 @@ def test_a_way_that_cannot_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert seconds.keys() == {"stock"}
 
 
+@pytest.mark.slow
 def test_memory_is_what_a_step_adds_at_its_peak() -> None:
     code = """
         import os

@@ -9,6 +9,7 @@ import tensorflow as tf
 from benchmarks import devices, one_table, pctr_step
 
 
+@pytest.mark.slow
 def test_the_quick_run_has_every_metric(
     monkeypatch: pytest.MonkeyPatch, quick_run: Callable[..., tuple[list[str], dict[str, float]]]
 ) -> None:

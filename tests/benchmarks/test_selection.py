@@ -45,6 +45,7 @@ def test_every_method_is_timed() -> None:
     assert selection.makers(50).keys() == OPTIMIZERS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OPTIMIZERS)
 def test_the_step_is_that_of_the_method(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "SELECTED", 10)

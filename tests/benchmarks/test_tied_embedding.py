@@ -18,6 +18,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clipping, "added_memory", lambda step: 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("positions", ["last", "all"])
 def test_private_ways_take_the_same_step(positions: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +53,7 @@ def test_examples_are_items_and_those_that_follow() -> None:
     np.testing.assert_array_equal(Setting(3_416, "last", 100).examples()[1], y[:, -1])
 
 
+@pytest.mark.slow
 def test_the_quick_run_has_every_metric_of_the_larger_vocabulary(
     monkeypatch: pytest.MonkeyPatch, quick_run: Callable[..., tuple[list[str], dict[str, float]]]
 ) -> None:
@@ -65,6 +67,7 @@ def test_the_quick_run_has_every_metric_of_the_larger_vocabulary(
     }
 
 
+@pytest.mark.slow
 def test_a_way_that_needs_too_much_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tied_embedding, "MEMORY_LIMIT", 1)
     found = tied_embedding.measured(Setting(7, "last", 6), tuple(tied_embedding.WAYS), 1)

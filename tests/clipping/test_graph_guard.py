@@ -283,6 +283,7 @@ def on_read(layer: keras.layers.Layer) -> tf.Variable:
     )
 
 
+@pytest.mark.slow
 def test_metrics_under_a_strategy() -> None:
     with strategy_of(2).scope():
         train(model_with(keras.layers.Dense(2)), metrics=["mae", keras.metrics.AUC()])
@@ -363,6 +364,7 @@ HARMLESS: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_an_operation_without_effect_is_not_refused(name: str) -> None:
     train(model_with(Calls(*HARMLESS[name])), metrics=["mae"])

@@ -29,6 +29,7 @@ class Rereads(keras.metrics.Metric):
         return self.total
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", [{}, {"microbatch_size": 2}, {"jit_compile": True}])
 def test_metrics_write_their_own_variables(way: dict[str, Any]) -> None:
     metric = Rereads()

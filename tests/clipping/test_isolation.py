@@ -63,6 +63,7 @@ MIXING = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("mixing", MIXING)
 def test_mixing_is_refused(mixing: str) -> None:
     model = private_model(MIXING[mixing])
@@ -81,6 +82,7 @@ def test_a_second_fit_is_refused_too() -> None:
             fit(model)
 
 
+@pytest.mark.slow
 def test_a_mixing_loss_after_recompiling_is_found() -> None:
     model = private_model()
     fit(model)
@@ -172,6 +174,7 @@ COUPLED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("case", COUPLED)
 def test_what_is_released_is_compared(case: str) -> None:
     """Before the first update, whatever hides it from the losses."""
@@ -202,6 +205,7 @@ def test_coupling_under_xla() -> None:
         fit(model)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_each_of_the_first_batches_is_checked(batch: int) -> None:
     """A branch that opens in a later one of the first three batches is found there."""
@@ -221,6 +225,7 @@ def mixes_marked_examples(x: tf.Tensor) -> tf.Tensor:
     return tf.where(x[:, :1] > 5, tf.reduce_mean(x, axis=0, keepdims=True), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marked", [0, 4, 9])
 def test_the_first_check_takes_all_micro_batches(marked: int) -> None:
     """The first, one in the middle and the last, which is not full."""
@@ -378,6 +383,7 @@ FOLDED = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", ["graph", "xla", "microbatches", "eager"])
 @pytest.mark.parametrize("kind", FOLDED)
 def test_records_must_lead_with_the_batch_of_one_example(kind: str, way: str) -> None:

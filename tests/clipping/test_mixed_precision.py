@@ -57,6 +57,7 @@ def inputs_of(model: keras.Model, batch: int) -> np.ndarray:
     return rng.integers(0, 9, shape) if words else rng.normal(size=shape).astype(np.float32)
 
 
+@pytest.mark.cases(7)
 @pytest.mark.parametrize("name", MODELS)
 def test_norms_and_sums_are_near_brute_force(name: str, policy: str) -> None:
     keras.utils.set_random_seed(1)
@@ -66,6 +67,7 @@ def test_norms_and_sums_are_near_brute_force(name: str, policy: str) -> None:
     assert_as_brute_force(model, inputs_of(model, 4), tolerance=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_models_train(name: str, policy: str) -> None:
     model, plan = MODELS[name](), plan_for(6)
@@ -81,6 +83,7 @@ def test_models_train(name: str, policy: str) -> None:
         assert np.any(np.array(variable) != old), variable.path
 
 
+@pytest.mark.cases(1)
 def test_an_overflow_zeroes_the_example_and_is_counted(policy: str) -> None:
     """float16 ends at 65,504: what overflows there is no gradient, and must not become one."""
     model = keras.Sequential([keras.Input((2,)), LAYERS.Dense(1, kernel_initializer="ones")])

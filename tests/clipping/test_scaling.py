@@ -82,6 +82,7 @@ def flat(sums: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([part.ravel() for part in sums]).astype(np.float64)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("clip_norm", [1e-3, 1.0, 50.0])
 def test_one_example_moves_the_clipped_sum_by_at_most_the_clip_norm(

@@ -104,6 +104,7 @@ def test_one_example_adds_at_most_c(style: Any, scale: float, ratio: float, seed
     assert math.sqrt(sum(float(np.sum(np.float64(part) ** 2)) for part in found)) <= clip_norm
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("make", [dp_sparse.DPSGDOptimizer, dp_sparse.DPAdaFESTOptimizer])
 def test_every_style_trains_and_is_saved_with_the_optimizer(make: Any, style: Any) -> None:

@@ -42,6 +42,7 @@ class Measures(keras.Model):
         return self.dense(inputs)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [Measures, lambda: model_with(keras.layers.Dense(2))])
 def test_no_file_of_weights_has_a_metric(make: Callable[[], keras.Model], tmp_path: Path) -> None:
     model, plan = make(), plan_for(SIZE)

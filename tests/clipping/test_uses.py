@@ -44,6 +44,7 @@ def test_both_formulas_for_a_product_agree() -> None:
     np.testing.assert_allclose(use.squared_norms(), by_part, rtol=1e-5)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("entries", [1, 7, 35, 70, 1000])
 @pytest.mark.parametrize("batch", [0, 1, 5, 6])
 def test_parts_cover_every_example_and_column(

@@ -90,6 +90,7 @@ def assert_same(one: keras.Model, other: keras.Model) -> None:
     assert int(one.optimizer.iterations.numpy()) == int(other.optimizer.iterations.numpy())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("method", METHODS)
@@ -102,6 +103,7 @@ def test_without_noise_as_on_one_device(method: str, count: int) -> None:
     assert int(several.optimizer.diagnostics.isolation.checks.numpy()) == 3
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["dpsgd", "adafest", "adafest_plus", "exponential", "quantile"])
 def test_noise_and_rows_are_drawn_once(method: str) -> None:
     """With one key the very same noise and survivors as on one device, not several times either."""
@@ -114,6 +116,7 @@ def test_noise_and_rows_are_drawn_once(method: str) -> None:
     assert min(moved) > 10  # times what `assert_same` lets pass
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize(
     ("count", "size", "present"),
@@ -126,6 +129,7 @@ def test_uneven_and_empty_shards(method: str, count: int, size: int, present: in
     assert_same(one, several)
 
 
+@pytest.mark.slow
 def test_every_replica_has_the_same_weights() -> None:
     model, _ = trained(4, METHODS["adafest"], noise_multiplier=1.0)
     for variable in (*model.variables, *model.optimizer.variables):
@@ -159,6 +163,7 @@ DEFAULT_COLLECTIVES = """
 """
 
 
+@pytest.mark.slow
 def test_with_tensorflows_own_collectives() -> None:
     one, two = (
         np.array(json.loads(run_python(DEFAULT_COLLECTIVES, str(count)).splitlines()[-1]))
@@ -167,6 +172,7 @@ def test_with_tensorflows_own_collectives() -> None:
     np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_several_steps_in_one_execution() -> None:
     one, _ = trained(1, METHODS["adafest"], steps=4, noise_multiplier=0.5)
     x, y = clicks(12, VOCABULARIES)
@@ -181,6 +187,7 @@ def test_several_steps_in_one_execution() -> None:
     assert_same(one, model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [12, 7])
 def test_our_own_loop(size: int) -> None:
     """As `fit`, with the shares of several replicas of one process."""
@@ -197,6 +204,7 @@ def test_our_own_loop(size: int) -> None:
     assert_same(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["adafest", "fest", "exponential"])
 def test_what_replicas_exchange_does_not_grow_with_a_table(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -264,6 +272,7 @@ def under_two(plan: Any) -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dpsgd", "adafest"])
 def test_one_device_by_name_is_no_strategy(method: str) -> None:
     """The same key: the same weights to the last bit, noise included."""
@@ -276,6 +285,7 @@ def test_one_device_by_name_is_no_strategy(method: str) -> None:
     assert "CPU:1" in runs[1][0].trainable_variables[0].value.device
 
 
+@pytest.mark.slow
 def test_the_samplers_own_batches_with_validation_and_a_report(tmp_path: Any) -> None:
     plan, data = poisson_plan(6), clicks(60, VOCABULARIES)
     model = under_two(plan)
@@ -290,6 +300,7 @@ def test_the_samplers_own_batches_with_validation_and_a_report(tmp_path: Any) ->
         model.fit(plan.sampling.batches(data), verbose=0)
 
 
+@pytest.mark.slow
 def test_saved_and_loaded(tmp_path: Any) -> None:
     plan, data = poisson_plan(6), clicks(60, VOCABULARIES)
     model = under_two(plan)
@@ -303,6 +314,7 @@ def test_saved_and_loaded(tmp_path: Any) -> None:
     assert int(loaded.optimizer.steps_spent.numpy()) == 6
 
 
+@pytest.mark.slow
 def test_one_batch_for_every_replica_is_refused() -> None:
     """Keras gives each replica the whole batch: every example would count twice."""
     plan = plan_for(12, steps=3, capacity=12)
@@ -364,6 +376,7 @@ def test_what_is_refused() -> None:
     refused("got CentralStorage", lambda p: dp_sparse.DPSGDOptimizer("sgd", p, 1.0), central)
 
 
+@pytest.mark.slow
 def test_importing_leaves_devices_to_be_configured() -> None:
     code = """
         import tensorflow as tf
@@ -419,6 +432,7 @@ def test_a_step_under_another_strategy_is_refused(make: Any) -> None:
         strategy_of(2).run(model.train_step, args=(batch,))
 
 
+@pytest.mark.slow
 def test_moving_averages_end_up_in_the_weights() -> None:
     plan = plan_for(12, steps=2, capacity=12)
     with strategy_of(2).scope():
@@ -433,6 +447,7 @@ def test_moving_averages_end_up_in_the_weights() -> None:
         np.testing.assert_allclose(variable.numpy(), average.numpy(), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_tied_table_and_dropout_train() -> None:
     tokens = np.random.default_rng(0).integers(0, 11, (8, 5))
     plan = plan_for(8, steps=2, noise_multiplier=0.1, capacity=8)

@@ -189,6 +189,7 @@ def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
     }
 
 
+@pytest.mark.slow
 def test_as_on_one_device(workers: list[dict[str, Any]]) -> None:
     model = compiled(tf.distribute.get_strategy(), noise_multiplier=1e-6)
     history = distribution.train(model, clicks(SIZE, VOCABULARIES), epochs=2)
@@ -196,6 +197,7 @@ def test_as_on_one_device(workers: list[dict[str, Any]]) -> None:
         assert_close(worker["quiet"], report(model, history))
 
 
+@pytest.mark.slow
 def test_a_stream_as_on_one_device(workers: list[dict[str, Any]]) -> None:
     stream = dp_sparse.StreamSampling(num_examples=SIZE, batch_size=4, passes=1)
     model = compiled(tf.distribute.get_strategy(), sampling=stream, noise_multiplier=1e-6)
@@ -242,6 +244,7 @@ def test_fit_is_refused_and_says_what_to_call(workers: list[dict[str, Any]]) -> 
     assert "call dp_sparse.distribution.train" in workers[0]["fit"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -297,6 +300,7 @@ def test_a_run_of_which_nothing_is_left_trains_nothing() -> None:
     assert seen == [0, 1] and int(model.optimizer.steps_spent) == STEPS
 
 
+@pytest.mark.slow
 def test_train_refuses() -> None:
     one_device = tf.distribute.get_strategy()
     model = compiled(one_device)

@@ -103,6 +103,7 @@ SMALL: dict[str, Callable[[], keras.Model]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_private_step_moves_every_weight(name: str) -> None:
     model = SMALL[name]()

@@ -62,6 +62,7 @@ def test_clipping_is_exact(name: str, padding: int) -> None:
     assert_as_brute_force(SMALL[name](), rows(7), weighted=True, padding=padding)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("name", ["dlrm", "dcn"])
 def test_under_xla_as_in_graph_mode(name: str) -> None:

@@ -88,6 +88,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "policy"), [*((name, "float32") for name in MODELS), *MIXED, *SLOW]
 )

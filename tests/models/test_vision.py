@@ -63,6 +63,7 @@ def small(name: str, shape: tuple[int, ...]) -> keras.Model:
     return getattr(vision, name)(shape, num_classes=3, width=4, groups=2, **options)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("shape", [(32, 32), (48, 40, 3), (64, 64, 2)])
 @pytest.mark.parametrize("name", ["resnet18", "resnet101", "vgg16"])
 def test_any_size_and_channels(name: str, shape: tuple[int, ...]) -> None:
@@ -93,6 +94,7 @@ NETWORKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_private_step_moves_every_weight(name: str) -> None:
     model = small(name, (32, 32))

@@ -161,6 +161,7 @@ def test_tails_hold_as_many_values_as_they_should() -> None:
 # ------------------------------------------------------------------------- streams and both paths
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 64, 1023, 20_001, 2**15, 2**15 + 1])
 def test_noise_is_the_same_whether_the_size_is_known_or_not(count: int) -> None:
     """Blocks of one stream, or the stream at once."""
@@ -428,6 +429,7 @@ def test_the_self_check_passes_and_can_fail(monkeypatch: pytest.MonkeyPatch) -> 
         noise.self_check()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("in_graph", [True, False])
 def test_two_threads_never_have_one_draw(in_graph: bool) -> None:
     key = noise.NoiseKey()

@@ -67,6 +67,7 @@ def false_rows(**arguments: Any) -> list[int]:
     return list(np.diff([0, *counts]))
 
 
+@pytest.mark.slow
 def test_the_default_threshold_lets_the_expected_false_rows_survive() -> None:
     """An empty batch: binomial(4000, λ/4000) survivors a step, over both tables."""
     for expected in (32, 8):

@@ -65,6 +65,7 @@ def test_only_plain_keras_optimizers_are_wrapped(make: Any) -> None:
             dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0, table_optimizer=wrong)
 
 
+@pytest.mark.cases(1)
 @BOTH
 def test_learning_rate_and_iterations_are_the_wrapped_optimizers(make: Any) -> None:
     x, y = clicks(8)
@@ -77,6 +78,7 @@ def test_learning_rate_and_iterations_are_the_wrapped_optimizers(make: Any) -> N
     assert int(optimizer.iterations) == int(optimizer.optimizer.iterations) == 3
 
 
+@pytest.mark.cases(1)
 @BOTH
 def test_a_schedule_is_followed(make: Any) -> None:
     """lr 1, then 0: the second step moves nothing, tables included."""
@@ -146,6 +148,7 @@ def test_it_is_no_stock_optimizer_by_isinstance(make: Any) -> None:
     assert not issubclass(make, stock)
 
 
+@pytest.mark.cases(1)
 @BOTH
 def test_moving_average_of_dense_variables_only(make: Any) -> None:
     x, y = clicks(8)

@@ -10,6 +10,7 @@ import dp_sparse
 from tests.training_cases import click_model, clicks, plan_for, weights_of
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "optimizer",
     [

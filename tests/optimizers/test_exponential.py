@@ -27,6 +27,7 @@ def selecting(plan: Any, rows: int, noise_ratio: float = 1.0) -> Any:
     return dataclasses.replace(plan, mechanism=mechanism)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("count", [1, 4, 9, 18])
 @pytest.mark.parametrize("row_clip_norm", [0.02, 10.0])
@@ -73,6 +74,7 @@ def test_k_rows_are_noised_even_on_a_batch_of_padding() -> None:
         assert stats.kstest(noise, stats.norm(0, wrong * deviation).cdf).pvalue < 1e-9
 
 
+@pytest.mark.slow
 def test_a_calibrated_plan_and_its_statement() -> None:
     sampling = dp_sparse.PoissonSampling(num_examples=10_000, expected_batch_size=100, steps=50)
     budget = dp_sparse.PrivacyBudget(epsilon=1.0, delta=1e-5)

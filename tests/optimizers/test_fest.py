@@ -33,6 +33,7 @@ def public_rows(model: keras.Model, *row_ids: Any) -> dp_sparse.SelectedRows:
     return dp_sparse.SelectedRows.public(dict(zip(tables, row_ids, strict=True)), tables)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("row_ids", [([1, 4, 9], [0, 6]), ([], [3]), ([], []), (range(11), [2])])
 @pytest.mark.parametrize("microbatch_size", [None, 3])
@@ -78,6 +79,7 @@ def test_every_selected_row_is_noised_and_no_other() -> None:
             assert stats.kstest(noise, stats.norm(0, wrong * deviation).cdf).pvalue < 1e-9
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("threshold", [0.3, 0.8, 1.2])
 def test_adafest_plus_is_adafest_on_the_selected_rows(threshold: float) -> None:
@@ -130,6 +132,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_saved_with_its_rows_and_trains_on(kind: str, tmp_path: pathlib.Path) -> None:
     x, y = clicks(40, VOCABULARIES)
@@ -149,6 +152,7 @@ def test_saved_with_its_rows_and_trains_on(kind: str, tmp_path: pathlib.Path) ->
     assert set(np.flatnonzero(np.any(other, axis=1))) <= {2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_rows_that_the_plan_does_not_pay_for_are_refused(kind: str) -> None:
     model = click_model(VOCABULARIES)

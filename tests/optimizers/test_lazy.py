@@ -65,6 +65,7 @@ def dpsgd_runs() -> np.ndarray:
     return runs(dp_sparse.DPSGDOptimizer, 2000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_the_weights_have_the_distribution_of_dpsgds(
     jit_compile: bool, dpsgd_runs: np.ndarray
@@ -73,6 +74,7 @@ def test_the_weights_have_the_distribution_of_dpsgds(
     assert p_values(found, dpsgd_runs).min() > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_noise_that_comes_after_the_read_is_another_distribution(
     jit_compile: bool, monkeypatch: pytest.MonkeyPatch, dpsgd_runs: np.ndarray
@@ -82,6 +84,7 @@ def test_noise_that_comes_after_the_read_is_another_distribution(
     assert p_values(found, dpsgd_runs).min() < 1e-9
 
 
+@pytest.mark.slow
 def test_noise_of_another_deviation_is_another_distribution(
     monkeypatch: pytest.MonkeyPatch, dpsgd_runs: np.ndarray
 ) -> None:
@@ -164,6 +167,7 @@ def test_between_steps_only_rows_that_were_read_have_changed() -> None:
     assert noisy_rows(model, settled) == 0.0  # nothing is added twice
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "way",
     [
@@ -238,6 +242,7 @@ def test_a_step_outside_fit_settles_too() -> None:
     assert noisy_rows(model, before) == 1.0
 
 
+@pytest.mark.slow
 def test_a_second_optimizer_takes_the_layers_over(tmp_path: pathlib.Path) -> None:
     model, plan, _ = started()
     keras.saving.save_model(model, tmp_path / "first.keras")
@@ -276,6 +281,7 @@ def test_a_loss_that_reads_a_table_is_refused() -> None:
         model.fit(plan.sampling.batches(clicks(8)), steps_per_epoch=1, verbose=0)
 
 
+@pytest.mark.slow
 def test_noise_that_float32_cannot_hold_is_refused() -> None:
     """Roundings of rows that are looked up would stand out among those of the others."""
     for rate, fits in ((1.0, True), (0.0, True), (1e-8, False)):
@@ -289,6 +295,7 @@ def test_noise_that_float32_cannot_hold_is_refused() -> None:
             model.fit(batches, steps_per_epoch=1, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coarse", [0, 1])
 def test_a_refused_step_writes_nothing(coarse: int) -> None:
     """One table's weights are too large for the noise; the other's are not."""
@@ -304,6 +311,7 @@ def test_a_refused_step_writes_nothing(coarse: int) -> None:
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("large", [0, 3])
 def test_whether_a_step_is_refused_does_not_tell_which_rows_were_read(large: int) -> None:
     """Row 0 is looked up, row 3 is not: a large weight of either stops the run."""
@@ -340,6 +348,7 @@ def test_the_bound_on_weights_is_the_same_for_all_data() -> None:
     assert found[0] == found[1] == pytest.approx([0.5 + step, 0.5 + 2 * step, 0.5 + 3 * step])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_bound_too_coarse_settles_all_rows_and_measures_them(
     jit_compile: bool, monkeypatch: pytest.MonkeyPatch
@@ -388,6 +397,7 @@ def test_coarse_tables_are_refused() -> None:
         optimizer.build(model.trainable_variables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_batch_begin", "on_batch_end"])
 def test_callbacks_that_act_on_batches_are_refused(hook: str) -> None:
     model, plan, _ = started()

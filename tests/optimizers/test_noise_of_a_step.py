@@ -91,6 +91,7 @@ def wrong_with(found: Run, sigma: float) -> set[str]:
     return {name for name, wrong in checks.items() if wrong}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "way"), cases())
 def test_noise(method: str, way: str) -> None:
     assert not wrong_with(run(method, way, steps=2), METHODS[method].sigma)
@@ -209,6 +210,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("fault", "found", "method", "way"), FAULTS)
 def test_a_fault_is_noticed(
     fault: Callable[[pytest.MonkeyPatch], None],
@@ -250,6 +252,7 @@ def of_one_stream(draw: noise.Draw, purpose: int, count: tf.Tensor) -> tf.Tensor
     return NORMAL(draw, min(purpose, noise.Purpose.DELAYED), count)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("normal", "right"), [(NORMAL, True), (too_quiet, False), (of_one_stream, False)]
 )
@@ -263,6 +266,7 @@ def test_noise_that_was_delayed(normal: Any, right: bool, monkeypatch: pytest.Mo
     assert (enough and strongest_correlation(settled) < 7) == right
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("factor", "right"), [(1.0, True), (0.95, False), (1.05, False)])
 def test_noise_of_the_quantile_count(factor: float, right: bool) -> None:
     """Of 20,000 steps; ½·σ of the count, over B, times the learning rate of C."""

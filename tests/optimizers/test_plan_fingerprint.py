@@ -113,6 +113,7 @@ def restored(way: Any, trained: keras.Model, folder: Path, plan: Any) -> keras.M
     return way(trained, folder, make)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_of_another_plan_goes_on_in_no_way(
     way: Any, trained: keras.Model, tmp_path: Path
@@ -126,6 +127,7 @@ def test_a_run_of_another_plan_goes_on_in_no_way(
         np.testing.assert_array_equal(old, weight)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_of_the_same_guarantee_goes_on(
     way: Any, trained: keras.Model, tmp_path: Path
@@ -137,6 +139,7 @@ def test_a_run_of_the_same_guarantee_goes_on(
     assert int(model.optimizer.steps_spent) == 4
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["steps_spent", "steps_seal"])
 def test_a_count_restored_in_part_is_refused(name: str, trained: keras.Model) -> None:
     """The seal binds the steps to the plan: one alone says nothing about what was spent."""
@@ -149,6 +152,7 @@ def test_a_count_restored_in_part_is_refused(name: str, trained: keras.Model) ->
         fit(model)
 
 
+@pytest.mark.slow
 def test_an_unbuilt_optimizer_or_another_loses_no_steps(trained: keras.Model) -> None:
     tree = trained.get_state_tree("numpy_array")
     for model in (compiled(plan_of(0.6)), built(plan_of(0.6))):
@@ -164,6 +168,7 @@ def test_an_unbuilt_optimizer_or_another_loses_no_steps(trained: keras.Model) ->
     model.set_state_tree({"trainable_variables": tree["trainable_variables"]})
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_model_shares_its_steps(trained: keras.Model) -> None:
     model = compiled(plan_of(0.6))
     fit(model, 8)
@@ -177,6 +182,7 @@ def test_a_copy_of_a_model_shares_its_steps(trained: keras.Model) -> None:
         copy.deepcopy(model.optimizer)
 
 
+@pytest.mark.slow
 def test_weights_of_another_plan_are_refused(trained: keras.Model, tmp_path: Path) -> None:
     trained.save_weights(tmp_path / "w.weights.h5")
     model = built(plan_of(3.0))
@@ -189,6 +195,7 @@ def test_weights_of_another_plan_are_refused(trained: keras.Model, tmp_path: Pat
     assert int(same.optimizer.steps_spent) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*could not be loaded:UserWarning")
 def test_a_refusal_that_keras_passes_over_stands(trained: keras.Model, tmp_path: Path) -> None:
     """`skip_mismatch` loads the weights without the steps; no step follows until both are there."""

@@ -38,6 +38,7 @@ def trained(name: str, style: str) -> tuple[keras.Model, ClippedSums]:
     return model, zero_sums(dense, tables, rows, 1)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_release_writes_nothing(name: str, style: str) -> None:
@@ -57,6 +58,7 @@ def test_a_release_writes_nothing(name: str, style: str) -> None:
     assert not {kind for kind in kinds if re.search("Assign|ResourceScatter", kind)}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_follows_from_the_release_alone(name: str, style: str) -> None:

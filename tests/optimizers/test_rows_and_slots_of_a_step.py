@@ -82,6 +82,7 @@ SLOTS = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("method", "way", "name"), SLOTS)
 def test_slots_hold_the_noisy_gradient(method: str, way: str, name: str) -> None:
     make, expected = WRAPPED[name]
@@ -100,12 +101,14 @@ def accumulator_off(found: Run) -> float:
     return max(off)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["graph", "train_tables"])
 def test_adagrad_takes_what_it_applies(way: str) -> None:
     """By the weights of this very run, since each pass over `train_tables` draws a key."""
     assert accumulator_off(run("adafest", way, wrapped=WRAPPED["adagrad"][0])) < 1e-3
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", ["graph", "train_tables"])
 def test_accumulators_fed_without_noise_are_noticed(
     way: str, monkeypatch: pytest.MonkeyPatch
@@ -150,6 +153,7 @@ def rows_of_weight_0(method: str, way: str) -> tuple[set[int], set[int]]:
     return moved[0] | moved[1], {row for rows in moved for row in rows if row >= 2000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "way"), cases("adafest", "adafest_plus"))
 def test_examples_of_weight_0_have_no_vote(method: str, way: str) -> None:
     moved, of_weight_0 = rows_of_weight_0(method, way)

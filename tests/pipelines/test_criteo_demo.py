@@ -35,6 +35,7 @@ def table(printed: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 def test_made_up_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out

@@ -44,6 +44,7 @@ def _changes(method: str) -> dict[str, Any]:
     return {"method": method, "privacy.epsilon": 1.0}
 
 
+@pytest.mark.slow
 def test_points_run_once_each_in_a_process_and_failures_are_named(
     rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +166,7 @@ def test_losses_are_paired_and_intervals_hold_the_truth(tmp_path: Path) -> None:
     assert sweep_report._reductions(groups, base, "dp_fest") == ("dp_fest", *["200.0"] * 4)
 
 
+@pytest.mark.slow
 def test_intervals_are_of_the_mean_over_seeds(tmp_path: Path) -> None:
     """Six seeds with one loss each, over rows so many that only the seeds matter."""
     rng = np.random.default_rng(0)

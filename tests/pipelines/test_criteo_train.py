@@ -66,6 +66,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory):
     return prepare(rows, folder / "rows.records", VOCABULARIES, progress=False)
 
 
+@pytest.mark.slow
 def test_every_method_and_one_report(generated, tmp_path: Path) -> None:
     results = [train(small_config(method), generated) for method in METHODS]
     page = tmp_path / "report.html"
@@ -83,6 +84,7 @@ def test_every_method_and_one_report(generated, tmp_path: Path) -> None:
     assert len(console_table(results).splitlines()) == 1 + len(METHODS)
 
 
+@pytest.mark.slow
 def test_rows_to_choose_by_come_before_the_held_out_ones(generated) -> None:
     config = small_config("non_private")
     config.data.validation_fraction = 0.2
@@ -118,11 +120,13 @@ def run_pipeline(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_an_unknown_key_is_an_error() -> None:
     finished = run_pipeline("--config.training.batchsize=3")
     assert finished.returncode != 0 and "batchsize" in finished.stderr
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     finished = run_pipeline(
         "--config.data.path=nowhere.tsv", f"--config.report.directory={tmp_path}"

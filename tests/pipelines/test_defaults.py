@@ -54,6 +54,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_MADE_UP_ROWS", 300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tasks.NAMES)
 def test_every_task_has_what_a_run_needs(name: str, sources: tasks.Sources) -> None:
     task = tasks.load(name, sources)
@@ -82,6 +83,7 @@ def test_item_auc_is_the_part_of_the_other_items_that_rank_lower() -> None:
     assert tasks.item_auc(outputs, np.array([0, 1, 0])) == pytest.approx((1 + 0.5 + 0) / 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [NON_PRIVATE, "dp_sgd", "dp_fest", "dp_adafest"])
 def test_a_run_of_each_method(method: str, sources: tasks.Sources) -> None:
     task = tasks.load("ranking", sources)
@@ -235,6 +237,7 @@ def test_a_file_that_is_not_there_is_named(
     assert capsys.readouterr().err == "error: Expected a file for each of data.mnist.\n"
 
 
+@pytest.mark.slow
 def test_the_command_takes_the_config_of_the_repository() -> None:
     """And names the data that it lacks."""
     command = [sys.executable, "-m", "pipelines.defaults", "--config.data.mnist=none.npz"]

@@ -41,6 +41,7 @@ def test_accuracy_is_the_share_of_right_answers() -> None:
     assert accuracy(Constant(), LabelledImages(np.zeros((5, 1, 1)), labels)) == 3 / 5
 
 
+@pytest.mark.slow
 def test_the_test_split_is_left_alone_while_choosing(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     config.data.validation_fraction = 0.25
@@ -79,11 +80,13 @@ def run_pipeline(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_an_unknown_key_is_an_error() -> None:
     finished = run_pipeline("--config.training.epochs=3")
     assert finished.returncode != 0 and "epochs" in finished.stderr
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there_is_named() -> None:
     finished = run_pipeline("--config.data.path=nowhere.npz")
     assert finished.returncode == 1

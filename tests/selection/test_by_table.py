@@ -32,6 +32,7 @@ def selected(tables: list[TableLookups], way: str, seed: int) -> tuple[Survivors
     return whole, [StepRows(*pair) for pair in pairs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=15, deadline=None)
 @given(

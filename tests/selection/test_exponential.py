@@ -122,6 +122,7 @@ def selections(
     return rows_of_runs(select, runs, compiled)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("total", "values", "count"),
     [
@@ -174,6 +175,7 @@ def test_all_rows_and_more() -> None:
         )
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("total", [40, 100_000])
 def test_distinct_numbers_are_in_uniformly_random_order(total: int, compiled: bool) -> None:

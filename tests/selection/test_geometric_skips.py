@@ -58,6 +58,7 @@ def counts_of(num_trials: int, probability: float, runs: int = RUNS) -> np.ndarr
     return np.sum(repeated(num_trials, probability, runs, width) != NONE, axis=1)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("num_trials", "probability", "none", "first_hit"), REGIMES)
 def test_numbers_of_hits_and_first_hits(
     num_trials: int, probability: float, none: float, first_hit: dict[int, float]
@@ -72,6 +73,7 @@ def test_numbers_of_hits_and_first_hits(
         assert binomial(np.sum(first <= trial), RUNS, chance) > SIGNIFICANCE
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("num_trials", "probability", "wrong"),
     [(1000, 0.01, 1.15), (1_000_000, 1e-4, 1.05), (64_300, 3e-5, 1.3), (1_000_000, 1.9e-8, 4.0)],
@@ -133,6 +135,7 @@ def test_hopeless_probabilities_hit_nothing(num_trials: int, probability: float)
     assert hits.shape == [0] and hits.dtype == tf.int64
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("probability", [0.01, 0.3, 0.97])
 def test_a_single_trial(probability: float) -> None:
     counts = counts_of(1, probability, runs=2000)

@@ -57,6 +57,7 @@ def selected(
 # ------------------------------------------------------------------------------------- frequencies
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("sigma", "clip_norm", "threshold", "value", "right", "_"), adafest.SURVIVAL
@@ -76,6 +77,7 @@ def test_survivors_have_the_right_frequency(
         assert binomial(rows.sum(dtype=np.int64), rows.size, chance) > SIGNIFICANCE
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("sigma", "clip_norm", "threshold", "value", "_", "printed"), DIFFERENT)
 def test_the_test_rejects_the_printed_formula(
@@ -96,6 +98,7 @@ def test_the_test_rejects_the_printed_formula(
         assert chi_square(per_run, stats.binom(rows.shape[1], chance)) < SIGNIFICANCE
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_are_jointly_independent(way: str) -> None:
     """c = 12, p0 = 0.2, rows 2 and 5 looked up: every pair, true or false, is uncorrelated."""
@@ -222,6 +225,7 @@ CASES = given(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @CASES
 def test_bookkeeping_by_xla(

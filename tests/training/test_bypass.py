@@ -51,6 +51,7 @@ def test_plain_arrays(eager: bool) -> None:
     refused(lambda: model.fit(x, y, verbose=0), model, r"fit\(plan.sampling.batches\(dataset\)\)")
 
 
+@pytest.mark.slow
 def test_a_refused_fit_can_be_followed_by_the_right_one() -> None:
     x, y = clicks(8)
     model, plan = private(x)
@@ -82,6 +83,7 @@ def test_a_cached_pass_repeated() -> None:
     assert int(model.optimizer.steps_spent) == 2
 
 
+@pytest.mark.slow
 def test_first_batches_picked_by_what_they_hold() -> None:
     """One of each pass, which a filter chose: no Poisson sample, so none is taken but the first."""
     x, y = clicks(8)
@@ -149,6 +151,7 @@ def test_batches_of_another_sampler() -> None:
     )
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("set_back", [False, True])
 def test_a_plan_without_steps_left(set_back: bool) -> None:
     """Setting counters back gives no steps back."""
@@ -241,6 +244,7 @@ def test_one_optimizer_for_two_models() -> None:
         other.compile(optimizer=model.optimizer, loss="binary_crossentropy")
 
 
+@pytest.mark.slow
 def test_one_optimizer_recompiled_on_its_own_model() -> None:
     x, y = clicks(8)
     model, plan = private(x)
@@ -271,6 +275,7 @@ def test_mixed_float16_is_not_wrapped_in_a_loss_scale() -> None:
     assert model.optimizer is optimizer
 
 
+@pytest.mark.slow
 def test_a_clone_shares_the_budget() -> None:
     x, y = clicks(8)
     model, plan = private(x, steps=3)
@@ -323,6 +328,7 @@ def one_value_for_all(y: Any, prediction: Any) -> tf.Tensor:
     return tf.reduce_mean(tf.square(prediction - y), axis=0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "loss", [mean_centred_loss, in_batch_softmax], ids=lambda loss: loss.__name__
 )
@@ -350,6 +356,7 @@ def neighbour(values: Any) -> tf.Tensor:
     return values + tf.roll(values, 1, axis=0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "mix", [minus_batch_mean, minus_stopped_batch_mean, neighbour], ids=lambda mix: mix.__name__
 )
@@ -368,6 +375,7 @@ def by_batch_size(values: Any) -> tf.Tensor:
     return values / tf.cast(tf.shape(values)[0], tf.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("knows", [by_place, by_batch_size], ids=lambda knows: knows.__name__)
 def test_a_model_that_knows_the_place_in_the_batch_or_its_size(knows: Any) -> None:
     """One example more would change the gradients of all that follow."""

@@ -213,6 +213,7 @@ def test_stock_models_keep_their_callbacks(tmp_path: Path) -> None:
     assert history.epoch == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_every_loop_refuses(tmp_path: Path, loop: str) -> None:
     with pytest.raises(PrivacyError, match="which no epsilon covers"):
@@ -272,6 +273,7 @@ def own_metric() -> keras.Model:
     return model
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [compiled, own_metric])
 def test_files_hold_no_metric(tmp_path: Path, make: Callable[[], keras.Model]) -> None:
     model = make()
@@ -291,6 +293,7 @@ def test_files_hold_no_metric(tmp_path: Path, make: Callable[[], keras.Model]) -
     assert metadata == '{"epoch": 1, "batch": 0}'
 
 
+@pytest.mark.slow
 def test_what_orbax_would_write(tmp_path: Path, orbax: mock.MagicMock) -> None:
     """So the rule is needed, and `save_weights_only` is enough."""
     save = orbax.training.Checkpointer.return_value.save_checkpointables
@@ -390,6 +393,7 @@ def test_the_rule_of_the_parent_holds_for_a_class_of_the_users(
 # --------------------------------------------------------------- names that pretend to be released
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("loop", ["fit", "train"])
 def test_a_training_metric_may_not_be_called_one_of_validation(loop: str) -> None:
     """Keras would hand it to early stopping as such, and the report would write it."""

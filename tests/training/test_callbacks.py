@@ -56,6 +56,7 @@ class Logs(keras.callbacks.Callback):
         self.shown.append(logs["epsilon"])
 
 
+@pytest.mark.slow
 def test_epsilon_is_never_below_what_was_spent(plan: dp_sparse.PrivacyPlan) -> None:
     trained, logs = compiled(plan), Logs()
     history = fit(trained, dp_sparse.PrivacyReport(points=4), logs)
@@ -65,6 +66,7 @@ def test_epsilon_is_never_below_what_was_spent(plan: dp_sparse.PrivacyPlan) -> N
     assert logs.shown[0] < spent[-1]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("steps_per_execution", [1, 5])
 def test_points_and_rows(plan: dp_sparse.PrivacyPlan, steps_per_execution: int) -> None:
     trained, report = compiled(plan), dp_sparse.PrivacyReport(points=4)
@@ -87,6 +89,7 @@ def test_dp_sgd_reports_no_rows_and_no_reduction(plan: dp_sparse.PrivacyPlan) ->
     assert trained.optimizer.diagnostics.rows.numpy().sum() == 0
 
 
+@pytest.mark.slow
 def test_the_page_holds_no_training_metric_unless_asked(
     plan: dp_sparse.PrivacyPlan, tmp_path: Path
 ) -> None:
@@ -101,6 +104,7 @@ def test_the_page_holds_no_training_metric_unless_asked(
         assert "val_accuracy" in body and "Embedding rows noised per step" in body
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("threshold", "trains"), [(2.0, True), (1e4, False), (None, False)])
 def test_tables_that_hardly_train_are_told(
     plan: dp_sparse.PrivacyPlan, tmp_path: Path, threshold: float | None, trains: bool
@@ -127,6 +131,7 @@ def test_tables_that_hardly_train_are_told(
         assert "embedding" in lines[0] and "DPFESTOptimizer" in told[0]
 
 
+@pytest.mark.slow
 def test_false_rows_are_those_of_a_threshold(plan: dp_sparse.PrivacyPlan) -> None:
     trained = compiled(plan)
     fit(trained, steps_per_epoch=1)

@@ -32,6 +32,7 @@ def add_layer(model: keras.Sequential) -> None:
     model.add(keras.layers.Dense(2))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("change", [freeze, add_lora, add_layer], ids=lambda c: c.__name__)
 def test_a_change_after_the_first_fit_is_refused(
     change: Callable[[keras.Sequential], None],
@@ -51,6 +52,7 @@ def test_a_change_after_the_first_fit_is_refused(
     assert all(np.any(n != o) for n, o in zip(weights_of(model), before, strict=True))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("microbatch_size", [None, 50])
 def test_masks_change_from_step_to_step_and_from_part_to_part(
     microbatch_size: int | None, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,7 @@ WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_noise_alone_has_the_energy_of_noise(way: str) -> None:
     """Σ (mean/deviation)² is χ² of as many degrees of freedom as entries; the mean of each is 1."""
@@ -101,6 +102,7 @@ def test_noise_alone_has_the_energy_of_noise(way: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_entries_are_those_that_got_noise() -> None:
     by_path = {s.path: s.entries for s in run(optimizer("DPFESTOptimizer", 2.0)).history.signals}
     assert by_path == {
@@ -112,6 +114,7 @@ def test_entries_are_those_that_got_noise() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["DPSGDOptimizer", "DPFESTOptimizer"])
 def test_what_learns_is_not_blamed(name: str) -> None:
     report = run(optimizer(name, 1.0))
@@ -123,6 +126,7 @@ def test_what_learns_is_not_blamed(name: str) -> None:
     assert ratios["score/kernel"] > 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("wrapped", "drowned"),
     [
@@ -158,6 +162,7 @@ WALKS = {
 }
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("deviation", [0.03, 7e-5])
 @pytest.mark.parametrize(("before", "steps"), [(0, 400), (300, 100), (0, 20)])
 @pytest.mark.parametrize("name", WALKS)
@@ -194,6 +199,7 @@ def test_no_walk_is_known_of_other_optimizers() -> None:
         assert noise_walk(unknown, 0.1, 10, 1.0, 1.0) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clip_norm", "words"),
     [(1000.0, "so a lower one has less noise"), (1e-4, "only the direction counts"), (3.0, "")],
@@ -214,6 +220,7 @@ def test_a_clip_norm_that_clips_nothing_or_all_is_told(clip_norm: float, words: 
     assert not words or (said(told[0], words) and said(told[0], "no epsilon covers this count"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begin", "words"), [(1e5, "a lower one"), (1e-5, "only the direction")])
 def test_a_clip_norm_that_moves_tells_by_its_noisy_count(begin: float, words: str) -> None:
     """It hardly moves here, so it never comes to the norms of the gradients."""
@@ -233,6 +240,7 @@ def test_automatic_clipping_has_no_clip_norm_to_lower() -> None:
     assert not said(run(own, diagnostics="non_private"), "clip norm clipped")
 
 
+@pytest.mark.slow
 def test_what_is_recommended_is_not_blamed_for_its_learning_rate() -> None:
     keras.utils.set_random_seed(0)
     trained = model()
@@ -245,6 +253,7 @@ def test_what_is_recommended_is_not_blamed_for_its_learning_rate() -> None:
     assert len(walks) == 5 and max(walks) < 0.15
 
 
+@pytest.mark.slow
 def test_a_regulariser_moves_weights_but_teaches_nothing() -> None:
     inputs = keras.Input((4,), name="values")
     layer = keras.layers.Dense(64, kernel_regularizer=keras.regularizers.L2(0.1), name="hidden")
@@ -293,6 +302,7 @@ def test_a_second_run_is_judged_by_its_own_steps() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_page_has_a_line_for_each_variable() -> None:
     report = run(optimizer("DPSGDOptimizer", 1.0))
     page, heading = report.page(), "What went wrong"

@@ -60,6 +60,7 @@ def large_tensors(graph: tf.Graph, elements: int) -> list[str]:
     return found
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
 def test_no_operation_of_the_adafest_step_makes_a_tensor_of_the_tables_size(name: str) -> None:
     optimizer = getattr(keras.optimizers, name)(0.1)
@@ -73,6 +74,7 @@ def public_rows() -> dp_sparse.SelectedRows:
     return dp_sparse.SelectedRows.public({"first": [1, 5, 900], "second": [2]}, sizes)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
@@ -160,12 +162,14 @@ def growth(rows: int, width: int, private: str, optimizer: str) -> float:
     return float(run_python(MEMORY, str(rows), str(width), private, optimizer).splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad"])
 def test_training_a_large_table_takes_no_memory(optimizer: str) -> None:
     """2e6 × 64, 512 MB: less than a tenth of it after build."""
     assert growth(2_000_000, 64, "DPAdaFESTOptimizer", optimizer) < 0.1
 
 
+@pytest.mark.slow
 def test_dpsgd_does_take_memory_so_the_test_can_fail() -> None:
     assert growth(400_000, 64, "DPSGDOptimizer", "SGD") > 0.5
 

@@ -83,6 +83,7 @@ def test_a_flag_without_default_beside_an_unused_layer() -> None:
     assert int(model.optimizer.steps_spent) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [layers.GRU, layers.LSTM])
 def test_an_empty_text_is_left_out_and_nothing_else(kind: type[layers.RNN]) -> None:
     """Keras' mean over no word is not finite, and so is the whole gradient of that text."""
@@ -98,6 +99,7 @@ def test_an_empty_text_is_left_out_and_nothing_else(kind: type[layers.RNN]) -> N
     assert all(np.isfinite(weights).all() for weights in model.get_weights())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("microbatch_size", [None, 5])
 @pytest.mark.parametrize("name", MODELS)
 def test_trains(name: str, microbatch_size: int | None) -> None:

@@ -297,6 +297,7 @@ def test_a_loss_that_reads_a_metric_is_refused() -> None:
         train(Centred(metric, lambda metric, values: metric.result()), metrics=[metric])
 
 
+@pytest.mark.slow
 def test_a_loss_may_read_what_never_changes() -> None:
     for constant in (keras.Variable(0.5), tf.Variable(0.5), tf.constant(0.5)):
         train(Centred(constant))

@@ -44,6 +44,7 @@ def trained(
     return model, {name: float(value) for name, value in logs.items()}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("size", [1, 3, 4, 10, 100])
 @pytest.mark.parametrize("make", [dp_sparse.DPSGDOptimizer, dp_sparse.DPAdaFESTOptimizer])
@@ -171,6 +172,7 @@ def peak(size: int, microbatch: int) -> int:
     return int(run_python(MEMORY, str(size), str(microbatch)).splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_batch_of_any_size_takes_the_memory_of_a_part() -> None:
     """16,384 examples of 4 x 2,000 activations are 0.5 GB, several times over; 256 are 8 MB."""
     small, large, whole = peak(512, 256), peak(16_384, 256), peak(16_384, 0)

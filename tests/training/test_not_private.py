@@ -59,6 +59,7 @@ def weights_after(given: PrivacyPlan, name: str = "DPSGDOptimizer", **options: A
     return np.concatenate([weight.ravel() for weight in trained.get_weights()])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_run_repeats_itself(name: str, sampler: str) -> None:
@@ -154,6 +155,7 @@ def test_an_account_refuses_it(tmp_path: Path) -> None:
     assert account.charges == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_private_and_repeatable_batches_stay_apart(sampler: str) -> None:
     private = plan(SAMPLERS[sampler])

@@ -136,6 +136,7 @@ def test_what_recommend_says_has_no_more_warnings_than_it_gives() -> None:
     assert dp_sparse.check_model(trained).warnings == advice.warnings == []
 
 
+@pytest.mark.slow
 def test_a_table_that_two_layers_hold_is_found_alike_before_and_in_training() -> None:
     first, second = (keras.layers.Embedding(10, 2, name=name) for name in ("first", "second"))
     first.build()

@@ -49,6 +49,7 @@ def fitted(model: keras.Model, plan: dp_sparse.PrivacyPlan, **arguments: Any) ->
     return epochs
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("steps", "epochs", "each"),
     [(10, 1, [10]), (10, 3, [3, 3, 4]), (8, 4, [2, 2, 2, 2]), (3, 2, [1, 2])],
@@ -69,6 +70,7 @@ def test_a_run_that_goes_on_divides_what_is_left() -> None:
     assert fitted(model, plan, epochs=5, initial_epoch=3).steps == [3, 4]
 
 
+@pytest.mark.slow
 def test_a_restored_run_divides_what_is_left(tmp_path: Path) -> None:
     class Dies(keras.callbacks.Callback):
         reads_training_metrics = False
@@ -142,6 +144,7 @@ def test_a_refused_batch_within_the_plan_is_an_error() -> None:
         model.fit(batches, steps_per_epoch=5, epochs=2, verbose=0)
 
 
+@pytest.mark.slow
 def test_a_loop_of_the_package_keeps_its_own_steps() -> None:
     """Also after a fit whose iterator had other steps."""
     sampling = dp_sparse.StreamSampling(64, 8)

@@ -58,6 +58,7 @@ def test_the_parts_add_up_to_the_plans_noise_multiplier(make: Any, noise_ratio: 
         assert sum(part**-2 for part in parts) == pytest.approx(of_gradients**-2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
@@ -108,6 +109,7 @@ def moves(style: QuantileClipping, sigma: float, batch: float, statistic: float)
     return np.array([move().numpy() for _ in range(3000)])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("wrong", [1.0, 2 / 3, 3 / 2])
 def test_the_count_has_its_noise(wrong: float) -> None:
     """Deviation ½·ratio·σ in units of examples, and companions that the test rejects."""
@@ -176,6 +178,7 @@ def test_noise_of_the_gradients_follows_c() -> None:
     assert stats.kstest(moved, stats.norm(0, 1.2 * deviation).cdf).pvalue < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_c_is_saved_and_goes_on(make: Any, tmp_path: pathlib.Path) -> None:
     x, y = clicks(40)

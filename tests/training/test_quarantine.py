@@ -37,6 +37,7 @@ def fit(trained: keras.Model, **options: Any) -> dict[str, list[float]]:
     return trained.fit(batches, verbose=0, **options).history
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [{}, {"microbatch_size": 8}], ids=["whole", "parts"])
 def test_the_loss_is_that_of_examples_that_train(options: dict[str, Any]) -> None:
     trained = model(**options)
@@ -69,6 +70,7 @@ def test_a_later_run_warns_of_its_own_alone() -> None:
         trained.fit(batches, steps_per_epoch=1, verbose=0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [{}, {"microbatch_size": 8}], ids=["whole", "parts"])
 def test_a_run_that_diverges_ends_by_the_callback_for_that(options: dict[str, Any]) -> None:
     """No example is finite any more: neither is the loss."""
@@ -120,6 +122,7 @@ class Agreement(keras.Model):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_compute_metrics_sees_inputs_without_padding(jit_compile: bool) -> None:
     trained, plan = Agreement(), plan_for(N, steps=1, capacity=N + 12)

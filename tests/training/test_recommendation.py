@@ -97,6 +97,7 @@ def settings(optimizer: Any) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("large", [False, True])
 def test_what_is_printed_is_what_is_built_and_trains(
     monkeypatch: pytest.MonkeyPatch, large: bool

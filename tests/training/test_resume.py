@@ -48,6 +48,7 @@ def test_save_load_fit_stays_private_and_within_budget(
         loaded.fit(plan.sampling.batches(data), verbose=0)
 
 
+@pytest.mark.slow
 def test_slots_go_on_after_loading(tmp_path: pathlib.Path, every_row_survives: None) -> None:
     """Five steps in one go equal two, a save, a load, and three: slots of rows and of the rest."""
     keras.utils.set_random_seed(5)
@@ -69,6 +70,7 @@ def every_row_survives(no_noise: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adafest, "default_threshold", lambda *_: -1e6)
 
 
+@pytest.mark.slow
 def test_a_loaded_file_never_gives_steps_back(tmp_path: pathlib.Path) -> None:
     """In one process: save at 2, train to 4, load the old file: 4 remain spent."""
     model, plan, data = trained(2, of=5)
@@ -175,6 +177,7 @@ RUN = """
 """
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("how", ["backup", "checkpoint"])
 def test_a_killed_run_resumes_within_its_budget_and_with_a_fresh_key(
     how: str, tmp_path: pathlib.Path

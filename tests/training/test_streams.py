@@ -65,6 +65,7 @@ def test_one_iterator_over_several_epochs() -> None:
     np.testing.assert_array_equal(uses(model), 3)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:.*given up:UserWarning")
 @pytest.mark.parametrize("taken", [1, 2, 3, 4])
 def test_fit_again_with_a_source_that_shuffles(taken: int) -> None:
@@ -106,6 +107,7 @@ def refused(model: keras.Model, batches: tf.data.Dataset, message: str) -> None:
     assert int(model.optimizer.steps_spent) == before[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [1, 2])
 def test_one_dataset_read_twice(passes: int) -> None:
     """`take` and `skip` of the same batches: each fit reads the source in an order of its own."""
@@ -138,6 +140,7 @@ def test_cached_batches_go_on_in_their_own_order() -> None:
     np.testing.assert_array_equal(uses(model), 1)
 
 
+@pytest.mark.slow
 def test_one_iterator_by_hand() -> None:
     plan = stream_plan(1)
     model = counting_model(plan)
@@ -156,6 +159,7 @@ def test_one_iterator_by_hand() -> None:
     np.testing.assert_array_equal(np.sort(uses(model)), np.repeat([0, 1], [BATCH, 3 * BATCH]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["dataset, arrays", "arrays, dataset"])
 def test_another_kind_of_source_within_a_pass(order: str) -> None:
     plan = stream_plan(2)
@@ -172,6 +176,7 @@ def test_another_kind_of_source_within_a_pass(order: str) -> None:
     assert int(model.optimizer.steps_spent) == sampling.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dataset", "arrays"])
 def test_a_new_process(kind: str, tmp_path: pathlib.Path, new_process: Any) -> None:
     """Which order the pass had is saved with the steps."""
@@ -195,6 +200,7 @@ def test_a_new_process(kind: str, tmp_path: pathlib.Path, new_process: Any) -> N
     assert_paid(again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dataset", "arrays"])
 def test_train_twice(kind: str) -> None:
     plan = stream_plan(2)
@@ -233,6 +239,7 @@ def test_train_for_as_many_steps_as_are_left() -> None:
         distribution.train(model, shuffled(), steps_per_epoch=5)
 
 
+@pytest.mark.slow
 def test_batches_left_out_are_refused() -> None:
     """Also whole passes: a filter may look at what they hold."""
     plan = stream_plan(3)
@@ -243,6 +250,7 @@ def test_batches_left_out_are_refused() -> None:
     refused(model, plan.sampling.batches(arrays(), first_step=6), "got batch 6")
 
 
+@pytest.mark.slow
 def test_under_xla_and_several_steps_an_execution() -> None:
     plan = stream_plan(2)
     model = counting_model(plan, jit_compile=True, steps_per_execution=2)

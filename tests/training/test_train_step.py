@@ -43,6 +43,7 @@ def close(actual: list[np.ndarray], expected: list[np.ndarray], tolerance: float
 # ---- The noise-free step.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.usefixtures("no_noise")
@@ -72,6 +73,7 @@ def test_noise_free_adafest_is_algorithm_1(kind: str, eager: bool) -> None:
     assert 0 < np.sum(survived[0]) < survived[0].size
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.usefixtures("no_noise")
 def test_noise_free_dpsgd_is_clip_sum_divide(kind: str) -> None:
@@ -105,6 +107,7 @@ def test_division_is_by_the_expected_batch_size() -> None:
     close(weights_of(model), expected, 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_noise")
 def test_several_steps_in_one_execution() -> None:
     x, y = clicks(8)
@@ -132,6 +135,7 @@ def two_headed() -> keras.Model:
     return keras.Model([ids, numbers], [click, kind])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("named", [False, True])
 def test_several_outputs_losses_and_weights(named: bool) -> None:
@@ -251,6 +255,7 @@ def changes(model: keras.Model, plan: Any, *, present: int = 4) -> list[np.ndarr
     return [new - old for new, old in zip(weights_of(model), before, strict=True)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("present", [4, 0])
 def test_dpsgd_noise_on_every_parameter(present: int) -> None:
     model, plan = (
@@ -266,6 +271,7 @@ def test_dpsgd_noise_on_every_parameter(present: int) -> None:
     assert abs(np.corrcoef(table.ravel(), kernel.ravel()[: table.size])[0, 1]) < 0.1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("present", [4, 0])
 def test_adafest_noise_on_dense_parameters_and_on_every_survivor(present: int) -> None:
     """τ far below zero: all rows survive, so every row of the table is noised."""
@@ -336,6 +342,7 @@ def compiled_click(
     return model, plan
 
 
+@pytest.mark.slow
 def test_validation_evaluate_and_predict_are_stock() -> None:
     x, y = clicks(16)
     model, plan = compiled_click(x, metrics=[keras.metrics.AUC(name="auc")])
@@ -355,6 +362,7 @@ def test_validation_evaluate_and_predict_are_stock() -> None:
     )
 
 
+@pytest.mark.slow
 def test_epochs_continue_one_iterator() -> None:
     x, y = clicks(8)
     model, plan = compiled_click(x)
@@ -393,6 +401,7 @@ def test_subclassed_model_without_training_argument() -> None:
     assert [table.path for table in model.optimizer.tables] == [model.table.embeddings.path]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [dp_sparse.DPAdaFESTOptimizer, dp_sparse.DPSGDOptimizer])
 def test_a_table_that_the_model_never_looks_up(make: Any) -> None:
     """Keras trains such a model with a warning; DP-AdaFEST must not treat the table as dense."""
@@ -471,6 +480,7 @@ def test_mixed_bfloat16_trains() -> None:
 # ---- Bad examples.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("where", [0, 2])
@@ -497,6 +507,7 @@ def test_an_example_that_is_not_finite_is_left_out_and_counted(bad: float, where
         np.testing.assert_array_equal(with_bad, without)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("loss", ["mse", "binary_crossentropy"])
 def test_a_nan_label_is_left_out_and_counted(loss: str) -> None:
@@ -523,6 +534,7 @@ def test_padding_for_which_the_model_is_not_finite_adds_nothing() -> None:
     assert int(model.optimizer.diagnostics.not_finite) == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(("bad", "shown"), [(-1, "got -1"), (11, "got 11")])
 def test_an_id_out_of_range_is_named_with_its_layer(bad: int, shown: str, eager: bool) -> None:
@@ -538,6 +550,7 @@ def test_an_id_out_of_range_is_named_with_its_layer(bad: int, shown: str, eager:
     assert int(model.optimizer.iterations) == int(model.optimizer.diagnostics.steps) == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("loss", "bad"),
     [(BINARY, 2.0), ("binary_crossentropy", 1.5), ("binary_focal_crossentropy", -1.5)],
@@ -552,6 +565,7 @@ def test_a_label_out_of_range_is_named(loss: Any, bad: float) -> None:
     assert f"got {bad:g}" in str(caught.value)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("bad", [-1, 4, float("nan")])
 def test_a_class_out_of_range_is_named(bad: float) -> None:
     x, y = clicks(4)

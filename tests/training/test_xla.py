@@ -84,6 +84,7 @@ def assert_same(one: Any, other: Any) -> None:
         np.testing.assert_allclose(values, other[1][name], atol=1e-5)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["clicks", "bags"])
@@ -97,6 +98,7 @@ def test_without_noise_it_is_graph_mode(method: str, kind: str) -> None:
     assert_same(*both)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("name", ["mlp", "cnn", "rnn", "lstm", "transformer"])
 def test_classifiers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +125,7 @@ def with_lora() -> keras.Model:
     return model
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize(
     ("make_model", "clipping"),
@@ -141,6 +144,7 @@ def test_clipping_styles_and_lora(make_model: Any, clipping: Any) -> None:
     assert_same(*(trained(make_model, method, data, "mse", jit) for jit in (False, True)))
 
 
+@pytest.mark.slow
 def test_streams() -> None:
     """Batches in order, the last ones padded; the same as in graph mode and as often compiled."""
     data, found = clicks(10, VOCABULARIES), []
@@ -157,6 +161,7 @@ def test_streams() -> None:
     assert_same(*found)
 
 
+@pytest.mark.slow
 def test_several_steps_an_execution() -> None:
     model, plan = click_model(VOCABULARIES), plan_for(8, steps=6)
     model.compile(METHODS["adafest"](model, plan), "mse", jit_compile=True, steps_per_execution=3)
@@ -175,6 +180,7 @@ def test_vision(name: str) -> None:
     assert_same(*(trained(make, METHODS["dpsgd"], data, loss, jit) for jit in (False, True)))
 
 
+@pytest.mark.slow
 def test_batches_of_any_size_take_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = clicks(60, VOCABULARIES)
     model, plan = click_model(VOCABULARIES), plan_for(60, expected_batch_size=20, steps=12)
@@ -188,6 +194,7 @@ def test_batches_of_any_size_take_one_compilation(monkeypatch: pytest.MonkeyPatc
     assert int(model.optimizer.steps_spent) == 12
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("where", "value", "message"),
     [("x", 99, r"Expected ids in \[0, 40\)"), ("y", 7.0, r"Expected labels in \[0, 1\]")],
@@ -209,6 +216,7 @@ def test_bad_values_are_refused_and_nothing_is_updated(
     assert int(model.optimizer.iterations) == int(model.optimizer.diagnostics.steps) == 0
 
 
+@pytest.mark.slow
 def test_more_false_rows_than_there_is_room_for_stop_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -231,6 +239,7 @@ def test_batches_of_unknown_size_are_refused() -> None:
         model.fit(again, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", ["sgd", "adagrad", "adam"])
 def test_what_fills_up_a_choice_is_never_updated(wrapped: str) -> None:
     """A threshold that nothing reaches: tables stay bit for bit, whatever the noise."""
@@ -247,6 +256,7 @@ def test_what_fills_up_a_choice_is_never_updated(wrapped: str) -> None:
         assert np.sum(optimizer.diagnostics.rows) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["adafest", "adafest_plus"])
 def test_every_updated_row_is_a_survivor_and_comes_once(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -342,6 +352,7 @@ def varying(graph: tf.Graph) -> list[str]:
     ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_kernel_is_compiled_once_whatever_the_data(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -382,6 +393,7 @@ def test_assertions_that_xla_would_drop_are_refused() -> None:
         model.fit(plan.sampling.batches((x % 5, y)), steps_per_epoch=1, verbose=0)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("probability", [0.002, 0.3])
 def test_skips_in_one_chunk_are_binomial(probability: float) -> None:
     trials, key = 300, noise.NoiseKey()
@@ -397,6 +409,7 @@ def test_skips_in_one_chunk_are_binomial(probability: float) -> None:
     assert chi_square(found, stats.binom(trials, 1.3 * probability)) < SIGNIFICANCE
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=30), st.integers(0, 2**32 - 1))
 def test_groups_and_bounds(elements: list[int], seed: int) -> None:

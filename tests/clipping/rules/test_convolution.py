@@ -87,6 +87,7 @@ def fits(geometry: dict) -> bool:
 
 @pytest.mark.usefixtures("_way")
 class TestGeometries:
+    @pytest.mark.cases(1)
     @settings(max_examples=20, deadline=None)
     @given(
         geometry=geometries(causal=True).filter(fits),
@@ -106,6 +107,7 @@ class TestGeometries:
         x = values(batch, *geometry["sizes"], width_in, seed=seed)
         assert_as_brute_force(model, x, seed=seed)
 
+    @pytest.mark.cases(1)
     @settings(max_examples=15, deadline=None)
     @given(
         geometry=geometries().filter(fits),
@@ -120,6 +122,7 @@ class TestGeometries:
         x = values(3, *geometry["sizes"], width_in, seed=seed)
         assert_as_brute_force(model, x, seed=seed)
 
+    @pytest.mark.cases(1)
     @settings(max_examples=15, deadline=None)
     @given(
         geometry=geometries(ranks=(1, 2), square=True).filter(fits),
@@ -201,6 +204,7 @@ class TestGeometries:
         )
         assert_as_brute_force(model, values(5, 8, 8, 1))
 
+    @pytest.mark.cases(3)
     @pytest.mark.parametrize(
         "layer",
         [

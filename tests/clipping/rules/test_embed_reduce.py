@@ -37,6 +37,7 @@ def reduced(
     return keras.Model(inputs, keras.layers.Dense(2)(layer(*inputs)))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     combiner=st.sampled_from(COMBINERS),
@@ -234,6 +235,7 @@ def test_a_rule_is_for_exactly_this_class() -> None:
     assert rules.rule_for(EmbedReduce(6, 3)) is None
 
 
+@pytest.mark.slow
 def test_optional_packages_are_not_imported() -> None:
     code = """
     import sys
@@ -246,6 +248,7 @@ def test_optional_packages_are_not_imported() -> None:
     assert run_python(code).strip() == "[]"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("microbatch_size", [None, 7])
 def test_fit(microbatch_size: int | None) -> None:
     keras.utils.set_random_seed(1)

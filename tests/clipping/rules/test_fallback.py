@@ -92,6 +92,7 @@ def test_layers_without_a_rule(make: Any, shape: tuple[int, ...] | None) -> None
     assert_as_brute_force(model, values(3, *shape), padding=1, tolerance=2e-5)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "make",
     [

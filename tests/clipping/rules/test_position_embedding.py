@@ -146,6 +146,7 @@ def test_positions_out_of_range(bad: int) -> None:
         clipped(model, values(2, 2, 3), np.ones(2, np.float32), 1.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(tied=st.booleans(), masked=st.booleans(), length=st.integers(1, 5), seed=st.integers(0, 99))
 def test_tokens_and_positions(tied: bool, masked: bool, length: int, seed: int) -> None:
@@ -209,6 +210,7 @@ def cached() -> keras.Model:
     return keras.Model(x, keras.layers.Dense(1)(attention(hub.RotaryEmbedding()(rows), rows)))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("build", [encoder, decoder, translator, cached])
 def test_transformers(build: Any) -> None:
     keras.utils.set_random_seed(1)
@@ -220,6 +222,7 @@ def test_transformers(build: Any) -> None:
         assert_as_brute_force(model, inputs if len(inputs) > 1 else inputs[0])
 
 
+@pytest.mark.slow
 def test_fit() -> None:
     keras.utils.set_random_seed(1)
     examples = 12

@@ -72,6 +72,7 @@ def assert_forward_unchanged(model: keras.Model, x: Any) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -116,6 +117,7 @@ def test_random_layers(
     assert_as_brute_force(model, x, seed=seed, tolerance=2e-5)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_stacked_on_an_embedding_with_masked_ids(kind: str) -> None:
     model = keras.Sequential(
@@ -132,6 +134,7 @@ def test_stacked_on_an_embedding_with_masked_ids(kind: str) -> None:
     assert_as_brute_force(model, ids)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("merge_mode", ["concat", "sum", "ave", "mul", None])
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_bidirectional(kind: str, merge_mode: str | None) -> None:
@@ -154,6 +157,7 @@ def test_bidirectional_without_masks_and_with_states() -> None:
     assert_as_brute_force(model, values(4, 4, 2))
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_gradients_flow_through_states(kind: str, masked: bool) -> None:
@@ -224,6 +228,7 @@ def fix_masks(layer: keras.layers.RNN, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(("dropout", "recurrent_dropout"), [(0.4, 0.0), (0.0, 0.4), (0.4, 0.4)])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -311,6 +316,7 @@ def test_the_layer_is_left_as_it_was(kind: str) -> None:
     assert layer.zero_output_for_mask is True
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_in_a_graph_with_unknown_length_and_batch(kind: str) -> None:
     """As eagerly; the loop is a while loop there, outside of which the projection is watched."""

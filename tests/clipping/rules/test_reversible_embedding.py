@@ -249,6 +249,7 @@ def test_terms_that_cancel_are_not_taken_for_nothing(scale: float, positions: in
     assert norm <= max(exact, 2 * 1000 * math.sqrt(2) / 1000) * 1.01
 
 
+@pytest.mark.slow
 def test_memory_is_far_below_batch_times_rows_times_width() -> None:
     code = """
         import os

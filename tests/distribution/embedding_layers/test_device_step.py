@@ -97,6 +97,7 @@ KINDS: dict[str, tuple[Callable[..., two_tables.Made], Callable[[str], Any]]] = 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", ["sgd", "adagrad"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_update_is_a_direct_scatter(kind: str, wrapped: str) -> None:
@@ -104,6 +105,7 @@ def test_the_update_is_a_direct_scatter(kind: str, wrapped: str) -> None:
     two_tables.assert_update(make, features("sum"), wrapped, "sum", weighted=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
 @pytest.mark.parametrize("kind", ["serving", "sparse core"])

@@ -85,6 +85,7 @@ def test_batches_too_large_to_be_exact_are_refused() -> None:
         grid(examples=10**6, batch=1e6, slack=4.0)
 
 
+@pytest.mark.slow
 def test_all_that_a_step_pushes_is_on_the_grid() -> None:
     """Else a row that noise alone chose would be told from one that an example looked up."""
     optimizer, source = two_tables.private_optimizer(), two_tables.data()

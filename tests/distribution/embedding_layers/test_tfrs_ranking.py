@@ -17,6 +17,7 @@ CODE = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["updates", "ranking_update", "ranking_serves", "ranking_refusals"]
 )

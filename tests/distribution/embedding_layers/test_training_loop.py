@@ -51,6 +51,7 @@ class WithTables(keras.Model):
         return self.top(inputs)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("wrapped", ["sgd", "adagrad"])
 def test_as_fit_without_noise(wrapped: str) -> None:
@@ -85,6 +86,7 @@ def test_as_fit_without_noise(wrapped: str) -> None:
     assert counts[0] == counts[1] == 5 * two_tables.SIZE
 
 
+@pytest.mark.slow
 def test_noise_of_dense_variables() -> None:
     """Of one step under noise that drowns the gradients; rejects other deviations."""
     plan = plan_for(two_tables.SIZE, steps=1, noise_multiplier=100.0)
@@ -99,6 +101,7 @@ def test_noise_of_dense_variables() -> None:
     assert_deviation(after - before, deviation)
 
 
+@pytest.mark.slow
 def test_a_run_stops_where_a_callback_says_so() -> None:
     model, tables, layer = parts(steps=6)
     seen: list[Any] = []
@@ -114,6 +117,7 @@ def test_a_run_stops_where_a_callback_says_so() -> None:
     assert seen == [0, 1] and int(model.optimizer.steps_spent) == 2
 
 
+@pytest.mark.slow
 def test_the_budget_ends_and_a_run_goes_on_where_it_stopped() -> None:
     model, tables, layer = parts(steps=4)
     source = two_tables.data()
@@ -127,6 +131,7 @@ def test_the_budget_ends_and_a_run_goes_on_where_it_stopped() -> None:
         distribution.train_tables(model, tables, layer, source)
 
 
+@pytest.mark.slow
 def test_a_batch_is_taken_once() -> None:
     model, tables, layer = parts()
     source = two_tables.data()
@@ -139,6 +144,7 @@ def test_a_batch_is_taken_once() -> None:
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 def test_a_stream_of_examples() -> None:
     """Padding of the last batches, and order: batch t is for step t."""
     sampling = dp_sparse.StreamSampling(num_examples=two_tables.SIZE, batch_size=6, passes=1)
@@ -157,6 +163,7 @@ def test_a_stream_of_examples() -> None:
     assert int(optimizer.diagnostics.examples) == two_tables.SIZE
 
 
+@pytest.mark.slow
 def test_bad_labels_leave_everything_as_it_was() -> None:
     model, tables, layer = parts()
     (x, y), before = two_tables.data(), values_of(model, layer)
@@ -178,6 +185,7 @@ def test_bad_ids_leave_everything_as_it_was() -> None:
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 def test_an_example_that_is_not_finite_adds_nothing() -> None:
     model, tables, layer = parts(noise_multiplier=1e-3)
     x, y = two_tables.data()
@@ -201,6 +209,7 @@ def model_of(tables: distribution.PrivateTables, values_of_inputs: Any) -> keras
     return model
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "mixed",
     [
@@ -229,6 +238,7 @@ class MixesLater(MixesExamples):
         return super().call(inputs) if self.mixes else inputs
 
 
+@pytest.mark.slow
 def test_another_call_checks_what_it_traces_anew() -> None:
     tables, layer = two_tables.tables_and_layer()
     mixing = MixesLater()
@@ -246,6 +256,7 @@ def test_another_call_checks_what_it_traces_anew() -> None:
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 def test_a_batch_without_examples_checks_nothing() -> None:
     """Of about half an example each: padding is alike, whatever mixes it."""
     sampling = dp_sparse.PoissonSampling(two_tables.SIZE, 0.5, 30)
@@ -312,6 +323,7 @@ def test_fit_under_a_tpu_strategy_is_refused() -> None:
         model.make_train_function()
 
 
+@pytest.mark.slow
 def test_dropout_masks_and_class_weights_and_callbacks() -> None:
     optimizer = two_tables.private_optimizer(steps=6)
     tables = two_tables.private_tables(optimizer)

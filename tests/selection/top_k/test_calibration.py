@@ -83,6 +83,7 @@ def joint_epsilon(
     return Accountant().compose(event).add(training).get_epsilon(DELTA)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("source", "lookups", "noise"), JOINT)
 def test_joint_price(
     training: privacy_loss_distribution.PrivacyLossDistribution,
@@ -96,6 +97,7 @@ def test_joint_price(
     assert joint_epsilon(training, source(0.995 * value).event(lookups, MANY)) > 1 + 5e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lookups", "noise"), JOINT_GUMBEL)
 def test_joint_price_of_gumbel_noise(
     training: privacy_loss_distribution.PrivacyLossDistribution, lookups: int, noise: float
@@ -119,6 +121,7 @@ def test_joint_price_of_gumbel_noise(
     assert joint_epsilon(training, GumbelTopK(0.75 * noise).event(lookups, MANY)) > 1
 
 
+@pytest.mark.slow
 def test_joint_price_of_peeling(
     training: privacy_loss_distribution.PrivacyLossDistribution,
 ) -> None:
@@ -144,6 +147,7 @@ def test_price_apart(
     assert found == pytest.approx(noise_of(source, noise, lookups), rel=tolerance)
 
 
+@pytest.mark.slow
 def test_smallest_joint_noise() -> None:
     """21 times less than if 0.01 is spent apart, as in the paper.
 
@@ -157,6 +161,7 @@ def test_smallest_joint_noise() -> None:
     assert 2016.2772163810141 / (found * 26**0.5) == pytest.approx(21, abs=0.1)
 
 
+@pytest.mark.slow
 def test_no_noise_is_enough() -> None:
     with pytest.raises(ValueError, match=r"No noise up to 1e\+09 meets the budget: raise share"):
         smallest_joint_noise(
@@ -195,6 +200,7 @@ def test_calibration_of_a_stream() -> None:
     assert "apart from it, " in str(calibrated) and "composed with training" in str(calibrated)
 
 
+@pytest.mark.slow
 def test_price_in_a_plan() -> None:
     """The plan with the release meets the budget, and the price is what the release adds."""
     source = calibrate_top_k(STREAM, TABLES, 52, LaplaceTopK, share=0.05).source
@@ -210,6 +216,7 @@ def test_price_in_a_plan() -> None:
     assert both.price(release).alone == price.alone
 
 
+@pytest.mark.slow
 def test_other_releases_of_the_plan_count_first() -> None:
     other = Release("histogram", dp_accounting.GaussianDpEvent(10.0))
     alone = calibrate_top_k(STREAM, TABLES, 52, share=0.05).source

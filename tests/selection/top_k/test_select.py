@@ -62,6 +62,7 @@ def brute_force(name: str, scale: float) -> np.ndarray:
 # ------------------------------------------------------------------------------------ distribution
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", SOURCES)
 def test_jointly_as_noise_on_every_row(name: str) -> None:
     """The frequency of every set of rows; 2/3 and 3/2 of the noise are rejected."""
@@ -83,6 +84,7 @@ def test_gumbel_is_k_exponential_mechanisms() -> None:
     assert chi_square([SUBSETS[tuple(rows)] for rows in found.tolist()], exact) > SIGNIFICANCE
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("zero_rows", [10, 10**6, 10**12])
 @pytest.mark.parametrize("name", SOURCES)
 def test_one_row_against_many_zero_rows(name: str, zero_rows: int) -> None:
@@ -126,6 +128,7 @@ def test_blocks_of_counts_make_no_difference(monkeypatch: pytest.MonkeyPatch) ->
         assert (same_subsets(found, wanted) > SIGNIFICANCE) == accepted
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("source", [GumbelTopK(2.0), LaplaceTopK(2.0), GaussianTopK(2.0)])
 def test_the_noise_fits_the_lookups(source: NoiseSource) -> None:
     """Two tables, one of up to 8 lookups: p = 9, on which the Gaussian's deviation depends."""
