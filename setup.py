@@ -27,14 +27,16 @@ RECOMMENDERS = [
     "tf-keras>=2.20,<2.22",  # TF_USE_LEGACY_KERAS=1, which tensorflow-recommenders needs
 ]
 
+DATA = [
+    "tensorflow-datasets>=4.9.10,<5",
+    "pyarrow>=23,<26",  # apache-beam's upper bound
+    "apache-beam>=2.77,<3",
+]
+
 EXTRAS = {
     "nlp": [KERAS_HUB],
     "recommenders": RECOMMENDERS,
-    "data": [
-        "tensorflow-datasets>=4.9.10,<5",
-        "pyarrow>=23,<26",  # apache-beam's upper bound
-        "apache-beam>=2.77,<3",
-    ],
+    "data": DATA,
     # tensorflow-privacy 0.9 pins an older dp-accounting, numpy and dm-tree, and runs without
     # them: `pip install -e '.[parity]' && pip install --no-deps 'tensorflow-privacy>=0.9,<0.10'`.
     # A looser requirement would resolve to 0.7.3, whose optimizers fail on this TensorFlow.
@@ -49,6 +51,7 @@ EXTRAS = {
         "wheel>=0.43",
         KERAS_HUB,
         *RECOMMENDERS,
+        *DATA,
         *PIPELINES,
     ],
     "lint": ["ruff>=0.17,<0.18", "mypy>=2.4,<2.5"],

@@ -122,6 +122,21 @@ ROWS = (
         "{calibrate_seconds_median}; {plan_table_seconds_18}",
     ),
     Row(
+        "Offline Poisson batches: rows read a second; rows prepared a second by one core",
+        "input",
+        "{read_rows_per_second}; {prepare_rows_per_second_per_core}",
+    ),
+    Row(
+        "Wait for the next of these batches, part of a pCTR training step",
+        "input",
+        "{input_wait_share:.1%}",
+    ),
+    Row(
+        "Memory of that preparation, 5,000,000 rows over 100,000",
+        "input",
+        "{prepare_memory_many_over_few}",
+    ),
+    Row(
         "What `recommend` learns, as a part of the best gain over a constant that the study found: "
         "ranking; clicks; images ([table](docs/results/defaults.md))",
         "recipes",

@@ -7,17 +7,19 @@ import warnings
 import pytest
 
 import dp_sparse
-from dp_sparse import distribution
+from dp_sparse import distribution, offline
 
 WITHOUT = {
     "dp_sparse.__version__",  # a string
     "dp_sparse.distribution",  # a module; its names are below
     "dp_sparse.distribution.RankingModel",  # needs a process with legacy Keras
+    "dp_sparse.offline",  # a module; its names are below
+    "dp_sparse.sampling.offline.CHUNK",  # a number
 }
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 PUBLIC = {
     f"{room.__name__}.{name}": getattr(room, name)
-    for room in (dp_sparse, distribution)
+    for room in (dp_sparse, distribution, offline)
     for name in room.__all__
 }
 SHOWN = sorted(PUBLIC.keys() - WITHOUT)
@@ -29,7 +31,6 @@ def example_of(name: str) -> doctest.DocTest:
     return doctest.DocTestParser().get_doctest(text, {}, name, name, 0)
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_example_prints_what_it_says(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """And nothing else: no progress bar, no log, no warning."""

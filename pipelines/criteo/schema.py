@@ -6,7 +6,8 @@ is at byte 160·i. Counts are stored log-transformed, categories as hash buckets
 and public: nothing in them is fitted on private rows. Time and memory are linear in the rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -118,3 +119,8 @@ def examples_from_records(
         "categories": records["categories"].copy(),
     }
     return inputs, records["label"].copy()
+
+
+def examples_from_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """As `examples_from_records`, of fields that `dp_sparse.OfflineBatches` has read."""
+    return {name: fields[name] for name in ("integers", "categories")}, fields["label"]

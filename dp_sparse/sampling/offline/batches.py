@@ -26,6 +26,25 @@ class OfflineBatches:
 
     Raises:
         ValueError: The folder has no manifest, or a file of it is missing or was cut.
+
+    Examples:
+        >>> import dp_sparse, numpy as np, tempfile
+        >>> from dp_sparse import offline
+        >>> folder, key = tempfile.TemporaryDirectory(), offline.new_key()
+        >>> clicks = np.array([(3, 1.0), (7, 0.0)], [("user", "<i4"), ("clicked", "<f4")])
+        >>> manifest = offline.Manifest(
+        ...     draw_id=offline.draw_id(key), num_examples=2, expected_batch_size=1, steps=4,
+        ...     capacity=2, record=clicks.dtype.descr, bucket_steps=4, stripes=1)
+        >>> places, steps = offline.OfflineDraw(key, 0.5, 4).of_chunk("clicks", 0)
+        >>> there = places < 2
+        >>> offline.write_bucket(folder.name, manifest, 0, steps[there], clicks[places[there]])
+        >>> manifest.write(folder.name)
+        >>> del key  # whoever keeps it knows the batches
+        >>> source = dp_sparse.OfflineBatches(folder.name, lambda r: (r["user"], r["clicked"]))
+        >>> sampling = dp_sparse.offline_sampling(source)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 0.1), sampling).calibrate()
+        >>> [tuple(x.shape) for x, y, weights in plan.sampling.batches(source)]
+        [(2,), (2,), (2,), (2,)]
     """
 
     def __init__(self, folder: str, unpack: Unpack) -> None:

@@ -32,6 +32,13 @@ class OfflineDraw:
         sampling_probability: q.
         steps: T.
 
+    Examples:
+        >>> from dp_sparse import offline
+        >>> draw = offline.OfflineDraw(offline.new_key(), sampling_probability=0.1, steps=20)
+        >>> places, steps = draw.of_chunk("day 3", 0)  # of its first 65,536 examples
+        >>> bool(0 <= min(steps) and max(steps) < 20)
+        True
+
     ### Formal Guarantees
     Joins are independent over examples and steps, each with probability q, to whoever does not know
     the key. It cannot be pickled, so that no job description holds it.
@@ -73,10 +80,22 @@ class OfflineDraw:
 
 
 def new_key() -> bytes:
-    """A secret key from the operating system."""
+    """A secret key from the operating system.
+
+    Examples:
+        >>> from dp_sparse import offline
+        >>> len(offline.new_key())
+        32
+    """
     return os.urandom(KEY_BYTES)
 
 
 def draw_id(key: bytes) -> str:
-    """The public name of all that a key draws: its SHA-256, in hexadecimal."""
+    """The public name of all that a key draws: its SHA-256, in hexadecimal.
+
+    Examples:
+        >>> from dp_sparse import offline
+        >>> offline.draw_id(bytes(32))
+        '66687aadf862bd776c8fc18b8e9f8e20089714856ee233b3902a591d0d5f2925'
+    """
     return hashlib.sha256(key).hexdigest()

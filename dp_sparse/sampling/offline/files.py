@@ -40,6 +40,18 @@ class Manifest:
         stripes: Files of a bucket.
         seeded: Whether a seed made the draw, for tests: private training refuses it.
         about: What else is known of the data, such as how many lines were left out.
+
+    Examples:
+        >>> import numpy as np
+        >>> from dp_sparse import offline
+        >>> manifest = offline.Manifest(
+        ...     draw_id=offline.draw_id(offline.new_key()), num_examples=100,
+        ...     expected_batch_size=10, steps=5, capacity=30, record=[("id", "<i8")],
+        ...     bucket_steps=3, stripes=1)
+        >>> [list(manifest.steps_of(bucket)) for bucket in range(manifest.buckets)]
+        [[0, 1, 2], [3, 4]]
+        >>> manifest.files_of(0)  # with their bytes
+        [('steps-00000-00.tfrecord', 864)]
     """
 
     draw_id: str
@@ -150,6 +162,17 @@ def write_bucket(
 
     Raises:
         PrivacyError: A step has more than `capacity` examples.
+
+    Examples:
+        >>> import numpy as np, os, tempfile
+        >>> from dp_sparse import offline
+        >>> folder, ids = tempfile.TemporaryDirectory(), np.array([(7,), (8,)], [("id", "<i8")])
+        >>> manifest = offline.Manifest(
+        ...     draw_id=64 * "0", num_examples=2, expected_batch_size=1, steps=3, capacity=2,
+        ...     record=ids.dtype.descr, bucket_steps=3, stripes=1)
+        >>> offline.write_bucket(folder.name, manifest, 0, np.array([0, 2]), ids)
+        >>> os.listdir(folder.name)
+        ['steps-00000-00.tfrecord']
     """
     for stripe, (name, _) in enumerate(manifest.files_of(bucket)):
         unfinished = f"{folder}/.{name}.tmp"

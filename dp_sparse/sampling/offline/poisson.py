@@ -31,6 +31,12 @@ class OfflinePoissonSampling(PoissonSampling):
             and the statement says so.
         plan: The fingerprint of the plan that the batches serve; `calibrate` sets it.
 
+    Examples:
+        >>> import dp_sparse
+        >>> drawn = dp_sparse.OfflinePoissonSampling(1000, 100, 20, draw_id=64 * "0")
+        >>> drawn.participations(20), drawn.capacity  # as those of PoissonSampling
+        (2.0, 168)
+
     ### Formal Guarantees
     Neighbouring datasets differ by adding or removing one example. Amplification needs the key of
     the draw to be secret, and deleted when the batches are written, and the files to be as private
@@ -166,7 +172,16 @@ def offline_sampling(source: OfflineBatches, *, shared: bool = False) -> Offline
     Args:
         source: The folder of the draw.
         shared: Whether other plans may train on it, too.
+
+    Examples:
+        See `OfflineBatches`.
+        >>> import dp_sparse
+        >>> dp_sparse.offline_sampling(source="a path")
+        Traceback (most recent call last):
+        ValueError: Expected OfflineBatches(folder, unpack), got source='a path'.
     """
+    if not isinstance(source, OfflineBatches):
+        raise ValueError(f"Expected OfflineBatches(folder, unpack), got source={source!r}.")
     drawn: Manifest = source.manifest
     return OfflinePoissonSampling(
         num_examples=drawn.num_examples,

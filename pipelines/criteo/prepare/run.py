@@ -17,6 +17,7 @@ import apache_beam as beam
 import tensorflow as tf
 from apache_beam.options.pipeline_options import PipelineOptions
 
+import dp_sparse
 from dp_sparse import offline
 from pipelines.criteo.prepare.collect import collect
 from pipelines.criteo.prepare.job import Job, read_json, write_json
@@ -69,16 +70,17 @@ def _collected(found: tuple[int, dict[str, Iterable[Any]]], job: Job) -> int:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Raises an error of a worker with its own last words, without Beam's traceback of workers."""
+    """Raises what a worker refused with its own words, without Beam's around them."""
     try:
         yield
-    except RuntimeError as error:
-        text = str(error)
-        for kind in ("PrepareError: ", "PrivacyError: "):
-            if kind in text:
-                words = text.rpartition(kind)[2].partition(" [while running")[0]
-                raise PrepareError(words.strip()) from error
-        raise
+    except (PrepareError, dp_sparse.PrivacyError, RuntimeError) as error:
+        words = str(error)
+        kind = next((k for k in ("PrepareError: ", "PrivacyError: ") if k in words), None)
+        if kind is not None:  # of another process: a traceback as text
+            words = words.rpartition(kind)[2]
+        elif not isinstance(error, PrepareError | dp_sparse.PrivacyError):
+            raise
+        raise PrepareError(words.partition(" [while running")[0].strip()) from error
 
 
 def _begin(job: Job, seed: int | None) -> str:
