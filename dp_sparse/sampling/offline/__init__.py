@@ -2,7 +2,7 @@
 
 from dp_sparse.sampling.offline.batches import OfflineBatches
 from dp_sparse.sampling.offline.draw import CHUNK, OfflineDraw, draw_id, new_key
-from dp_sparse.sampling.offline.files import Manifest, write_bucket
+from dp_sparse.sampling.offline.files import Manifest, read_manifest, write_bucket
 from dp_sparse.sampling.offline.poisson import OfflinePoissonSampling, offline_sampling
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "draw_id",
     "new_key",
     "offline_sampling",
+    "read_manifest",
     "write_bucket",
 ]

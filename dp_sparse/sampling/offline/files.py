@@ -115,6 +115,12 @@ def read_manifest(folder: str) -> Manifest:
 
     Raises:
         ValueError: There is none, it is of another format, or a file is missing or was cut.
+
+    Examples:
+        >>> from dp_sparse import offline
+        >>> offline.read_manifest("/nowhere")
+        Traceback (most recent call last):
+        ValueError: Expected drawn batches, got no /nowhere/manifest.json: ...
     """
     path = f"{folder}/{MANIFEST}"
     if not tf.io.gfile.exists(path):

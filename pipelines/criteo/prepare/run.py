@@ -39,6 +39,9 @@ def prepare(
         PrepareError: The output holds other data, an input is damaged, or N is not what was found.
         PrivacyError: A batch is larger than the capacity.
     """
+    ended = _ended(job)
+    if ended is not None:
+        return ended
     draw_id = _begin(job, seed)
     with _told():
         _run(job, beam_options)
@@ -84,12 +87,11 @@ def _told() -> Iterator[None]:
 
 
 def _begin(job: Job, seed: int | None) -> str:
-    """Makes the key, or finds that of the job that is resumed; returns the name of the draw."""
-    if tf.io.gfile.exists(f"{job.output}/manifest.json"):
-        raise PrepareError(
-            f"Expected a new folder as output, got {job.output}, which is prepared already. Name "
-            "another one, or remove it."
-        )
+    """Makes the key, or finds that of the job that is resumed; returns the name of the draw.
+
+    What is begun is written before the key is made, so that a key which is there without it belongs
+    to something else.
+    """
     before = read_json(job.work("job.json"))
     has_key = tf.io.gfile.exists(job.key_file)
     if before is None:
@@ -98,16 +100,18 @@ def _begin(job: Job, seed: int | None) -> str:
                 f"Expected no file at key_file={job.key_file}, got one: a key serves one "
                 "preparation. Remove it if none is running."
             )
-        _write_key(job.key_file, seed)
-        draw_id = offline.draw_id(job.key())
-        write_json(job.work("job.json"), {"fingerprint": job.fingerprint, "draw_id": draw_id})
-        return draw_id
+        before = {"fingerprint": job.fingerprint, "draw_id": None}
+        write_json(job.work("job.json"), before)
     if before["fingerprint"] != job.fingerprint:
         raise PrepareError(
             f"Expected the inputs and numbers with which {job.output} was begun, got others: use "
             "those, or remove the folder and its key to begin anew."
         )
-    if not has_key or offline.draw_id(job.key()) != before["draw_id"]:
+    if before["draw_id"] is None:  # nothing was drawn yet
+        _write_key(job.key_file, seed)
+        before["draw_id"] = offline.draw_id(job.key())
+        write_json(job.work("job.json"), before)
+    elif not has_key or offline.draw_id(job.key()) != before["draw_id"]:
         raise PrepareError(
             f"Expected the key with which {job.output} was begun in {job.key_file}, got "
             f"{'another one' if has_key else 'none'}: remove the folder to begin anew."
@@ -122,6 +126,7 @@ def _write_key(path: str, seed: int | None) -> None:
             file.write(key.hex().encode())
         return
     Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).unlink(missing_ok=True)  # of this job, stopped before it drew anything
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(key.hex().encode())
@@ -156,8 +161,34 @@ def _end(job: Job, draw_id: str) -> offline.Manifest:
     quarantined: Counter[str] = Counter()
     for shard in shards:
         quarantined.update({reason: of["rows"] for reason, of in shard["quarantined"].items()})
-    manifest = job.manifest(draw_id, {"quarantined": dict(quarantined), "shards": len(shards)})
+    about = {"quarantined": dict(quarantined), "shards": len(shards), "job": job.fingerprint}
+    manifest = job.manifest(draw_id, about)
     manifest.write(job.output)
-    tf.io.gfile.remove(job.key_file)
-    tf.io.gfile.rmtree(f"{job.output}/.work")
+    _clear(job, draw_id)
+    return manifest
+
+
+def _clear(job: Job, draw_id: str) -> None:
+    """Deletes the key, then what was kept until the end."""
+    if tf.io.gfile.exists(job.key_file) and offline.draw_id(job.key()) == draw_id:
+        tf.io.gfile.remove(job.key_file)
+    if tf.io.gfile.exists(f"{job.output}/.work"):
+        tf.io.gfile.rmtree(f"{job.output}/.work")
+
+
+def _ended(job: Job) -> offline.Manifest | None:
+    """The manifest of this very job, with nothing left to clear, or None if it has not ended.
+
+    Raises:
+        PrepareError: The folder was prepared by another job.
+    """
+    if not tf.io.gfile.exists(f"{job.output}/manifest.json"):
+        return None
+    manifest = offline.read_manifest(job.output)
+    if manifest.about.get("job") != job.fingerprint:
+        raise PrepareError(
+            f"Expected a new folder as output, got {job.output}, which is prepared already. Name "
+            "another one, or remove it."
+        )
+    _clear(job, manifest.draw_id)
     return manifest
