@@ -51,6 +51,7 @@ from dp_sparse.selection import (
 from dp_sparse.training import (
     ModelCheck,
     PrivacyReport,
+    PrivateCheckpoint,
     Recommendation,
     check_model,
     install_callback_guard,
@@ -86,6 +87,7 @@ __all__ = [
     "PrivacyError",
     "PrivacyPlan",
     "PrivacyReport",
+    "PrivateCheckpoint",
     "PublicRows",
     "QuantileClipping",
     "Recommendation",

@@ -19,7 +19,7 @@ from dp_sparse.clipping import BeforeLookup, ClippedSums, ClippingStyle, Quantil
 from dp_sparse.core import PrivacyError, fingerprint, replicas, validate
 from dp_sparse.optimizers.arguments import checked_optimizer, checked_plan, checked_style
 from dp_sparse.optimizers.diagnostics import StepDiagnostics
-from dp_sparse.optimizers.keras_wrapper import VariableSplit, WrappingOptimizer
+from dp_sparse.optimizers.keras_wrapper import VariableSplit, WrappingOptimizer, regularised
 from dp_sparse.optimizers.moving_clip_norm import MovingClipNorm
 from dp_sparse.optimizers.release import NoisyMeans
 from dp_sparse.optimizers.replica_checks import nameless
@@ -229,7 +229,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
             What is left for the wrapped optimizer: each dense variable, its noisy mean gradient
             plus the gradient of its regulariser.
         """
-        return [(variable, _regularised(mean, variable)) for variable, mean in noisy.dense]
+        return [(variable, regularised(mean, variable)) for variable, mean in noisy.dense]
 
     def measure(self, noisy: NoisyMeans) -> None:
         """Adds what reports say of the noise to its running totals."""
@@ -253,6 +253,10 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         self._account.refuse_unfit(self.name, self.variables, store)
         super().load_own_variables(store)
         self._account.loaded(before)
+
+    def count_spent(self, steps: int) -> None:
+        """Counts at least so many steps as spent: of an earlier process, which published them."""
+        self._account.count_spent(steps)
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""
@@ -286,13 +290,3 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         self._split = VariableSplit([v for v in variables if id(v) not in ids], tables)
         self.clipping.check(variables)
         self.diagnostics.start(len(self.noised_tables), len(self.measured_variables))
-
-
-def _regularised(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
-    if variable.regularizer is None:
-        return gradient
-    value = tf.convert_to_tensor(variable.value)
-    with tf.GradientTape() as tape:
-        tape.watch(value)
-        penalty = variable.regularizer(value)
-    return gradient + tape.gradient(penalty, value)

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, NoReturn
 
 import keras
+import tensorflow as tf
 
 from dp_sparse.core import PrivacyError
 
@@ -80,3 +81,14 @@ class VariableSplit:
 
     dense: list[keras.Variable]
     tables: list[keras.Variable]
+
+
+def regularised(gradient: tf.Tensor, variable: keras.Variable) -> tf.Tensor:
+    """The gradient, plus that of the variable's regulariser."""
+    if variable.regularizer is None:
+        return gradient
+    value = tf.convert_to_tensor(variable.value)
+    with tf.GradientTape() as tape:
+        tape.watch(value)
+        penalty = variable.regularizer(value)
+    return gradient + tape.gradient(penalty, value)

@@ -95,3 +95,9 @@ class StepAccount:
         after = self._saved.values()
         self._saved.write(self._plan, *(before if before[0] > after[0] else after))
         self.noise_key.refresh(max(before[0], after[0]))
+
+    def count_spent(self, steps: int) -> None:
+        """The larger of this count and the optimizer's own holds, and noise gets a new key."""
+        own, order = self._saved.values()
+        self._saved.write(self._plan, max(own, steps), order)
+        self.noise_key.refresh(max(own, steps))

@@ -7,6 +7,7 @@ from dp_sparse.training import environment, metrics, report_page
 from dp_sparse.training.building import build_for
 from dp_sparse.training.callback_guard import install_callback_guard
 from dp_sparse.training.callbacks import PrivacyReport
+from dp_sparse.training.checkpoint import PrivateCheckpoint
 from dp_sparse.training.compile_hook import install_compile_hook
 from dp_sparse.training.forward_backward import (
     led_by_batch,
@@ -18,6 +19,7 @@ from dp_sparse.training.recommendation import Recommendation, recommend
 __all__ = [
     "ModelCheck",
     "PrivacyReport",
+    "PrivateCheckpoint",
     "Recommendation",
     "build_for",
     "check_model",

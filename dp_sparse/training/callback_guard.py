@@ -18,6 +18,7 @@ from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training import flush_hooks, plan_steps
 from dp_sparse.training.callbacks import PrivacyReport
+from dp_sparse.training.checkpoint import PrivateCheckpoint
 from dp_sparse.training.flush_hooks import own_method_reads
 
 _HOOKS_WITH_METRICS = ("on_batch_end", "on_train_batch_end", "on_epoch_end", "on_train_end")
@@ -114,6 +115,7 @@ def install_callback_guard() -> None:
     def on_train_begin(self: keras.callbacks.CallbackList, logs: Any = None) -> None:
         model = self._model
         if isinstance(getattr(model, "optimizer", None), PrivateOptimizer):
+            _put_checkpoint_first(self.callbacks)
             _guard(self.callbacks, model)
             plan_steps.give_to_epochs(model, self)
             if model.optimizer.delays_noise:
@@ -141,6 +143,27 @@ def _guard(callbacks: list[Any], model: keras.Model) -> None:
     names = _TrainingNames()
     names.set_model(model)
     callbacks.insert(0, names)
+
+
+def _put_checkpoint_first(callbacks: list[Any]) -> None:
+    """So that whatever others write at the end of an epoch is covered by it.
+
+    Raises:
+        PrivacyError: There are two, or another callback saves weights by itself.
+    """
+    own = [callback for callback in callbacks if isinstance(callback, PrivateCheckpoint)]
+    if not own:
+        return
+    savers = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
+    others = [c for c in callbacks if isinstance(c, savers)] + own[1:]
+    if others:
+        raise PrivacyError(
+            f"Expected PrivateCheckpoint to be the only callback that saves weights, got "
+            f"{type(others[0]).__name__} beside it, which would publish steps that it does not "
+            "know of: leave it out, or use it without PrivateCheckpoint."
+        )
+    callbacks.remove(own[0])
+    callbacks.insert(0, own[0])
 
 
 def _leaks(callback: Any) -> Iterator[Leak]:

@@ -1,0 +1,210 @@
+"""`PrivateCheckpoint`: training that goes on after it was killed, within what its plan pays for."""
+
+import contextlib
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from dp_sparse.core import PrivacyError, validate
+from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.training.checkpoint_files import CheckpointFolder
+
+TERMINATED = 143  # 128 + SIGTERM, as shells say it
+
+
+class PrivateCheckpoint(keras.callbacks.Callback):
+    """Saves weights, slots and spent steps, so that a run which is killed goes on.
+
+    It runs before all other callbacks and also saves at the end of each epoch, so that whatever
+    others write then is covered by a checkpoint. On SIGTERM it saves after the step and exits with
+    status 143.
+
+    Args:
+        folder: Where to; local, or any path of `tf.io.gfile`. One run and its plan each.
+        every_steps: Save whenever so many steps were taken; None for no such rule.
+        every_seconds: Save whenever so many seconds have passed; None for no such rule.
+        keep: How many checkpoints to keep, >= 1.
+
+    Examples:
+        >>> import dp_sparse, keras, numpy as np, tempfile
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=2)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-3), sampling).calibrate()
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> checkpoint = dp_sparse.PrivateCheckpoint(folder.name, every_steps=2)
+        >>> spent = checkpoint.restore(model)  # 0 the first time
+        >>> batches = plan.sampling.batches((np.ones((8, 1)), np.ones(8)), first_step=spent)
+        >>> history = model.fit(batches, callbacks=[checkpoint], verbose=0)
+        >>> checkpoint.steps
+        [2, 4]
+
+    ### Formal Guarantees
+    A step is published when a checkpoint that holds it gets its name. Before that the folder says
+    so, and from then on the step stays spent, whichever checkpoint is loaded. Steps that nobody has
+    seen run again with fresh noise and cost nothing. No key is saved, so no noise is drawn twice.
+    This holds for what is written by this callback, and by others at the end of epochs and of
+    training; a callback of yours that writes in between publishes steps that this one does not know
+    of. What a plan releases besides, such as selected rows, is yours to save.
+    """
+
+    reads_weights = True
+    reads_training_metrics = False
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        keep: int = 3,
+    ) -> None:
+        super().__init__()
+        self._folder = CheckpointFolder(str(folder))
+        if every_steps is not None:
+            every_steps = validate.positive_integer("every_steps", every_steps)
+        if every_seconds is not None:
+            every_seconds = validate.positive("every_seconds", every_seconds)
+        self.every_steps, self.every_seconds = every_steps, every_seconds
+        self.keep = validate.positive_integer("keep", keep)
+        self._restored: keras.Model | None = None
+        self._terminated = False
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints in the folder."""
+        return self._folder.steps()
+
+    def restore(self, model: keras.Model) -> int:
+        """Loads the newest checkpoint that is whole; returns how many steps are spent.
+
+        Call it before `fit`, also when a run begins, and pass what it returns as `first_step` to
+        samplers whose batches have an order.
+
+        Args:
+            model: Built, and compiled with an optimizer of the run's plan.
+
+        Raises:
+            PrivacyError: The folder is another run's or in use, has lost what was published, or no
+                checkpoint of it is whole.
+            ValueError: The model has no private optimizer, or is not built.
+
+        Warns:
+            UserWarning: A checkpoint is left out; it says which and why.
+        """
+        optimizer = _private_optimizer(model)
+        if not model.built:
+            raise ValueError(
+                f"Expected a built model, got {model.name}: call it on a batch of inputs first."
+            )
+        self._folder.lock()
+        plan = optimizer.plan.fingerprint
+        published = self._folder.published(plan)
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        if published is None:
+            self._folder.publish(plan, int(optimizer.steps_spent.numpy()))
+        elif published:
+            self._load_newest(model, plan, published)
+            optimizer.count_spent(published)
+        self._restored = model
+        return int(optimizer.steps_spent.numpy())
+
+    def _load_newest(self, model: keras.Model, plan: int, published: int) -> None:
+        for step in reversed(self._folder.steps()):
+            why = self._folder.load(model, plan, step)
+            if why is None:
+                return
+            warnings.warn(f"{self._folder.name(step)} is left out: {why}.", stacklevel=3)
+        raise PrivacyError(
+            f"Expected a checkpoint in {self._folder.path}, which has published {published} steps, "
+            "got none that is whole. Restore the files, or use a new folder and a new plan, which "
+            "spends again."
+        )
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks that the run goes on where the folder says, and waits for SIGTERM."""
+        self._optimizer = _private_optimizer(self.model)
+        if self._restored is not self.model:
+            raise PrivacyError(
+                f"Expected restore(model) before fit, got a run that would begin in "
+                f"{self._folder.path} as if nothing was spent: call checkpoint.restore(model)."
+            )
+        self._saved = self._step()
+        self._when = time.monotonic()
+        self._terminated = False
+        self._waiting = contextlib.ExitStack()
+        self._waiting.enter_context(self._waits_for_sigterm())
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves if it is time to."""
+        step = self._step()
+        enough = self.every_steps is not None and step - self._saved >= self.every_steps
+        late = (
+            self.every_seconds is not None and time.monotonic() - self._when >= self.every_seconds
+        )
+        if enough or late or self._terminated:
+            self._save()
+        self._end_if_terminated()
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Does not wait for the end of a validation."""
+        if self._terminated:
+            self._save()
+            self._end_if_terminated()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves before other callbacks write."""
+        self._save()
+        self._end_if_terminated()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Saves what the run ends with."""
+        self._save()
+        self._waiting.close()
+
+    def _step(self) -> int:
+        return int(self._optimizer.steps_spent.numpy())
+
+    def _save(self) -> None:
+        step = self._step()
+        if step > self._saved:
+            self._folder.save(self.model, self._optimizer.plan.fingerprint, step)
+            for old in self._folder.steps()[: -self.keep]:
+                self._folder.remove(old)
+        self._saved, self._when = step, time.monotonic()
+
+    def _end_if_terminated(self) -> None:
+        if self._terminated:
+            self._waiting.close()
+            raise SystemExit(TERMINATED)
+
+    @contextlib.contextmanager
+    def _waits_for_sigterm(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # where no handler can be set
+            return
+
+        def note(number: int, frame: Any) -> None:
+            self._terminated = True
+
+        before = signal.signal(signal.SIGTERM, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _private_optimizer(model: keras.Model) -> PrivateOptimizer:
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, PrivateOptimizer):
+        raise ValueError(
+            f"Expected a model compiled with a private optimizer, got {optimizer!r}: compile it "
+            "with one, or use keras.callbacks.BackupAndRestore."
+        )
+    return optimizer

@@ -1,0 +1,185 @@
+"""The files of `PrivateCheckpoint`: weights that are whole or not there, and what was published.
+
+`published.json` holds the highest step of which anybody may have seen something. It is on the disk
+before that can be: steps up to it stay spent, whichever weights a later process finds. Beside it
+are `step-N.weights.h5`, Keras' own format, and `step-N.json` with the size and the SHA-256 of these
+weights, which is written last. No file holds a key. A folder is local, or any path of
+`tf.io.gfile`; a local one has a lock, so that no two processes train in it at once.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.core import PrivacyError
+
+_PUBLISHED = "published.json"
+
+
+class CheckpointFolder:
+    """A folder of checkpoints of one run.
+
+    Args:
+        path: The folder; it is made when something is written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = str(path).rstrip("/")
+        self._local = "://" not in self.path
+        self._lock: Any = None
+
+    def lock(self) -> None:
+        """Keeps other processes out until this one ends, however it ends.
+
+        Raises:
+            PrivacyError: Another process trains in this folder.
+        """
+        tf.io.gfile.makedirs(self.path)
+        if not self._local or self._lock is not None:
+            return
+        self._lock = os.fdopen(os.open(self._of("lock"), os.O_RDWR | os.O_CREAT), "r+")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock = None
+            raise PrivacyError(
+                f"Expected one process in {self.path}, got a second one: both would publish the "
+                "same steps. Wait for the first, or use another folder and plan."
+            ) from None
+
+    def published(self, plan: int) -> int | None:
+        """The highest published step, or None if no run of this folder has begun.
+
+        Args:
+            plan: The fingerprint of the plan.
+
+        Raises:
+            PrivacyError: It is lost, cannot be read, or is that of another plan.
+        """
+        path = self._of(_PUBLISHED)
+        if not tf.io.gfile.exists(path):
+            if self.steps():
+                raise PrivacyError(
+                    f"Expected {path}, got checkpoints without it: which of their steps were "
+                    "published is not known. Use a new folder and a new plan, which spends again."
+                )
+            return None
+        try:
+            with tf.io.gfile.GFile(path) as file:
+                found = json.loads(file.read())
+            of, step = int(found["plan"]), int(found["published"])
+        except (ValueError, TypeError, KeyError):
+            raise PrivacyError(
+                f"Expected the published step in {path}, got a file that does not tell it: use a "
+                "new folder and a new plan, which spends again."
+            ) from None
+        if of != plan:
+            raise PrivacyError(
+                f"Expected the folder of this plan's run, got {self.path}, which is that of a plan "
+                "with other sampling, noise or releases. Use another folder."
+            )
+        return step
+
+    def publish(self, plan: int, step: int) -> None:
+        """Writes that steps up to this one may be seen; they are on the disk when it returns."""
+        self._write(_PUBLISHED, json.dumps({"plan": plan, "published": step}).encode())
+
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints that were written whole, in order."""
+        if not tf.io.gfile.exists(self.path):
+            return []
+        names = tf.io.gfile.listdir(self.path)
+        found = [n.split("-")[1].split(".")[0] for n in names if n.startswith("step-")]
+        return sorted({int(n) for n in found if n.isdigit()})
+
+    def save(self, model: keras.Model, plan: int, step: int) -> None:
+        """Writes the weights, then publishes the step, then gives the weights their name."""
+        unnamed = self._of(f".{_weights(step)}")
+        with tempfile.TemporaryDirectory(dir=self.path if self._local else None) as folder:
+            own = f"{folder}/{_weights(step)}"
+            model.save_weights(own)
+            size, digest = _described(own)
+            if self._local:
+                _synced(own)
+                os.replace(own, unnamed)
+            else:
+                tf.io.gfile.copy(own, unnamed, overwrite=True)
+        self.publish(plan, step)
+        tf.io.gfile.rename(unnamed, self._of(_weights(step)), overwrite=True)
+        about = {"plan": plan, "step": step, "bytes": size, "sha256": digest}
+        self._write(_about(step), json.dumps(about).encode())
+
+    def load(self, model: keras.Model, plan: int, step: int) -> str | None:
+        """Loads the weights of a step into the model, or returns why they are of no use."""
+        if not tf.io.gfile.exists(self._of(_about(step))):
+            return "it was not written whole"
+        with tempfile.TemporaryDirectory() as folder:
+            path = self._of(_weights(step))
+            try:
+                with tf.io.gfile.GFile(self._of(_about(step))) as file:
+                    about = json.loads(file.read())
+                if not self._local:
+                    tf.io.gfile.copy(path, f"{folder}/{_weights(step)}")
+                    path = f"{folder}/{_weights(step)}"
+                found = _described(path)
+                wanted = about["bytes"], about["sha256"]
+            except (ValueError, TypeError, KeyError, OSError, tf.errors.OpError):
+                return "a file of it is missing or cannot be read"
+            if about.get("plan") != plan or about.get("step") != step:
+                return "it is of another run"
+            if found != wanted:
+                return "its weights are not those that were written"
+            model.load_weights(path)
+        return None
+
+    def remove(self, step: int) -> None:
+        """Removes a checkpoint, first what says that it is whole."""
+        for name in (_about(step), _weights(step)):
+            if tf.io.gfile.exists(self._of(name)):
+                tf.io.gfile.remove(self._of(name))
+
+    def name(self, step: int) -> str:
+        """What a message calls a checkpoint."""
+        return self._of(_weights(step))
+
+    def _of(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    def _write(self, name: str, content: bytes) -> None:
+        unfinished = self._of(f".{name}.tmp")
+        with tf.io.gfile.GFile(unfinished, "wb") as file:
+            file.write(content)
+        if self._local:
+            _synced(unfinished)
+        tf.io.gfile.rename(unfinished, self._of(name), overwrite=True)
+        if self._local:
+            _synced(self.path)
+
+
+def _weights(step: int) -> str:
+    return f"step-{step:09d}.weights.h5"
+
+
+def _about(step: int) -> str:
+    return f"step-{step:09d}.json"
+
+
+def _described(path: str) -> tuple[int, str]:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return os.path.getsize(path), digest
+
+
+def _synced(path: str) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
