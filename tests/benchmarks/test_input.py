@@ -6,14 +6,14 @@ import pytest
 
 pytest.importorskip("apache_beam")
 
-from benchmarks import input as module
+from benchmarks import input
 
 
 @pytest.mark.slow
 def test_the_quick_run_has_its_metrics(
     quick_run: Callable[..., tuple[list[str], dict[str, float]]],
 ) -> None:
-    _, metrics = quick_run(module)
+    _, metrics = quick_run(input)
     assert metrics.keys() == {
         "read_rows_per_second",
         "input_wait_share",

@@ -9,6 +9,7 @@ import dp_sparse
 from benchmarks import one_table, selection
 
 
+@pytest.mark.slow
 def test_the_quick_run_has_every_metric(
     monkeypatch: pytest.MonkeyPatch, quick_run: Callable[..., tuple[list[str], dict[str, float]]]
 ) -> None:

@@ -207,6 +207,7 @@ def test_a_stream_as_on_one_device(workers: list[dict[str, Any]]) -> None:
         assert_close(worker["stream"], report(model, history))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["quiet", "noisy", "poisson", "stream"])
 def test_workers_agree_to_the_last_bit(workers: list[dict[str, Any]], name: str) -> None:
     one, other = (worker[name] for worker in workers)

@@ -135,6 +135,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert finished.stderr.strip().splitlines()[-1].startswith("error: No such file: nowhere.tsv")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("DP_SPARSE_DATA" not in os.environ, reason="DP_SPARSE_DATA is not set")
 def test_real_rows(tmp_path: Path) -> None:
     """Real clicks, privately at ε = 1: half an epoch is far better than chance."""
@@ -153,6 +154,7 @@ def test_real_rows(tmp_path: Path) -> None:
     assert method == "dp_adafest" and float(auc) > 0.62 and float(epsilon) <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("DP_SPARSE_DATA" not in os.environ, reason="DP_SPARSE_DATA is not set")
 def test_other_models_on_real_rows(tmp_path: Path) -> None:
     """One pass with DP-AdaFEST at ε = 8: each model learns, none is far from pCTR."""

@@ -106,6 +106,7 @@ def mnist() -> Path:
     return Path(os.environ["DP_SPARSE_DATA"]) / "mnist" / "mnist.npz"
 
 
+@pytest.mark.slow
 @WITH_DATA
 def test_real_digits(tmp_path: Path) -> None:
     """A few steps on some of the digits are far better than chance."""

@@ -25,6 +25,7 @@ def test_of_recommenders(name: str) -> None:
     run_python(CODE, name)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("DP_SPARSE_DATA" not in os.environ, reason="DP_SPARSE_DATA is not set")
 def test_ranking_on_real_rows(tmp_path: Path) -> None:
     """pCTR's AUC, with an embedding layer or without, is about 0.70 after the same pass."""
