@@ -114,7 +114,6 @@ def test_every_example_is_in_its_steps_and_no_other(
 ) -> None:
     """With many buckets and many files of pairs."""
     monkeypatch.setattr(job, "BUCKET_BYTES", 500_000)
-    monkeypatch.setattr(spread, "PART_BYTES", 10_000)
     made = job_of(shards, tmp_path / "out")
     assert made.buckets > 3
     manifest = run.prepare(made, seed=SEED)
@@ -212,7 +211,6 @@ def test_what_was_stopped_goes_on(
 ) -> None:
     """After each of its writes; what it did before is not done again."""
     monkeypatch.setattr(job, "BUCKET_BYTES", 500_000)
-    monkeypatch.setattr(spread, "PART_BYTES", 3_000_000)
     made = job_of(shards, tmp_path / "out")
     with pytest.MonkeyPatch.context() as patched:
         stop_after(patched, writes)

@@ -1,13 +1,12 @@
 """A bucket of steps: its pairs read from the files of all shards, sorted by step, written."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from dp_sparse import offline
-from pipelines.criteo.prepare.job import Job, read_json, write_json
-from pipelines.criteo.prepare.spread import PAIR
+from pipelines.criteo.prepare.job import PAIR, Job, read_json, write_json
 
 
 def collect(job: Job, bucket: int, ranges: Iterable[tuple[str, int, int]]) -> int:
@@ -25,15 +24,19 @@ def collect(job: Job, bucket: int, ranges: Iterable[tuple[str, int, int]]) -> in
     found = read_json(summary)
     if found is not None:
         return int(found["pairs"])
-    parts = [_read(job, *where) for where in sorted(ranges)]
-    pairs = np.concatenate([np.zeros(0, PAIR), *parts])
+    pairs = _read(job, sorted(ranges))
     manifest = job.manifest(offline.draw_id(job.key()), {})
     offline.write_bucket(job.output, manifest, bucket, pairs["step"], pairs["record"])
     write_json(summary, {"pairs": len(pairs)})
     return len(pairs)
 
 
-def _read(job: Job, name: str, first: int, count: int) -> np.ndarray:
-    with tf.io.gfile.GFile(job.work(name), "rb") as file:
-        file.seek(first * PAIR.itemsize)
-        return np.frombuffer(file.read(count * PAIR.itemsize), PAIR)
+def _read(job: Job, ranges: Sequence[tuple[str, int, int]]) -> np.ndarray:
+    pairs = np.empty(sum(count for _, _, count in ranges), PAIR)
+    begin = 0
+    for name, first, count in ranges:
+        with tf.io.gfile.GFile(job.work(name), "rb") as file:
+            file.seek(first * PAIR.itemsize)
+            pairs[begin : begin + count] = np.frombuffer(file.read(count * PAIR.itemsize), PAIR)
+        begin += count
+    return pairs

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import dp_sparse
@@ -18,7 +19,9 @@ from dp_sparse import offline
 from pipelines.criteo.records import PrepareError
 from pipelines.criteo.schema import RECORD_DTYPE, TABLE3_VOCABULARIES, validate_vocabularies
 
-BUCKET_BYTES = 2**28  # of pairs that are sorted at once, as far as steps allow
+BUCKET_BYTES = 2**26  # of pairs that are sorted at once, or a step's
+MOST_BUCKETS = 2**12  # beyond 2**38 bytes of pairs, buckets grow instead
+PAIR = np.dtype([("step", "<i8"), ("record", RECORD_DTYPE)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +53,18 @@ class Job:
     seeded: bool = False
 
     @property
+    def bucket_bytes(self) -> float:
+        """Bytes of pairs that a worker has in memory at once, a few times over."""
+        return max(BUCKET_BYTES, self.steps * self._step_bytes / MOST_BUCKETS)
+
+    @property
     def bucket_steps(self) -> int:
-        """Steps of a bucket, so that its pairs take about `BUCKET_BYTES`."""
-        of_step = self.expected_batch_size * (8 + RECORD_DTYPE.itemsize)
-        return min(self.steps, max(1, int(BUCKET_BYTES / of_step)))
+        """Steps of a bucket."""
+        return min(self.steps, max(1, int(self.bucket_bytes / self._step_bytes)))
+
+    @property
+    def _step_bytes(self) -> float:
+        return self.expected_batch_size * PAIR.itemsize
 
     @property
     def buckets(self) -> int:

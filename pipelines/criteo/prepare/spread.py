@@ -1,6 +1,6 @@
 """A shard: parsed, its coins thrown, its pairs of example and step written by bucket of steps.
 
-Pairs go to files of some 64 MiB, sorted by bucket, so that memory does not depend on the shard. All
+Pairs go to files as large as a bucket, sorted by bucket, so memory does not depend on the shard. All
 follows from the key, the number of the shard and its bytes: a worker that does it again writes the
 same files. It keeps malformed lines apart, each with its number and reason.
 """
@@ -15,12 +15,9 @@ import tensorflow as tf
 from dp_sparse import offline
 from pipelines.criteo.lines import DAMAGE, decompressed, whole_lines
 from pipelines.criteo.parse import MAX_LINE_BYTES, REASONS, WELL_FORMED, parse_lines
-from pipelines.criteo.prepare.job import Job, read_json, write_json, write_whole
+from pipelines.criteo.prepare.job import PAIR, Job, read_json, write_json, write_whole
 from pipelines.criteo.records import PrepareError, Tally
 from pipelines.criteo.schema import RECORD_DTYPE
-
-PAIR = np.dtype([("step", "<i8"), ("record", RECORD_DTYPE)])
-PART_BYTES = 2**26
 
 
 def spread(job: Job, shard: int) -> dict[str, Any]:
@@ -111,7 +108,7 @@ def _chunks(lines: _Lines) -> Iterator[np.ndarray]:
 
 
 class _Parts:
-    """Pairs of a shard, written whenever some 64 MiB are together."""
+    """Pairs of a shard, written whenever as many as those of a bucket are together."""
 
     def __init__(self, job: Job, shard: int) -> None:
         self.pairs, self.ranges = 0, []  # type: ignore[var-annotated]
@@ -126,20 +123,20 @@ class _Parts:
         self._waiting.append(pairs)
         self._bytes += pairs.nbytes
         self.pairs += len(pairs)
-        if self._bytes >= PART_BYTES:
+        if self._bytes >= self._job.bucket_bytes:
             self.flush()
 
     def flush(self) -> None:
         """Writes what is waiting, sorted by bucket."""
         if not self._bytes:
             return
-        pairs = np.concatenate(self._waiting)
-        buckets = pairs["step"] // self._job.bucket_steps
-        order = np.argsort(buckets, kind="stable")
+        pairs, self._waiting = np.concatenate(self._waiting), []
+        pairs = pairs[np.argsort(pairs["step"] // self._job.bucket_steps, kind="stable")]
         name = f"pairs-{self._shard:05d}-{self._files:05d}"
-        write_whole(self._job.work(name), pairs[order].tobytes())
-        found, first, counts = np.unique(buckets[order], return_index=True, return_counts=True)
+        write_whole(self._job.work(name), pairs.tobytes())
+        buckets = pairs["step"] // self._job.bucket_steps
+        found, first, counts = np.unique(buckets, return_index=True, return_counts=True)
         rows = zip(found.tolist(), first.tolist(), counts.tolist(), strict=True)
         self.ranges += [[bucket, name, begin, count] for bucket, begin, count in rows]
-        self._waiting, self._bytes = [], 0
+        self._bytes = 0
         self._files += 1
