@@ -19,8 +19,8 @@ from dp_sparse import offline
 from pipelines.criteo.records import PrepareError
 from pipelines.criteo.schema import RECORD_DTYPE, TABLE3_VOCABULARIES, validate_vocabularies
 
-BUCKET_BYTES = 2**26  # of pairs that are sorted at once, or a step's
-MOST_BUCKETS = 2**12  # beyond 2**38 bytes of pairs, buckets grow instead
+BUCKET_BYTES = 2**25  # of pairs that are sorted at once, or a step's
+MOST_BUCKETS = 2**12  # beyond 2**37 bytes of pairs, buckets grow instead
 PAIR = np.dtype([("step", "<i8"), ("record", RECORD_DTYPE)])
 
 

@@ -1,8 +1,8 @@
 """A shard: parsed, its coins thrown, its pairs of example and step written by bucket of steps.
 
-Pairs go to files as large as a bucket, sorted by bucket, so memory does not depend on the shard. All
-follows from the key, the number of the shard and its bytes: a worker that does it again writes the
-same files. It keeps malformed lines apart, each with its number and reason.
+Pairs go to files as large as a bucket, sorted by bucket, so memory does not depend on the shard.
+All follows from the key, the number of the shard and its bytes: a worker that does it again writes
+the same files. It keeps malformed lines apart, each with its number and reason.
 """
 
 import hashlib
