@@ -1,0 +1,51 @@
+"""The commands and the example of docs/streams.md run as printed."""
+
+import re
+import shlex
+from pathlib import Path
+
+import keras
+import pytest
+
+pytest.importorskip("apache_beam")
+
+import dp_sparse
+from pipelines.criteo.generate import generate
+from pipelines.criteo.prepare import __main__ as command
+from pipelines.criteo.schema import TABLE3_VOCABULARIES, examples_from_fields
+
+PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
+
+
+def click_model() -> keras.Model:
+    integers = keras.Input((13,))
+    categories = keras.Input((26,), dtype="int32")
+    rows = keras.layers.Embedding(max(TABLE3_VOCABULARIES), 2)(categories)
+    features = keras.layers.Concatenate()([keras.layers.Flatten()(rows), integers])
+    inputs = {"integers": integers, "categories": categories}
+    return keras.Model(inputs, keras.layers.Dense(1)(features))
+
+
+def test_runs_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for day, count in enumerate((30_000, 11_000)):
+        rows = Path(f"day_{day}.gz")
+        generate(count, rows, day, TABLE3_VOCABULARIES, progress=False)
+    count, prepare = re.findall(r"^python -m pipelines\.criteo\.prepare (--.*)$", PAGE, re.M)
+    assert command.main(shlex.split(count)) == 0
+    assert "well-formed rows: 41000" in capsys.readouterr().out
+    assert command.main(shlex.split(prepare.replace("=N", "=41000"))) == 0
+    assert "41000 examples, 20 steps of 2048 expected" in capsys.readouterr().out
+    (training,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names = {
+        "keras": keras,
+        "dp_sparse": dp_sparse,
+        "examples_from_fields": examples_from_fields,
+        "model": click_model(),
+    }
+    exec(training, names)
+    optimizer = names["model"].optimizer  # type: ignore[attr-defined]
+    assert optimizer.steps_left == 0
+    assert "The batches were drawn before training" in optimizer.plan.statement()
