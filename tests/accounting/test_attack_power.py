@@ -185,6 +185,7 @@ def test_releases_count_from_the_start() -> None:
     assert 0 <= given.attack_power(0.01) - of_gaussian(0.01, both) <= 1e-3
 
 
+@pytest.mark.slow
 def test_failures_are_inside() -> None:
     """What the tails and the overflows of the capacity add to δ, an attacker has as well."""
     roomy, tight = (PoissonSampling(2000, 50, 40, capacity) for capacity in (120, 78))

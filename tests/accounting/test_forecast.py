@@ -74,6 +74,7 @@ def test_forecast_rows_are_those_of_real_batches(threshold: float) -> None:
         assert worst(SIGMA / 2, 300) > 20
 
 
+@pytest.mark.slow
 def test_ways_to_choose_a_threshold() -> None:
     tables = {"a": zipf(1_000), "b": zipf(50_000)}
     sizes = {name: len(f) for name, f in tables.items()}

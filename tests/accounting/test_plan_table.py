@@ -39,6 +39,7 @@ def test_every_row_is_a_calibrated_plan(table: PlanTable) -> None:
     assert row.signal_to_noise == pytest.approx(math.sqrt(50) * 1000 / row.noise_multiplier)
 
 
+@pytest.mark.slow
 def test_as_csv_and_text(table: PlanTable) -> None:
     found = list(csv.DictReader(table.csv().splitlines()))
     assert [float(row["epsilon"]) for row in found] == [row.epsilon for row in table.rows]

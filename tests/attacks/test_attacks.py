@@ -20,7 +20,7 @@ def _check(entry: Entry, way: str, request: pytest.FixtureRequest) -> None:
     assert found is None, found
 
 
-@pytest.mark.cases(60)
+@pytest.mark.cases(45)
 @pytest.mark.parametrize(("entry", "way"), _OWN, ids=_named(_OWN))
 def test_on_its_own_ways(entry: Entry, way: str, request: pytest.FixtureRequest) -> None:
     _check(entry, way, request)

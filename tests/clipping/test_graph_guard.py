@@ -370,6 +370,7 @@ def test_an_operation_without_effect_is_not_refused(name: str) -> None:
     train(model_with(Calls(*HARMLESS[name])), metrics=["mae"])
 
 
+@pytest.mark.slow
 def test_random_layers_and_loops_of_keras_are_not_refused() -> None:
     layers = [
         keras.layers.GaussianNoise(0.1),

@@ -75,6 +75,7 @@ def test_mixing_is_refused(mixing: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(after, unchanged, strict=True))
 
 
+@pytest.mark.slow
 def test_a_second_fit_is_refused_too() -> None:
     model = private_model(MIXING["mean"])
     for _ in range(2):
@@ -338,6 +339,7 @@ class MixesWhereKnown(keras.layers.Layer):
         return hidden + self.more(inputs - tf.reduce_mean(inputs, 0)) if known else hidden
 
 
+@pytest.mark.slow
 def test_what_is_found_at_training_s_own_size_has_its_own_names() -> None:
     model, plan = keras.Sequential([keras.Input((3,)), MixesWhereKnown()]), plan_for(8)
     model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse", jit_compile=True)
@@ -348,6 +350,7 @@ def test_what_is_found_at_training_s_own_size_has_its_own_names() -> None:
     assert "more/kernel" in str(dp_sparse.check_model(model, (x, y)))
 
 
+@pytest.mark.slow
 def test_a_step_traced_anew_is_checked_anew() -> None:
     """Examples of another length run other code."""
 

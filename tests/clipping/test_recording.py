@@ -161,6 +161,7 @@ def test_lora_of_a_layer_without_a_rule_for_it() -> None:
     assert_as_brute_force(model, values(4, 5, 3))  # the fix that the message names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["while_loop", "map_fn", "cond", "function"])
 def test_a_layer_in_a_loop_or_a_branch(kind: str) -> None:
     def call(model: Any, inputs: Any) -> Any:

@@ -80,6 +80,7 @@ def test_an_update_runs_no_python() -> None:
         updating(python)
 
 
+@pytest.mark.slow
 def test_a_step_whose_update_was_read_is_not_kept() -> None:
     graph = weakref.ref(updating(lambda allowed, other, weights: allowed).graph)
     gc.collect()

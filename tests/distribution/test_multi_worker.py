@@ -214,6 +214,7 @@ def test_workers_agree_to_the_last_bit(workers: list[dict[str, Any]], name: str)
     assert one == other
 
 
+@pytest.mark.slow
 def test_noise_is_drawn_once(workers: list[dict[str, Any]]) -> None:
     """Drawn by each worker, it would have 0.7 of its deviation as a mean, 1.4 of it as a sum."""
     changes = [np.array(worker["change by noise"]) for worker in workers]
@@ -286,6 +287,7 @@ def test_a_crashed_run_goes_on_where_it_was(tmp_path: Any) -> None:
     assert seen == [0, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_run_of_which_nothing_is_left_trains_nothing() -> None:
     """As after a crash behind the last epoch; and a later run begins at epoch 0 again."""
     model, data, seen = compiled(tf.distribute.get_strategy()), clicks(SIZE, VOCABULARIES), []

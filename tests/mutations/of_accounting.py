@@ -11,6 +11,9 @@ _MECHANISMS = "dp_sparse/accounting/mechanisms.py"
 _GUMBEL = "dp_sparse/accounting/gumbel.py"
 _POISSON = "dp_sparse/sampling/poisson.py"
 _SKIPS = "dp_sparse/sampling/skips.py"
+_OFFLINE = "dp_sparse/sampling/offline"
+_OF_OFFLINE = "tests/sampling/test_offline.py"
+_OF_CHECKPOINT = "tests/training/test_checkpoint.py"
 _STREAM = "dp_sparse/sampling/stream.py"
 
 _OF_PLAN = "tests/accounting/test_plan.py"
@@ -223,11 +226,45 @@ FAULTS = (
     ),
     Fault(
         "batches_of_fixed_size",
-        _POISSON,
-        "        return indices[indices < self.num_examples]",
-        "        del indices\n"
-        "        return np.sort(rng.choice(self.num_examples, int(expected), replace=False))",
+        _SKIPS,
+        "    return positions[positions < cells]",
+        "    return np.sort(rng.choice(cells, int(expected), replace=False))",
         (f"{_OF_POISSON}::test_sizes_are_binomial",),
+    ),
+    Fault(
+        "coins_of_all_chunks_alike",
+        f"{_OFFLINE}/draw.py",
+        'chunk.to_bytes(8, "little")',
+        "bytes(8)",
+        (f"{_OF_OFFLINE}::TestDraw::test_depends_on_key_shard_and_chunk_alone",),
+    ),
+    Fault(
+        "a_second_plan_on_one_draw",
+        f"{_OFFLINE}/poisson.py",
+        "if claimed != self.plan:",
+        "if claimed is None:",
+        (f"{_OF_OFFLINE}::TestOnePlan::test_another_plan_is_refused",),
+    ),
+    Fault(
+        "padding_that_is_present",
+        f"{_OFFLINE}/batches.py",
+        "tf.cast(tf.range(manifest.capacity) < count, tf.float32)",
+        "tf.ones([manifest.capacity])",
+        (f"{_OF_OFFLINE}::test_batches_hold_what_was_drawn",),
+    ),
+    Fault(
+        "weights_seen_before_their_step_is_published",
+        "dp_sparse/training/checkpoint_files.py",
+        "        self.publish(plan, step)\n",
+        "",
+        (f"{_OF_CHECKPOINT}::TestPublished::test_whichever_checkpoint_is_loaded",),
+    ),
+    Fault(
+        "published_steps_given_back",
+        "dp_sparse/training/checkpoint.py",
+        "            optimizer.count_spent(published)\n",
+        "",
+        (f"{_OF_CHECKPOINT}::TestPublished::test_whichever_checkpoint_is_loaded",),
     ),
     Fault(
         "an_overflow_truncated",

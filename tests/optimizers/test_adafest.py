@@ -215,6 +215,7 @@ def test_what_touches_every_row_of_a_table_is_refused_by_path(name: str) -> None
     assert "Remove it" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_models_of_tables_alone_and_of_dense_layers_alone() -> None:
     x, y = clicks(8)
     for layers in (

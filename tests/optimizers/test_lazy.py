@@ -121,6 +121,7 @@ def test_a_row_that_two_features_look_up_is_settled_once() -> None:
     assert np.std(found) == pytest.approx(np.sqrt(2) * 0.5, rel=0.06)  # σ·C/B is 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_noise")
 def test_without_noise_it_is_dpsgd() -> None:
     x, y = clicks(8)
@@ -191,6 +192,7 @@ def test_every_way_out_settles_first(way: Any, tmp_path: pathlib.Path) -> None:
     assert noisy_rows(model, before) == 1.0
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_settled_and_names_no_row(tmp_path: pathlib.Path) -> None:
     model, _, before = started()
     keras.saving.save_model(model, tmp_path / "m.keras")
@@ -211,6 +213,7 @@ class Peeks(keras.callbacks.Callback):
         self.seen.append(weights_of(self.model))
 
 
+@pytest.mark.slow
 def test_epochs_end_with_settled_tables_and_so_does_an_error() -> None:
     model, plan = click_model((400, 300), width=8), plan_for(8, noise_multiplier=1.0)
     optimizer = dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(1.0), plan, 1.0)
@@ -330,6 +333,7 @@ def row_model() -> keras.Model:
     return keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
 
 
+@pytest.mark.slow
 def test_the_bound_on_weights_is_the_same_for_all_data() -> None:
     found = []
     for row, label in ((0, 1e6), (3, 0.0)):

@@ -38,7 +38,7 @@ def trained(name: str, style: str) -> tuple[keras.Model, ClippedSums]:
     return model, zero_sums(dense, tables, rows, 1)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_release_writes_nothing(name: str, style: str) -> None:

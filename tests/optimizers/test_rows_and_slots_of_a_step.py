@@ -82,7 +82,7 @@ SLOTS = [
 ]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "way", "name"), SLOTS)
 def test_slots_hold_the_noisy_gradient(method: str, way: str, name: str) -> None:
     make, expected = WRAPPED[name]
@@ -108,7 +108,7 @@ def test_adagrad_takes_what_it_applies(way: str) -> None:
     assert accumulator_off(run("adafest", way, wrapped=WRAPPED["adagrad"][0])) < 1e-3
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["graph", "train_tables"])
 def test_accumulators_fed_without_noise_are_noticed(
     way: str, monkeypatch: pytest.MonkeyPatch

@@ -138,6 +138,7 @@ def test_planted_probabilities_are_those_of_the_rows(rows: GeneratedRows) -> Non
     np.testing.assert_array_equal(probabilities, rows.probabilities)
 
 
+@pytest.mark.slow
 def test_hashed_logistic_regression_learns_most_of_it(rows: GeneratedRows) -> None:
     """300 Adagrad steps of 2,048 rows on what `prepare` keeps of a row."""
     parsed = parse.parse_lines(module.encode(rows), schema.TABLE3_VOCABULARIES)

@@ -173,6 +173,7 @@ def lines(draw: st.DrawFn) -> bytes:
     return draw(st.one_of(st.just(line), junk)) + draw(st.sampled_from([b"\n", b"\r\n"]))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(lines(), max_size=6), st.sampled_from([b"", ROW, b"\r", b"1\t"]))
 @example([line + b"\n" for line, _ in MALFORMED], b"")

@@ -43,7 +43,7 @@ def test_a_plan_is_the_same(name: str) -> None:
     assert plan_saved(name).fingerprint == plan_of(name).fingerprint
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_predicts_as_before_and_trains_on(
     name: str, new_process: Callable[[], None]

@@ -122,6 +122,7 @@ def test_rows_are_jointly_independent(way: str) -> None:
     assert largest_correlation_z(coupled) > limit
 
 
+@pytest.mark.slow
 def test_runs_are_independent() -> None:
     found = selected(given_map([30], {3: 0.5}), 1.0, 1.0, 4000).astype(float)
     for row in (0, 3, 29):
@@ -268,6 +269,7 @@ def test_bookkeeping(table_rows: list[int], looked_up: float, chance: float, see
     np.testing.assert_array_equal(found.starts, expected.starts)
 
 
+@pytest.mark.slow
 def test_empty_batch_still_has_false_rows() -> None:
     contributions = given_map([600, 400], {})
     counts = []

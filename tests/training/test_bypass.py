@@ -123,6 +123,7 @@ def test_a_cached_pass_cannot_come_back_after_another_one() -> None:
     refused(lambda: model.fit(cached, verbose=0), model, "again")
 
 
+@pytest.mark.slow
 def test_a_cached_pass_cannot_train_a_second_model_of_the_same_plan() -> None:
     x, y = clicks(8)
     model, plan = private(x)
@@ -140,6 +141,7 @@ def test_seeded_batches() -> None:
     refused(lambda: model.fit(dataset, verbose=0), model, "batches made with a seed")
 
 
+@pytest.mark.slow
 def test_batches_of_another_sampler() -> None:
     x, y = clicks(8)
     model, _ = private(x)

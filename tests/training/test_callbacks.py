@@ -66,7 +66,7 @@ def test_epsilon_is_never_below_what_was_spent(plan: dp_sparse.PrivacyPlan) -> N
     assert logs.shown[0] < spent[-1]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_per_execution", [1, 5])
 def test_points_and_rows(plan: dp_sparse.PrivacyPlan, steps_per_execution: int) -> None:
     trained, report = compiled(plan), dp_sparse.PrivacyReport(points=4)
@@ -82,6 +82,7 @@ def test_points_and_rows(plan: dp_sparse.PrivacyPlan, steps_per_execution: int) 
     assert report.reduction() == pytest.approx(V / rows.mean(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_dp_sgd_reports_no_rows_and_no_reduction(plan: dp_sparse.PrivacyPlan) -> None:
     trained, report = compiled(plan, "DPSGDOptimizer"), dp_sparse.PrivacyReport()
     fit(trained, report)
@@ -159,6 +160,7 @@ def test_another_value_of_diagnostics_is_refused() -> None:
         dp_sparse.PrivacyReport(diagnostics="all")
 
 
+@pytest.mark.slow
 def test_a_run_of_few_steps_has_a_point(plan: dp_sparse.PrivacyPlan, tmp_path: Path) -> None:
     """The report holds where each fit ended, whatever `points` asks for."""
     page = tmp_path / "report.html"

@@ -149,12 +149,14 @@ class TestPublished:
         with pytest.raises(PrivacyError, match=r"Expected .*published\.json"):
             PrivateCheckpoint(str(tmp_path)).restore(compiled(plan))
 
+    @pytest.mark.slow
     def test_of_another_plan(self, tmp_path: pathlib.Path) -> None:
         self.begun(tmp_path)
         other = plan_for(8, steps=9, noise_multiplier=0.6)
         with pytest.raises(PrivacyError, match="that of a plan with other sampling, noise"):
             PrivateCheckpoint(str(tmp_path)).restore(compiled(other))
 
+    @pytest.mark.slow
     def test_a_checkpoint_of_another_run(self, tmp_path: pathlib.Path) -> None:
         plan = self.begun(tmp_path / "a")
         other = plan_for(8, steps=9, noise_multiplier=0.6)

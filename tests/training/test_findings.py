@@ -126,7 +126,7 @@ def test_what_learns_is_not_blamed(name: str) -> None:
     assert ratios["score/kernel"] > 1
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrapped", "drowned"),
     [
@@ -234,6 +234,7 @@ def test_a_clip_norm_that_moves_tells_by_its_noisy_count(begin: float, words: st
     assert said(report, words) and not said(report, "no epsilon")
 
 
+@pytest.mark.slow
 def test_automatic_clipping_has_no_clip_norm_to_lower() -> None:
     style = dp_sparse.AutomaticClipping()
     own = optimizer("DPSGDOptimizer", 1.0, clip_norm=1e4, clipping=style)
@@ -266,6 +267,7 @@ def test_a_regulariser_moves_weights_but_teaches_nothing() -> None:
     assert not kernel.stands_out and kernel.walk is None
 
 
+@pytest.mark.slow
 def test_a_restored_run_is_judged_from_where_it_goes_on() -> None:
     """A callback after the report in the list restores weights: the run begins with these."""
 
@@ -283,6 +285,7 @@ def test_a_restored_run_is_judged_from_where_it_goes_on() -> None:
     assert not kernel.stands_out
 
 
+@pytest.mark.slow
 def test_a_second_run_is_judged_by_its_own_steps() -> None:
     own = optimizer("DPSGDOptimizer", 1.0)
     keras.utils.set_random_seed(0)

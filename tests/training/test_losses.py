@@ -255,6 +255,7 @@ def in_python(kept: Any, values: Any) -> Any:
     return tf.ensure_shape(tf.py_function(tf.sin, [values], tf.float32), [None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "of", "message"),
     [

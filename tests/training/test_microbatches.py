@@ -63,6 +63,7 @@ def test_the_same_weights_metrics_and_counts_as_the_whole_batch(make: Any, size:
     )
 
 
+@pytest.mark.slow
 def test_rows_are_chosen_over_the_whole_batch() -> None:
     """A row below τ in every part, above it in the batch, survives."""
     plan = plan_for(8, noise_multiplier=1e-4)

@@ -69,10 +69,12 @@ def test_a_run_repeats_itself(name: str, sampler: str) -> None:
     assert np.any(first != weights_after(dp_sparse.not_private_plan(given, 8), name))
 
 
+@pytest.mark.slow
 def test_a_private_run_does_not_repeat_itself() -> None:
     assert np.any(weights_after(plan()) != weights_after(plan()))
 
 
+@pytest.mark.slow
 def test_the_training_loop_of_several_workers_repeats_itself() -> None:
     found = []
     for _ in range(2):
@@ -170,6 +172,7 @@ def test_private_and_repeatable_batches_stay_apart(sampler: str) -> None:
         model_for(other).fit(debugging.sampling.batches(data()), verbose=0)
 
 
+@pytest.mark.slow
 def test_private_and_repeatable_state_stay_apart(tmp_path: Path) -> None:
     private = plan()
     debugging = dp_sparse.not_private_plan(private, 7)
@@ -221,6 +224,7 @@ def test_arguments_of_the_other_sampler_are_refused() -> None:
     assert len(stream.batches(data(), first_step=4)) == 2
 
 
+@pytest.mark.slow
 def test_noise_does_not_repeat_itself_within_a_run() -> None:
     """Three calls of the loop of several workers, each of two steps: their noise is independent."""
     given = dp_sparse.not_private_plan(plan(), 3)

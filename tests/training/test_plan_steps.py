@@ -59,6 +59,7 @@ def test_steps_are_divided_among_epochs(steps: int, epochs: int, each: list[int]
     assert found.steps == found.shown == each
 
 
+@pytest.mark.slow
 def test_whole_executions_are_divided() -> None:
     found = fitted(*private(14, steps_per_execution=4), epochs=2)
     assert found.steps == [4, 10]

@@ -179,6 +179,7 @@ def test_a_model_that_cannot_be_trained_is_refused() -> None:
         dp_sparse.recommend(keras.Sequential(layers), plan_of())
 
 
+@pytest.mark.slow
 def test_two_tables_of_one_name_go_by_their_paths(few_dense: None) -> None:
     ids = keras.Input((), dtype="int32")
     parts = [

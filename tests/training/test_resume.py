@@ -123,6 +123,7 @@ def test_weights_of_another_optimizer_are_refused(tmp_path: pathlib.Path) -> Non
         other.load_weights(tmp_path / "m.weights.h5")
 
 
+@pytest.mark.slow
 def test_export_is_the_plain_model(tmp_path: pathlib.Path) -> None:
     model, _, (x, _) = trained()
     model.export(tmp_path / "served", verbose=False)

@@ -429,6 +429,7 @@ def test_a_table_that_the_model_never_looks_up(make: Any) -> None:
         assert 0 < np.mean(touched) < 0.5
 
 
+@pytest.mark.slow
 def test_recompiling_with_sgd_is_stock_keras_again() -> None:
     x, y = clicks(16)
     model, plan = compiled_click(x)
@@ -534,7 +535,7 @@ def test_padding_for_which_the_model_is_not_finite_adds_nothing() -> None:
     assert int(model.optimizer.diagnostics.not_finite) == 0
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(("bad", "shown"), [(-1, "got -1"), (11, "got 11")])
 def test_an_id_out_of_range_is_named_with_its_layer(bad: int, shown: str, eager: bool) -> None:
@@ -565,7 +566,7 @@ def test_a_label_out_of_range_is_named(loss: Any, bad: float) -> None:
     assert f"got {bad:g}" in str(caught.value)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [-1, 4, float("nan")])
 def test_a_class_out_of_range_is_named(bad: float) -> None:
     x, y = clicks(4)

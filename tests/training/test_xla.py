@@ -194,7 +194,7 @@ def test_batches_of_any_size_take_one_compilation(monkeypatch: pytest.MonkeyPatc
     assert int(model.optimizer.steps_spent) == 12
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "value", "message"),
     [("x", 99, r"Expected ids in \[0, 40\)"), ("y", 7.0, r"Expected labels in \[0, 1\]")],
@@ -352,7 +352,7 @@ def varying(graph: tf.Graph) -> list[str]:
     ]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_kernel_is_compiled_once_whatever_the_data(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -383,6 +383,7 @@ class Asserting(keras.layers.Layer):
             return tf.identity(x)
 
 
+@pytest.mark.slow
 def test_assertions_that_xla_would_drop_are_refused() -> None:
     x, y = clicks(8, VOCABULARIES)
     inputs = keras.Input((2,), dtype="int32")
@@ -445,6 +446,7 @@ def test_what_has_no_static_shapes_is_refused() -> None:
     refused(eager, "jit_compile=False with run_eagerly=True", run_eagerly=True)
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_compiled_again(tmp_path: pathlib.Path) -> None:
     x, y = clicks(8, VOCABULARIES)
     model, plan = click_model(VOCABULARIES), plan_for(8)

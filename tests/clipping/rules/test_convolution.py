@@ -87,7 +87,7 @@ def fits(geometry: dict) -> bool:
 
 @pytest.mark.usefixtures("_way")
 class TestGeometries:
-    @pytest.mark.cases(1)
+    @pytest.mark.slow
     @settings(max_examples=20, deadline=None)
     @given(
         geometry=geometries(causal=True).filter(fits),
@@ -204,7 +204,7 @@ class TestGeometries:
         )
         assert_as_brute_force(model, values(5, 8, 8, 1))
 
-    @pytest.mark.cases(3)
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "layer",
         [

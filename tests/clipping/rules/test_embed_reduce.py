@@ -248,7 +248,7 @@ def test_optional_packages_are_not_imported() -> None:
     assert run_python(code).strip() == "[]"
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch_size", [None, 7])
 def test_fit(microbatch_size: int | None) -> None:
     keras.utils.set_random_seed(1)

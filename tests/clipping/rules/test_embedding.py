@@ -12,6 +12,7 @@ from dp_sparse import clipping
 from tests.clipping.brute_force import assert_as_brute_force, clipped, ids
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     features=st.integers(1, 3),

@@ -92,7 +92,7 @@ def test_layers_without_a_rule(make: Any, shape: tuple[int, ...] | None) -> None
     assert_as_brute_force(model, values(3, *shape), padding=1, tolerance=2e-5)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -109,6 +109,7 @@ def test_recurrent_layers_without_dropout(make: Any, examples: int) -> None:
     assert_as_brute_force(sequential(make(), 4, 3), values(examples, 4, 3), tolerance=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_rules")
 def test_batches_of_unknown_size() -> None:
     model = sequential(keras.layers.LSTM(3), 4, 3)

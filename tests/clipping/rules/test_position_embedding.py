@@ -27,6 +27,7 @@ def after(inputs: Any, outputs: Any) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(2, activation="tanh")(outputs))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     length=st.integers(1, 5),
@@ -210,7 +211,7 @@ def cached() -> keras.Model:
     return keras.Model(x, keras.layers.Dense(1)(attention(hub.RotaryEmbedding()(rows), rows)))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [encoder, decoder, translator, cached])
 def test_transformers(build: Any) -> None:
     keras.utils.set_random_seed(1)

@@ -139,6 +139,7 @@ def test_calls_stay_as_they_were() -> None:
     assert "call" not in vars(layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [dp_sparse.DPAdaFESTOptimizer, dp_sparse.DPSGDOptimizer])
 def test_rows_of_a_layer_only_looked_up(optimizer: Any, tmp_path: pathlib.Path) -> None:
     """With DP-AdaFEST few rows change; also after saving and loading."""

@@ -113,6 +113,7 @@ def test_all_that_a_step_pushes_is_on_the_grid() -> None:
     assert sum(bool(gradient.numpy().any()) for gradient in pushed) == 5  # of a bag one is 0
 
 
+@pytest.mark.slow
 def test_an_example_whose_lookups_cancel_leaves_sums_exact() -> None:
     """Two features of one table and one id with huge opposite gradients: 1000 C a lookup."""
     optimizer = two_tables.private_optimizer(threshold=-1e6)  # every row is chosen

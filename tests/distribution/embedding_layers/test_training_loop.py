@@ -209,7 +209,7 @@ def model_of(tables: distribution.PrivateTables, values_of_inputs: Any) -> keras
     return model
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mixed",
     [
