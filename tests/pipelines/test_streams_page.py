@@ -38,13 +38,16 @@ def test_runs_as_printed(
     assert "well-formed rows: 41000" in capsys.readouterr().out
     assert command.main(shlex.split(prepare.replace("=N", "=41000"))) == 0
     assert "41000 examples, 20 steps of 2048 expected" in capsys.readouterr().out
-    (training,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    noise, training = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names = {
         "keras": keras,
         "dp_sparse": dp_sparse,
         "examples_from_fields": examples_from_fields,
         "model": click_model(),
     }
+    exec(noise, names)
+    small, large = map(float, capsys.readouterr().out.split())
+    assert f"prints `{small:.3f} {large:.3f}`: the stream puts {large / small:.1f} times" in PAGE
     exec(training, names)
     optimizer = names["model"].optimizer  # type: ignore[attr-defined]
     assert optimizer.steps_left == 0
