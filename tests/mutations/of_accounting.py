@@ -240,10 +240,19 @@ FAULTS = (
     ),
     Fault(
         "a_second_plan_on_one_draw",
-        f"{_OFFLINE}/poisson.py",
-        "if claimed != self.plan:",
-        "if claimed is None:",
+        f"{_OFFLINE}/claim.py",
+        'if claimed["plan"] != plan:',
+        "if not claimed:",
         (f"{_OF_OFFLINE}::TestOnePlan::test_another_plan_is_refused",),
+    ),
+    Fault(
+        "a_second_run_on_one_draw",
+        f"{_OFFLINE}/claim.py",
+        "if begins and",
+        "if begins is None and",
+        (
+            f"{_OF_OFFLINE}::TestOnePlan::test_a_second_run_of_the_same_plan_goes_on_but_does_not_begin",
+        ),
     ),
     Fault(
         "padding_that_is_present",

@@ -8,13 +8,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 import dp_sparse
 from dp_sparse import OfflineBatches, PrivacyError, offline, offline_sampling
-from dp_sparse.sampling import OWN_ORDER, SEEDED
+from dp_sparse.sampling import OWN_ORDER, SEEDED, BatchPart
 from tests.sampling.offline_folders import RECORD, examples, prepared, unpack
 
 KEY = bytes(range(32))
@@ -202,12 +203,36 @@ class TestOnePlan:
         prepared(tmp_path)
         source = OfflineBatches(str(tmp_path), unpack)
         calibrated(tmp_path).sampling.batches(source)
-        calibrated(tmp_path).sampling.batches(source)  # the same guarantee, as after a restart
         other = dp_sparse.PrivacyPlan(
             dp_sparse.PrivacyBudget(1.0, 1e-3), offline_sampling(source)
         ).with_noise(3.0)
         with pytest.raises(PrivacyError, match="serves another one"):
             other.sampling.batches(source)
+
+    def test_a_second_run_of_the_same_plan_goes_on_but_does_not_begin(self, tmp_path: Path) -> None:
+        prepared(tmp_path)
+        source = OfflineBatches(str(tmp_path), unpack)
+        first, second = calibrated(tmp_path), calibrated(tmp_path)  # as of two processes
+        first.sampling.batches(source)
+        first.sampling.batches(source)  # the ledger counts what one process reads
+        second.sampling.batches(source, first_step=3)
+        with pytest.raises(PrivacyError, match="with which one began at step 0"):
+            second.sampling.batches(source)
+        (tmp_path / "plan.json").unlink()
+        second.sampling.batches(source)
+
+    def test_workers_of_one_run(self, tmp_path: Path) -> None:
+        prepared(tmp_path)
+        source = OfflineBatches(str(tmp_path), unpack)
+        plans = [calibrated(tmp_path), calibrated(tmp_path)]
+        whole = list(plans[0].sampling.batches_of(source, BatchPart(0, 40, 0, 9), first_step=0))
+        for plan, begin, end in zip(plans, (0, 25), (25, 40), strict=True):
+            part = BatchPart(begin, end, 0, 9)
+            for own, of_all in zip(
+                plan.sampling.batches_of(source, part, first_step=0), whole, strict=True
+            ):
+                for got, wanted in zip(tf.nest.flatten(own), tf.nest.flatten(of_all), strict=True):
+                    np.testing.assert_array_equal(got, wanted[begin:end])
 
     def test_unless_it_says_so(self, tmp_path: Path) -> None:
         prepared(tmp_path)

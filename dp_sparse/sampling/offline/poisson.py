@@ -1,17 +1,16 @@
 """Poisson sampling whose batches were drawn before training, and are read in their order."""
 
 import dataclasses
-import json
+import secrets
+from typing import Any
 
 import tensorflow as tf
 
-from dp_sparse.core import PrivacyError
 from dp_sparse.sampling.base import BatchPart
 from dp_sparse.sampling.offline.batches import OfflineBatches
+from dp_sparse.sampling.offline.claim import claim
 from dp_sparse.sampling.offline.files import Manifest
 from dp_sparse.sampling.poisson import PoissonSampling
-
-_PLAN = "plan.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +47,11 @@ class OfflinePoissonSampling(PoissonSampling):
     draw_id: str = ""
     shared: bool = False
     plan: int | None = None
+    _run: str = dataclasses.field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self, epochs: float | None) -> None:
         super().__post_init__(epochs)
+        object.__setattr__(self, "_run", secrets.token_hex(8))
         hexadecimal = isinstance(self.draw_id, str) and len(self.draw_id) == 64
         if not hexadecimal or set(self.draw_id) - set("0123456789abcdef"):
             raise ValueError(
@@ -97,10 +98,11 @@ class OfflinePoissonSampling(PoissonSampling):
 
         Raises:
             ValueError: The folder holds another draw, or `first_step` is outside the run.
-            PrivacyError: The sampler has no calibrated plan, or the draw serves another one; while
-                iterating, a file holds something else.
+            PrivacyError: The sampler has no calibrated plan, the draw serves another one, or a run
+                began with it before and this one begins anew; while iterating, a file holds
+                something else.
         """
-        return self._read(source, first_step, 0, self.batch_capacity)
+        return self._read(source, first_step, (0, self.batch_capacity), self._run)
 
     def batches_of(
         self,
@@ -116,10 +118,14 @@ class OfflinePoissonSampling(PoissonSampling):
                 f"Expected no class_weight with prepared batches, got {class_weight}: give each "
                 "example its weight when they are unpacked."
             )
-        return self._read(source, first_step, part.begin, part.end)
+        return self._read(source, first_step, (part.begin, part.end), f"{part.nonce:x}")
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description from which `from_config` makes an equal object."""
+        return {name: value for name, value in super().get_config().items() if name != "_run"}
 
     def _read(
-        self, source: OfflineBatches, first_step: int, begin: int, end: int
+        self, source: OfflineBatches, first_step: int, part: tuple[int, int], run: str
     ) -> tf.data.Dataset:
         if not isinstance(source, OfflineBatches):
             raise ValueError(
@@ -131,39 +137,9 @@ class OfflinePoissonSampling(PoissonSampling):
                 f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}."
             )
         _check_same(self, source)
-        self._claim(source)
-        return source.dataset(self.fingerprint, first_step, begin, end)
-
-    def _claim(self, source: OfflineBatches) -> None:
-        """Writes into the folder which plan its batches serve, or compares.
-
-        Raises:
-            PrivacyError: They serve another plan.
-        """
-        if self.shared:
-            return
-        if self.plan is None:
-            raise PrivacyError(
-                "Expected the sampler of a calibrated plan, which prepared batches serve alone: "
-                "use plan.sampling.batches(...)."
-            )
-        path = f"{source.folder}/{_PLAN}"
-        unfinished = f"{source.folder}/.{_PLAN}.{self.plan}.tmp"
-        if not tf.io.gfile.exists(path):
-            with tf.io.gfile.GFile(unfinished, "w") as file:
-                file.write(json.dumps({"plan": self.plan}) + "\n")
-            try:
-                tf.io.gfile.rename(unfinished, path, overwrite=False)
-            except tf.errors.AlreadyExistsError:
-                tf.io.gfile.remove(unfinished)
-        with tf.io.gfile.GFile(path) as file:
-            claimed = json.loads(file.read())["plan"]
-        if claimed != self.plan:
-            raise PrivacyError(
-                f"Expected batches that no other plan trains on, got {source.folder}, which serves "
-                "another one: two runs on one draw do not compose as sampled. Prepare the data "
-                "again, or use offline_sampling(..., shared=True), whose statement says so."
-            )
+        if not self.shared:
+            claim(source.folder, self.plan, run, begins=first_step == 0)
+        return source.dataset(self.fingerprint, first_step, *part)
 
 
 def offline_sampling(source: OfflineBatches, *, shared: bool = False) -> OfflinePoissonSampling:
