@@ -17,9 +17,13 @@ def name_of(fault: Fault) -> str:
 
 
 def functions_of(path: Path) -> set[str]:
-    """The names of a test file's functions."""
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    return {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    """Names of functions, those of a class behind its name."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+        found |= {prefix + each.name for each in inside if isinstance(each, ast.FunctionDef)}
+    return found
 
 
 def test_names_are_words_and_unique() -> None:
