@@ -11,6 +11,7 @@ if keras.backend.backend() != "tensorflow":
 from dp_sparse import distribution
 from dp_sparse.accounting import (
     BudgetAccount,
+    DisjointPlans,
     ExponentialSelection,
     GaussianMechanism,
     PlanTable,
@@ -42,10 +43,14 @@ from dp_sparse.selection import (
     GaussianTopK,
     GumbelTopK,
     LaplaceTopK,
+    NoisyHistogram,
     PublicRows,
     SelectedRows,
     TopKTable,
     calibrate_top_k,
+    histogram_of_counts,
+    noisy_histogram,
+    select_from_histograms,
     select_top_k,
 )
 from dp_sparse.training import (
@@ -69,6 +74,7 @@ __all__ = [
     "DPAdaFESTOptimizer",
     "DPFESTOptimizer",
     "DPSGDOptimizer",
+    "DisjointPlans",
     "ExponentialSelection",
     "ExponentialSelectionOptimizer",
     "FlatClipping",
@@ -78,6 +84,7 @@ __all__ = [
     "LaplaceTopK",
     "LazyDPSGDOptimizer",
     "ModelCheck",
+    "NoisyHistogram",
     "OfflineBatches",
     "OfflinePoissonSampling",
     "PerLayerClipping",
@@ -101,10 +108,13 @@ __all__ = [
     "calibrate_top_k",
     "check_model",
     "distribution",
+    "histogram_of_counts",
+    "noisy_histogram",
     "not_private_plan",
     "offline",
     "offline_sampling",
     "plan_table",
     "recommend",
+    "select_from_histograms",
     "select_top_k",
 ]

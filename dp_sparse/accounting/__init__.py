@@ -8,6 +8,7 @@ from dp_sparse.accounting.adafest import default_threshold, split_noise, surviva
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.budget_account import BudgetAccount
 from dp_sparse.accounting.calibration import smallest_meeting
+from dp_sparse.accounting.disjoint_plans import DisjointPlans
 from dp_sparse.accounting.events import GumbelTopKDpEvent, event_config
 from dp_sparse.accounting.forecast import Forecast
 from dp_sparse.accounting.mechanisms import ExponentialSelection, GaussianMechanism, Mechanism
@@ -20,6 +21,7 @@ from dp_sparse.accounting.run_cost import RunCost
 __all__ = [
     "Accountant",
     "BudgetAccount",
+    "DisjointPlans",
     "ExponentialSelection",
     "Forecast",
     "GaussianMechanism",

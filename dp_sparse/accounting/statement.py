@@ -59,7 +59,7 @@ def statement(
             example, and then for `GROUP` examples.
     """
     lines = [
-        f"({_rounded_up(spent.epsilon, 4)}, {_rounded_up(spent.delta, 3)})-differential privacy "
+        f"({rounded_up(spent.epsilon, 4)}, {rounded_up(spent.delta, 3)})-differential privacy "
         f"protects one example after {steps} of {sampling.steps} steps; the budget is "
         f"epsilon={budget.epsilon:g}.",
         f"Of two neighbouring datasets, {sampling.neighbouring}.",
@@ -80,7 +80,7 @@ def statement(
 def _attack(rates: Sequence[float]) -> list[str]:
     """A line for one example, a line for the examples of one person."""
     few, more = (f"{100 * rate:g} %" for rate in RATES)
-    own = [f"{_rounded_up(100 * rate, 3)} %" for rate in rates]
+    own = [f"{rounded_up(100 * rate, 3)} %" for rate in rates]
     return [
         f"No membership test has a true-positive rate above {own[0]} at {few} false positives, or "
         f"above {own[1]} at {more}.",
@@ -95,7 +95,7 @@ def _covered(releases: Sequence[str]) -> list[str]:
     return [of_training.format(others), of_lazy]
 
 
-def _rounded_up(value: float, digits: int) -> str:
+def rounded_up(value: float, digits: int) -> str:
     """The bound in few digits, rounded so that it is still a bound."""
     up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
     return f"{float(up.create_decimal(repr(value))):.{digits}g}"

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.core import PrivacyError
+from dp_sparse.optimizers.slots import check_successor, gathered_by, same_slots
 
 
 class NoForeignGradients(keras.optimizers.Optimizer):
@@ -63,6 +64,29 @@ class WrappingOptimizer(NoForeignGradients):
     def iterations(self) -> keras.Variable:
         """The wrapped optimizer's."""
         return self.optimizer.iterations
+
+    @property
+    def slots(self) -> list[keras.Variable]:
+        """What updates have gathered so far, without learning rates and a clip norm that moves."""
+        return gathered_by(self.optimizer)
+
+    def take_slots(self, previous: "WrappingOptimizer") -> None:
+        """Goes on with the slots of the optimizer that trained the model on other data before.
+
+        Takes accumulators, moments and their count of updates; not the learning rate, the spent
+        steps or a key. Compile the model with this optimizer first.
+
+        Raises:
+            ValueError: `previous` has other slots, the same plan, or trained another model.
+
+        ### Formal Guarantees
+        Slots follow from noisy means, for which the plan of `previous` paid.
+        """
+        check_successor(self, previous)
+        if not self.built:
+            self.build(previous._trainable_variables)
+        for own, other in same_slots(self.slots, previous.slots):
+            own.assign(other.value)
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """Overwrites dense variables by their moving average if the wrapped optimizer keeps one."""

@@ -95,6 +95,11 @@ class RowWise:
         for table in tables:
             self._slots[id(table)] = [add_slot(table, n, value) for n, value in self._slot_names()]
 
+    @property
+    def slots(self) -> list[keras.Variable]:
+        """Those of all tables, in their order."""
+        return [slot for slots in self._slots.values() for slot in slots]
+
     def apply(self, table: keras.Variable, gradient: tf.IndexedSlices, step: tf.Tensor) -> None:
         """One update; `step` counts from 1 on."""
         rate = tf.convert_to_tensor(self._optimizer.learning_rate, tf.float32)

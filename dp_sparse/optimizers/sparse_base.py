@@ -14,6 +14,7 @@ from dp_sparse.optimizers.arguments import checked_optimizer
 from dp_sparse.optimizers.base import PrivateOptimizer
 from dp_sparse.optimizers.release import NoisyMeans, noisy_dense, noisy_rows
 from dp_sparse.optimizers.row_updates import RowWise
+from dp_sparse.optimizers.slots import gathered_by
 from dp_sparse.selection import SelectedRows
 
 
@@ -149,6 +150,12 @@ class SparseOptimizer(PrivateOptimizer):
         """Its own slots and count, then those of the optimizers it wraps."""
         tables = self.table_optimizer.variables if self.table_optimizer is not None else []
         return [*super().variables, *tables]
+
+    @property
+    def slots(self) -> list[keras.Variable]:
+        """As `PrivateOptimizer`, and those of the tables."""
+        tables = [] if self.table_optimizer is None else gathered_by(self.table_optimizer)
+        return [*super().slots, *self._row_wise.slots, *tables]
 
     def build(self, variables: list[keras.Variable]) -> None:
         """Builds the wrapped optimizer over the dense variables, and the tables' row-wise slots."""

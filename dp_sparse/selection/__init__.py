@@ -13,6 +13,12 @@ from dp_sparse.selection.step_rows import StepRows, looked_up_rows
 from dp_sparse.selection.threshold import Survivors, select_rows
 from dp_sparse.selection.top_k.calibration import calibrate_top_k
 from dp_sparse.selection.top_k.counting import TopKTable
+from dp_sparse.selection.top_k.histogram_rows import select_from_histograms
+from dp_sparse.selection.top_k.histograms import (
+    NoisyHistogram,
+    histogram_of_counts,
+    noisy_histogram,
+)
 from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,
     GumbelTopK,
@@ -27,6 +33,7 @@ __all__ = [
     "GaussianTopK",
     "GumbelTopK",
     "LaplaceTopK",
+    "NoisyHistogram",
     "PublicRows",
     "Restricted",
     "SelectedRows",
@@ -36,10 +43,13 @@ __all__ = [
     "TopKTable",
     "calibrate_top_k",
     "contribution_map",
+    "histogram_of_counts",
     "looked_up_rows",
     "most_skips",
+    "noisy_histogram",
     "restricted",
     "row_scores",
+    "select_from_histograms",
     "select_rows",
     "select_top_k",
     "select_top_rows",

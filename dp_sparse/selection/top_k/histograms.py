@@ -1,0 +1,233 @@
+"""Noisy histograms of lookups: released once, then summed and selected from at no further cost.
+
+DP-FEST on data that come in periods of time (Ghazi et al., NeurIPS 2023, section 4.3) needs one
+fresh noisy histogram for each period. The rows of a period are the largest entries of the sum of
+all histograms so far, which is post-processing. Counts are whole numbers, and so is their noise: a
+Gaussian value rounded to the next integer, which is post-processing of the unrounded sum, and
+leaves no trace of floating-point arithmetic. Time and memory are those of the tables' rows, 8 bytes
+each, once a period.
+"""
+
+import dataclasses
+import json
+import os
+import secrets
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import dp_accounting
+import numpy as np
+
+from dp_sparse.accounting import Release
+from dp_sparse.core import whole_file
+from dp_sparse.selection.top_k.counting import RowCounts, TopKTable, as_tables, count_rows
+from dp_sparse.selection.top_k.noise_sources import GaussianTopK
+from dp_sparse.selection.top_k.order_statistics import (
+    random_quantiles,
+    secret_generator,
+)
+
+_FORMAT = "dp-sparse-histogram-1"
+_BLOCK = 2**20  # counts that get their noise at once
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoisyHistogram:
+    """How many examples look up each row of each table, plus noise.
+
+    `noisy_histogram` and `histogram_of_counts` make it.
+
+    Attributes:
+        counts: int64 `[rows]` of each table by name, with noise and read-only; some are negative.
+        noise_multiplier: Standard deviation of the noise over the L2 sensitivity √p.
+        lookups: p, the most counts that one example takes part in, over all tables.
+        data: What was counted, in the words of the statement, such as "day 3".
+        histogram_id: A random name: another draw of noise on the same data has another one.
+
+    Examples:
+        >>> import dp_sparse, numpy as np, tempfile
+        >>> counts = {"users": np.array([0, 5, 2])}
+        >>> histogram = dp_sparse.histogram_of_counts(counts, {"users": 3}, 0.05, data="Monday")
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> histogram.save(f"{folder.name}/monday.npz")
+        >>> dp_sparse.NoisyHistogram.load(f"{folder.name}/monday.npz").counts["users"]
+        array([0, 5, 2])
+
+    ### Formal Guarantees
+    One Gaussian mechanism of `noise_multiplier` on the examples that were counted, of which one is
+    added, removed or zeroed out. It changes at most p counts by 1 each.
+    """
+
+    counts: Mapping[str, np.ndarray]
+    noise_multiplier: float
+    lookups: int
+    data: str
+    histogram_id: str
+
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """Rows of each table."""
+        return {name: len(counts) for name, counts in self.counts.items()}
+
+    @property
+    def release(self) -> Release:
+        """What publishing the histogram itself costs, for `PrivacyPlan(releases=(..., ))`."""
+        return Release(
+            f"noisy histogram of {self.data} over {len(self.counts)} tables (histogram "
+            f"{self.histogram_id[:12]})",
+            dp_accounting.GaussianDpEvent(self.noise_multiplier),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes one file, whole or not at all, in place of what was there."""
+        header = {
+            "format": _FORMAT,
+            "tables": list(self.counts),
+            "noise_multiplier": self.noise_multiplier,
+            "lookups": self.lookups,
+            "data": self.data,
+            "histogram_id": self.histogram_id,
+        }
+        arrays: dict[str, Any] = {f"counts_{i}": c for i, c in enumerate(self.counts.values())}
+        with whole_file(path) as file:
+            np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "NoisyHistogram":
+        """The histogram that `save` wrote.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file is of another kind, or damaged.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                header = json.loads(str(file["header"]))
+                given, names = header.pop("format"), header.pop("tables")
+                counts = {name: file[f"counts_{i}"] for i, name in enumerate(names)}
+            if given == _FORMAT:
+                return cls(_read_only(counts), **header)
+        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+            pass
+        raise ValueError(
+            f"Expected {path} to be a histogram that NoisyHistogram.save wrote, got another or a "
+            "damaged file: draw a new one, and give its release to the plan, too."
+        )
+
+
+def noisy_histogram(
+    examples: Any,
+    tables: Mapping[str, int | TopKTable],
+    noise_multiplier: float,
+    *,
+    data: str,
+    num_examples: int | None = None,
+    quarantine: bool = False,
+    progress: bool = True,
+) -> NoisyHistogram:
+    """Counts the examples that look up each row of each table, and adds noise.
+
+    Args:
+        examples: As `select_top_k`: each example once, and not the batches of a sampler.
+        tables: As `select_top_k`.
+        noise_multiplier: Standard deviation over the sensitivity √p; > 0.
+        data: What is counted, for the statement, such as "day 3".
+        num_examples: As `select_top_k`.
+        quarantine: As `select_top_k`.
+        progress: As `select_top_k`.
+
+    Raises:
+        ValueError: An argument out of its range, or as `select_top_k`.
+        BadExampleError, PrivacyError: As `select_top_k`.
+
+    Examples:
+        >>> import dp_sparse, numpy as np
+        >>> monday = {"users": np.array([3, 3, 7])}, np.ones(3)
+        >>> histogram = dp_sparse.noisy_histogram(
+        ...     monday, {"users": 10}, 0.05, data="Monday", progress=False)
+        >>> histogram.counts["users"][[0, 3, 7]]
+        array([0, 2, 1])
+
+    ### Formal Guarantees
+    As `NoisyHistogram`. Each call takes a fresh key from the operating system. Public: `tables`,
+    `noise_multiplier`, the number of examples, and that no bad value stopped the count.
+    """
+    counted = as_tables(tables)
+    found = count_rows(
+        examples, counted, num_examples=num_examples, quarantine=quarantine, progress=progress
+    )
+    whole = {name: _whole(counts) for name, counts in found.items()}
+    return histogram_of_counts(whole, counted, noise_multiplier, data=data)
+
+
+def histogram_of_counts(
+    counts: Mapping[str, np.ndarray],
+    tables: Mapping[str, int | TopKTable],
+    noise_multiplier: float,
+    *,
+    data: str,
+) -> NoisyHistogram:
+    """Adds noise to exact counts, for whoever has counted while reading data for something else.
+
+    Args:
+        counts: Integers `[rows]` of each table: how many examples look each row up. An example
+            counts for at most `max_lookups` different rows of a table, for each of them once.
+        tables: Each table by its name, as a `TopKTable`, or as its number of rows if an example
+            looks up one row of it.
+        noise_multiplier: Standard deviation over the sensitivity √p; > 0.
+        data: What was counted, for the statement.
+
+    Raises:
+        ValueError: Counts of other tables or sizes, or a noise multiplier that is not positive.
+
+    Examples:
+        >>> import dp_sparse, numpy as np
+        >>> counts = {"users": np.array([0, 5, 2])}
+        >>> dp_sparse.histogram_of_counts(counts, {"users": 3}, 0.05, data="Monday").lookups
+        1
+
+    ### Formal Guarantees
+    As `NoisyHistogram`, if the counts are as said.
+    """
+    source, sizes = GaussianTopK(noise_multiplier), as_tables(tables)
+    given = {name: np.shape(array) for name, array in counts.items()}
+    if given != {name: (table.num_rows,) for name, table in sizes.items()}:
+        raise ValueError(
+            "Expected counts [rows] of the tables "
+            f"{ {n: t.num_rows for n, t in sizes.items()} }, got shapes {given}."
+        )
+    lookups, rng = sum(table.max_lookups for table in sizes.values()), secret_generator()
+    noisy = {
+        name: _noisy(np.asarray(array), source, source.scale_of(lookups), rng)
+        for name, array in counts.items()
+    }
+    return NoisyHistogram(
+        _read_only(noisy), source.noise_multiplier, lookups, data, secrets.token_hex(16)
+    )
+
+
+def _whole(counts: RowCounts) -> np.ndarray:
+    whole = np.zeros(counts.num_rows, np.int64)
+    whole[counts.row_ids] = counts.counts
+    return whole
+
+
+def _noisy(
+    counts: np.ndarray, source: GaussianTopK, scale: float, rng: np.random.Generator
+) -> np.ndarray:
+    """int64 `[rows]`: whole counts and whole noise."""
+    found = np.array(counts, np.int64)
+    for start in range(0, len(found), _BLOCK):
+        block = found[start : start + _BLOCK]
+        block += np.rint(scale * source.quantiles(random_quantiles(len(block), rng))).astype(
+            np.int64
+        )
+    return found
+
+
+def _read_only(counts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    for array in counts.values():
+        array.flags.writeable = False
+    return dict(counts)
