@@ -10,8 +10,9 @@ import pytest
 from scipy import stats
 
 from pipelines.criteo import generate as module
-from pipelines.criteo import parse, schema
-from pipelines.criteo.generate import GeneratedRows, generate, generated_rows
+from pipelines.criteo import parse, planted_rows, schema
+from pipelines.criteo.generate import generate, generate_days
+from pipelines.criteo.planted_rows import Drift, GeneratedRows, generated_rows
 
 SMALL = [40] * 26
 
@@ -19,7 +20,7 @@ SMALL = [40] * 26
 def all_rows(rows: int, seed: int = 0, vocabularies: list[int] | None = None) -> GeneratedRows:
     """The generated rows as one chunk."""
     chunks = list(generated_rows(rows, seed, vocabularies or schema.TABLE3_VOCABULARIES))
-    names = ("labels", "counts", "count_missing", "ranks", "probabilities")
+    names = ("labels", "counts", "count_missing", "ranks", "codes", "probabilities")
     return GeneratedRows(
         **{name: np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in names}
     )
@@ -126,7 +127,7 @@ def test_missing_values_and_tails(rows: GeneratedRows) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2, 12345])
 def test_labels_follow_the_planted_model(seed: int) -> None:
     drawn = all_rows(50_000, seed)
-    assert drawn.labels.mean() == pytest.approx(module.POSITIVE_RATE, abs=0.02)
+    assert drawn.labels.mean() == pytest.approx(planted_rows.POSITIVE_RATE, abs=0.02)
     assert 0.78 < auc(drawn.labels, drawn.probabilities) < 0.82
     variance = (drawn.probabilities * (1 - drawn.probabilities)).sum()
     excess = (drawn.labels - drawn.probabilities).sum()
@@ -134,7 +135,7 @@ def test_labels_follow_the_planted_model(seed: int) -> None:
 
 
 def test_planted_probabilities_are_those_of_the_rows(rows: GeneratedRows) -> None:
-    probabilities = module.planted_probabilities(100_000)
+    probabilities = planted_rows.planted_probabilities(100_000)
     np.testing.assert_array_equal(probabilities, rows.probabilities)
 
 
@@ -202,3 +203,48 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "100%" in capsys.readouterr().err
     assert module.main(["--rows", "-3", "--out", str(out)]) == 1
     assert "error: Expected rows >= 1, got rows=-3." in capsys.readouterr().err
+
+
+class TestDrift:
+    """Days differ from each other as `Drift` says."""
+
+    def test_every_day_has_a_file_with_rows_of_its_own(self, tmp_path: Path) -> None:
+        paths = generate_days(3, 300, tmp_path, vocabularies=SMALL, progress=False)
+        assert [path.name for path in paths] == ["day_00.tsv.gz", "day_01.tsv.gz", "day_02.tsv.gz"]
+        generate(300, tmp_path / "alone.tsv.gz", vocabularies=SMALL, progress=False)
+        days = [path.read_bytes() for path in paths]
+        assert days[0] == (tmp_path / "alone.tsv.gz").read_bytes()
+        assert len(set(days)) == 3
+
+    @pytest.mark.parametrize("day", [1, 8])
+    def test_popular_categories_are_replaced_at_the_rate(self, day: int) -> None:
+        drift = Drift(day, renewal=0.05, turn=0.0)
+        first, later = (
+            next(generated_rows(16_384, 0, [200] * 26, drift=d)) for d in (Drift(), drift)
+        )
+        kept = [
+            set(first.codes[:, feature]) & set(later.codes[:, feature])
+            for feature in range(26)
+            if not np.any(first.ranks[:, feature] < 0)
+        ]
+        share = np.mean([len(codes) / 200 for codes in kept])
+        assert share == pytest.approx(1 - 0.05 * day, abs=0.03)
+        pairs = {(r, c) for r, c in zip(later.ranks[:, 0], later.codes[:, 0], strict=True)}
+        assert len({code for _, code in pairs}) == len(pairs)
+
+    def test_what_values_mean_turns_by_the_angle(self) -> None:
+        """Of the planted logits, over what the same categories have on day 0."""
+        angle = 0.6
+        whole = next(generated_rows(16_384, 0, drift=Drift(1, 0.0, 1e-9)))
+        turned = next(generated_rows(16_384, 0, drift=Drift(1, 0.0, angle)))
+        np.testing.assert_array_equal(whole.codes, turned.codes)
+        logits = [np.log(p / (1 - p)) for p in (whole.probabilities, turned.probabilities)]
+        assert np.corrcoef(logits)[0, 1] == pytest.approx(np.cos(angle), abs=0.06)
+        assert auc(turned.labels, turned.probabilities) > auc(turned.labels, whole.probabilities)
+
+    def test_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        arguments = ["--rows", "20", "--out", str(tmp_path), "--days"]
+        assert module.main([*arguments, "2"]) == 0
+        assert len(list(tmp_path.iterdir())) == 2
+        assert module.main([*arguments, "0"]) == 1
+        assert "error: Expected days >= 1, got days=0." in capsys.readouterr().err
