@@ -15,7 +15,7 @@ import secrets
 import zipfile
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import dp_accounting
 import numpy as np
@@ -82,6 +82,11 @@ class NoisyHistogram:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one file, whole or not at all, in place of what was there."""
+        with whole_file(path) as file:
+            self.write(file)
+
+    def write(self, file: IO[bytes]) -> None:
+        """Writes what `load` reads, to an open file."""
         header = {
             "format": _FORMAT,
             "tables": list(self.counts),
@@ -91,12 +96,11 @@ class NoisyHistogram:
             "histogram_id": self.histogram_id,
         }
         arrays: dict[str, Any] = {f"counts_{i}": c for i, c in enumerate(self.counts.values())}
-        with whole_file(path) as file:
-            np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+        np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "NoisyHistogram":
-        """The histogram that `save` wrote.
+    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> "NoisyHistogram":
+        """The histogram that `save` wrote, from a path or an open file.
 
         Raises:
             FileNotFoundError: There is no such file.

@@ -26,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num_examples", type=int, help="well-formed rows of all inputs")
     parser.add_argument("--batch_size", type=float, default=2048.0, help="expected examples a step")
     parser.add_argument("--epochs", type=float, default=1.0, help="expected uses of an example")
+    parser.add_argument(
+        "--histogram_noise", type=float, help="noise multiplier of a histogram, for DP-FEST"
+    )
     parser.add_argument("--key_file", help="by default OUTPUT.key; deleted in the end")
     parser.add_argument("--seed", type=int, help="for tests: private training refuses its batches")
     parser.add_argument("--count", action="store_true", help="only count well-formed rows")
@@ -55,6 +58,7 @@ def _prepare(options: argparse.Namespace, beam_options: Sequence[str]) -> int:
         epochs=options.epochs,
         key_file=options.key_file,
         seeded=options.seed is not None,
+        histogram_noise=options.histogram_noise,
     )
     manifest = prepare(job, beam_options, options.seed)
     print(

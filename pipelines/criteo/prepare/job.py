@@ -6,6 +6,7 @@ A job holds the path of the key, never the key, so it may go into options, pickl
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipelines.criteo.schema import RECORD_DTYPE, TABLE3_VOCABULARIES, validate_
 
 BUCKET_BYTES = 2**25  # of pairs that are sorted at once, or a step's
 MOST_BUCKETS = 2**12  # beyond 2**37 bytes of pairs, buckets grow instead
+HISTOGRAM = "histogram.npz"  # in the output
 PAIR = np.dtype([("step", "<i8"), ("record", RECORD_DTYPE)])
 
 
@@ -39,6 +41,9 @@ class Job:
         vocabularies: Hash buckets of each categorical feature.
         stripes: Files of a bucket, which are read at once.
         seeded: Whether a seed made the key, for tests.
+        histogram_noise: The noise multiplier of a noisy histogram of lookups, made in the same
+            pass; None for no histogram.
+        counted: How many of the inputs, from the first on, the histogram counts; None for all.
     """
 
     inputs: tuple[str, ...]
@@ -51,6 +56,13 @@ class Job:
     vocabularies: tuple[int, ...] = TABLE3_VOCABULARIES
     stripes: int = 2
     seeded: bool = False
+    histogram_noise: float | None = None
+    counted: int | None = None
+
+    def counts(self, shard: int) -> bool:
+        """Whether the histogram counts this input."""
+        counted = len(self.inputs) if self.counted is None else self.counted
+        return self.histogram_noise is not None and shard < counted
 
     @property
     def bucket_bytes(self) -> float:
@@ -112,11 +124,14 @@ def new_job(
     key_file: str | None = None,
     vocabularies: Sequence[int] = TABLE3_VOCABULARIES,
     seeded: bool = False,
+    histogram_noise: float | None = None,
+    counted: int | None = None,
 ) -> Job:
     """A checked job, of the steps that `epochs` expected passes over the data take.
 
     Raises:
-        PrepareError: An input is missing, empty or given twice, or the key would be in the output.
+        PrepareError: An input is missing, empty or given twice, the key would be in the output, or
+            the histogram's noise is not positive.
         ValueError: A number is out of its range.
     """
     output = str(output).rstrip("/")
@@ -128,6 +143,8 @@ def new_job(
             f"Expected key_file outside the output, got {key_file}: whoever copies the batches "
             "would copy their key. Name another folder."
         )
+    if histogram_noise is not None and not 0 < histogram_noise < math.inf:
+        raise PrepareError(f"Expected histogram_noise > 0, got histogram_noise={histogram_noise}.")
     sampling = dp_sparse.PoissonSampling(num_examples, batch_size, epochs=epochs)
     return Job(
         inputs=tuple(map(str, inputs)),
@@ -139,6 +156,8 @@ def new_job(
         capacity=sampling.batch_capacity,
         vocabularies=validate_vocabularies(vocabularies),
         seeded=seeded,
+        histogram_noise=histogram_noise,
+        counted=counted,
     )
 
 

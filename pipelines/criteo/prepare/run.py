@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 import tensorflow as tf
 from apache_beam.options.pipeline_options import PipelineOptions
 
 import dp_sparse
 from dp_sparse import offline
+from pipelines.criteo.histograms import LookupCounts, saved
 from pipelines.criteo.prepare.collect import collect
-from pipelines.criteo.prepare.job import Job, read_json, write_json
+from pipelines.criteo.prepare.job import HISTOGRAM, Job, read_json, write_json, write_whole
 from pipelines.criteo.prepare.spread import spread
 from pipelines.criteo.records import PrepareError
 
@@ -162,10 +164,24 @@ def _end(job: Job, draw_id: str) -> offline.Manifest:
     for shard in shards:
         quarantined.update({reason: of["rows"] for reason, of in shard["quarantined"].items()})
     about = {"quarantined": dict(quarantined), "shards": len(shards), "job": job.fingerprint}
+    _write_histogram(job)
     manifest = job.manifest(draw_id, about)
     manifest.write(job.output)
     _clear(job, draw_id)
     return manifest
+
+
+def _write_histogram(job: Job) -> None:
+    """Draws the noise once: a job that was stopped after this finds what it drew."""
+    path = f"{job.output}/{HISTOGRAM}"
+    if job.histogram_noise is None or tf.io.gfile.exists(path):
+        return
+    counts = LookupCounts(job.vocabularies)
+    for shard in filter(job.counts, range(len(job.inputs))):
+        with tf.io.gfile.GFile(job.work(f"counts-{shard:05d}"), "rb") as file:
+            counts.values += np.frombuffer(file.read(), np.int64)
+    name = Path(job.output).name
+    write_whole(path, saved(counts.histogram(job.histogram_noise, name)))
 
 
 def _clear(job: Job, draw_id: str) -> None:

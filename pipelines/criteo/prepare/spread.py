@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import offline
+from pipelines.criteo.histograms import LookupCounts
 from pipelines.criteo.lines import DAMAGE, decompressed, whole_lines
 from pipelines.criteo.parse import MAX_LINE_BYTES, REASONS, WELL_FORMED, parse_lines
 from pipelines.criteo.prepare.job import PAIR, Job, read_json, write_json, write_whole
@@ -36,7 +37,10 @@ def spread(job: Job, shard: int) -> dict[str, Any]:
         return found  # type: ignore[no-any-return]
     draw = offline.OfflineDraw(job.key(), job.expected_batch_size / job.num_examples, job.steps)
     lines, parts = _Lines(job, shard), _Parts(job, shard)
+    counted = LookupCounts(job.vocabularies) if job.counts(shard) else None
     for chunk, records in enumerate(_chunks(lines)):
+        if counted is not None:
+            counted.add(records["categories"])
         places, steps = draw.of_chunk(f"shard {shard}", chunk)
         there = places < len(records)
         parts.add(steps[there], records[places[there]])
@@ -44,6 +48,8 @@ def spread(job: Job, shard: int) -> dict[str, Any]:
     if lines.quarantined:
         path = f"{job.output}/quarantine/shard-{shard:05d}.tsv"
         write_whole(path, b"".join(lines.quarantined))
+    if counted is not None:
+        write_whole(job.work(f"counts-{shard:05d}"), counted.values.tobytes())
     found = {
         "records": lines.tally.records,
         "digest": lines.digest.hexdigest(),
