@@ -21,7 +21,7 @@ PRIVATE = (
     "exponential",
 )
 METHODS = (NON_PRIVATE, *PRIVATE)
-_WITH_ROWS = ("dp_fest", "dp_adafest_plus")
+WITH_ROWS = ("dp_fest", "dp_adafest_plus")
 _SOURCES = {
     "gaussian": dp_sparse.GaussianTopK,
     "gumbel": dp_sparse.GumbelTopK,
@@ -41,9 +41,22 @@ def private_optimizer(
         ValueError: A number of `config` is out of its range.
     """
     plan = _plan(config, len(training), steps)
-    rows = _rows(config, plan, data, training) if config.method in _WITH_ROWS else None
+    rows = _rows(config, plan, data, training) if config.method in WITH_ROWS else None
     releases = (rows.release,) if rows is not None and rows.costs else ()
     plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, plan.mechanism, releases).calibrate()
+    return optimizer_under(config, plan, rows)
+
+
+def optimizer_under(
+    config: ml_collections.ConfigDict,
+    plan: dp_sparse.PrivacyPlan,
+    rows: dp_sparse.SelectedRows | None,
+) -> keras.optimizers.Optimizer:
+    """The optimizer of `config.method` under a calibrated plan that pays for `rows`.
+
+    Raises:
+        ValueError: There is no such method, or a number of `config` is out of its range.
+    """
     given: dict[str, Any] = {"clip_norm": config.privacy.clip_norm}
     wrapped = optimizer_of(config)
     match config.method:

@@ -93,7 +93,7 @@ def train(
     timer, curve = StepTimer(), _HeldOutAUC(held_out, scores_of)
     report = None
     if config.method == NON_PRIVATE:
-        batches = _stock_batches(training, config.training.batch_size, steps)
+        batches = stock_batches(training, config.training.batch_size, steps)
         _compile(model, optimizer_of(config))
     else:
         optimizer = private_optimizer(config, data, training, steps)
@@ -201,7 +201,7 @@ def _compile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     model.compile(optimizer=optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
 
 
-def _stock_batches(training: dp_sparse.RecordFile, batch_size: int, steps: int) -> tf.data.Dataset:
+def stock_batches(training: dp_sparse.RecordFile, batch_size: int, steps: int) -> tf.data.Dataset:
     """Shuffled batches of fixed size for the non-private run."""
 
     def generate() -> Iterator[Any]:

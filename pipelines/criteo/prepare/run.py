@@ -163,7 +163,7 @@ def _end(job: Job, draw_id: str) -> offline.Manifest:
     quarantined: Counter[str] = Counter()
     for shard in shards:
         quarantined.update({reason: of["rows"] for reason, of in shard["quarantined"].items()})
-    about = {"quarantined": dict(quarantined), "shards": len(shards), "job": job.fingerprint}
+    about = {"quarantined": dict(quarantined), "digests": digests, "job": job.fingerprint}
     _write_histogram(job)
     manifest = job.manifest(draw_id, about)
     manifest.write(job.output)

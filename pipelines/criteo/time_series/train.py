@@ -1,0 +1,231 @@
+"""Trains on one period after the other, evaluates on the days behind them, goes on after a stop.
+
+A period that has ended leaves `done.json` beside its last checkpoint. A run that goes on skips
+those that have ended, loads the last one of them, and takes the checkpoint of the one it was in.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import ml_collections
+import numpy as np
+
+import dp_sparse
+from models.pctr import pctr
+from pipelines.criteo.methods import METHODS, NON_PRIVATE, optimizer_under
+from pipelines.criteo.time_series.days import Period, day_files, periods_of
+from pipelines.criteo.time_series.periods import PeriodPlans
+from pipelines.criteo.time_series.reading import (
+    READERS,
+    JoinedRecords,
+    Reader,
+    RecordReader,
+    refuse_repeated,
+)
+from pipelines.criteo.train import exact_auc, stock_batches
+from pipelines.files import whole_file
+from pipelines.optimizers import optimizer_of
+
+_DONE = "done.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeSeriesResult:
+    """What a run ends with.
+
+    Attributes:
+        auc: Exact AUC on the days of evaluation, after the last period.
+        curve: (name, AUC) after each period.
+        epsilon: The largest ε of a period; infinite without privacy.
+        delta: The δ of all; 1 without privacy.
+        reduction: Table parameters ÷ mean table entries noised a step, over all steps.
+        steps: Steps of all periods.
+        statement: What all periods guarantee together.
+    """
+
+    auc: float
+    curve: list[tuple[str, float]]
+    epsilon: float
+    delta: float
+    reduction: float
+    steps: int
+    statement: str
+
+
+def train(config: ml_collections.ConfigDict, folder: Path) -> TimeSeriesResult:
+    """Trains and evaluates, or goes on where the run in `folder` stopped.
+
+    Raises:
+        ValueError: An unknown method or reader, days that are missing or empty, or a number out of
+            its range.
+    """
+    if config.method not in METHODS:
+        raise ValueError(f"Expected method to be one of {METHODS}, got method={config.method!r}.")
+    if config.data.reading not in READERS:
+        raise ValueError(
+            f"Expected data.reading to be one of {tuple(READERS)}, got {config.data.reading!r}."
+        )
+    files = day_files(config.data.days)
+    last = config.data.train_days
+    if not 1 <= last < len(files):
+        raise ValueError(
+            f"Expected 1 <= data.train_days < {len(files)}, the days there are, got {last}."
+        )
+    keras.utils.set_random_seed(config.seed)  # of the initial weights alone
+    run = _Run(config, folder, periods_of(files[:last], config.period), files[last:])
+    return run.without_privacy() if config.method == NON_PRIVATE else run.private()
+
+
+class _Run:
+    """One run over all periods."""
+
+    def __init__(
+        self,
+        config: ml_collections.ConfigDict,
+        folder: Path,
+        periods: Sequence[Period],
+        held_out: Sequence[Path],
+    ) -> None:
+        self._config, self._folder, self._periods = config, folder, periods
+        self._reader: Reader = READERS[config.data.reading](config, folder)
+        self._model = pctr(config.data.vocabularies, hidden=config.hidden)
+        self._digests: dict[str, list[str]] = {}
+        self._held_out = _held_out(config, folder, held_out)
+
+    def private(self) -> TimeSeriesResult:
+        """A plan, an optimizer and a checkpoint for each period."""
+        total = sum(self._reader.count(period) for period in self._periods)
+        delta = self._config.privacy.delta or 1 / total
+        plans = PeriodPlans(self._config, self._reader, self._periods, delta)
+        ended = [p for p in self._periods if (self._reader.folder_of(p) / _DONE).exists()]
+        previous = None
+        for period in self._periods[max(0, len(ended) - 1) :]:
+            previous = self._trained(period, plans, previous, period in ended)
+        return self._result({p.name: plans.found(p) for p in self._periods})
+
+    def _trained(
+        self, period: Period, plans: PeriodPlans, previous: Any, ended: bool
+    ) -> dp_sparse.DPSGDOptimizer:
+        """Trains on a period, or loads what training on it ended with; returns its optimizer."""
+        if not ended:
+            plans.prepare(period)
+            self._refuse_repeated(period)
+        plan, rows = plans.of(period)
+        optimizer = optimizer_under(self._config, plan, rows)
+        self._compile(optimizer)
+        if previous is not None:
+            optimizer.take_slots(previous)
+        checkpoint = dp_sparse.PrivateCheckpoint(
+            str(self._reader.folder_of(period) / "checkpoint"),
+            every_seconds=self._config.checkpoint_seconds,
+            keep=2,
+        )
+        spent = checkpoint.restore(self._model)
+        report = dp_sparse.PrivacyReport(points=1)
+        if spent < plan.sampling.steps:
+            self._model.fit(
+                self._reader.batches(period, plan, spent),
+                steps_per_epoch=plan.sampling.steps - spent,
+                callbacks=[checkpoint, report],
+                verbose=self._config.verbose,
+            )
+        if not ended:
+            self._end(period, plan.sampling.steps, report.reduction() if report.model else None)
+        return optimizer
+
+    def without_privacy(self) -> TimeSeriesResult:
+        """The same periods and epochs with shuffled batches, neither clipped nor noised."""
+        if not isinstance(self._reader, RecordReader):
+            raise ValueError("Expected data.reading=records for method=non_private.")
+        self._compile(optimizer_of(self._config))
+        for period in self._periods:
+            source = self._reader.source(period)
+            settings = self._reader.steps(len(source))
+            batch = int(settings["expected_batch_size"])
+            steps = max(1, round(settings["epochs"] * len(source) / batch))
+            self._model.fit(
+                stock_batches(source, batch, steps),
+                steps_per_epoch=steps,
+                verbose=self._config.verbose,
+            )
+            self._end(period, steps, None)
+        return self._result({})
+
+    def _compile(self, optimizer: keras.optimizers.Optimizer) -> None:
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        self._model.compile(optimizer=optimizer, loss=loss)
+
+    def _refuse_repeated(self, period: Period) -> None:
+        """Compares the rows of a period with those of all before it, also of earlier processes."""
+        for other in self._periods[: period.number + 1]:
+            path = self._reader.folder_of(other) / "digests.json"
+            if not path.exists():
+                _write_json(path, self._reader.digests(other))
+            self._digests[other.name] = json.loads(path.read_text())
+        refuse_repeated(self._digests, period)
+
+    def _end(self, period: Period, steps: int, reduction: float | None) -> None:
+        """Evaluates, and writes that the period has ended.
+
+        Args:
+            period: Which one.
+            steps: Of its plan.
+            reduction: Of gradients in this process; None if it took no step.
+        """
+        x, labels = self._held_out
+        scores = self._model.predict(x, batch_size=8192, verbose=0)[:, 0]
+        done = {"auc": exact_auc(labels, scores), "steps": steps, "reduction": reduction}
+        _write_json(self._reader.folder_of(period) / _DONE, done)
+
+    def _result(self, plans: Mapping[str, dp_sparse.PrivacyPlan]) -> TimeSeriesResult:
+        paths = {p.name: self._reader.folder_of(p) / _DONE for p in self._periods}
+        done = {name: json.loads(path.read_text()) for name, path in paths.items()}
+        steps = sum(period["steps"] for period in done.values())
+        common = {
+            "auc": list(done.values())[-1]["auc"],
+            "curve": [(name, period["auc"]) for name, period in done.items()],
+            "steps": steps,
+        }
+        if not plans:
+            statement = "No guarantee: gradients were neither clipped nor noised."
+            return TimeSeriesResult(
+                **common, epsilon=math.inf, delta=1.0, reduction=1.0, statement=statement
+            )
+        together = dp_sparse.DisjointPlans(plans)
+        spent = together.spent()
+        known = [period for period in done.values() if period["reduction"] is not None]
+        noised = sum(period["steps"] / period["reduction"] for period in known)
+        return TimeSeriesResult(
+            **common,
+            epsilon=spent.epsilon,
+            delta=spent.delta,
+            reduction=sum(period["steps"] for period in known) / noised if known else math.nan,
+            statement=together.statement(),
+        )
+
+
+def _held_out(
+    config: ml_collections.ConfigDict, folder: Path, files: Sequence[Path]
+) -> tuple[Any, np.ndarray]:
+    """The first `evaluation.rows_per_day` rows of each day of evaluation."""
+    reader = RecordReader(config, folder)
+    x: list[Any] = []
+    labels: list[np.ndarray] = []
+    for day in periods_of(files, 1):
+        records: JoinedRecords = reader.source(day)
+        count = min(len(records), config.evaluation.rows_per_day)
+        of_day, clicked = records.gather(np.arange(count))
+        x.append(of_day)
+        labels.append(clicked)
+    joined = {name: np.concatenate([of_day[name] for of_day in x]) for name in x[0]}
+    return joined, np.concatenate(labels)
+
+
+def _write_json(path: Path, content: object) -> None:
+    with whole_file(path) as file:
+        file.write(json.dumps(content).encode())

@@ -1,0 +1,300 @@
+"""Training day by day: plans and rows of periods, readers, what is refused, runs that go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import ml_collections
+import numpy as np
+import pytest
+
+pytest.importorskip("apache_beam")
+
+import dp_sparse
+from configs import criteo_time_series
+from pipelines.criteo.generate import generate_days
+from pipelines.criteo.records import PrepareError
+from pipelines.criteo.time_series.days import day_files, periods_of
+from pipelines.criteo.time_series.periods import FREQUENCIES, Frequencies
+from pipelines.criteo.time_series.reading import DrawnReader, JoinedRecords, RecordReader
+from pipelines.criteo.time_series.train import TimeSeriesResult, train
+
+ROOT = Path(__file__).parents[2]
+SIZES = (30,) * 26
+ROWS, DAYS, TRAIN_DAYS = 240, 4, 2
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("days")
+    generate_days(DAYS, ROWS, folder, vocabularies=SIZES, progress=False)
+    return str(folder / "day_*.gz")
+
+
+def config_of(days: str, **changes: Any) -> ml_collections.ConfigDict:
+    config = criteo_time_series.get_config()
+    config.hidden = (4,)
+    config.data.days, config.data.train_days, config.data.vocabularies = days, TRAIN_DAYS, SIZES
+    config.training.batch_size, config.training.epochs = 80, 1.0
+    config.privacy.epsilon, config.privacy.delta = 8.0, 1e-3
+    config.selection.rows = 100
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def plans_in(folder: Path) -> dict[str, dp_sparse.PrivacyPlan]:
+    paths = sorted(folder.glob("period-*/plan.json"))
+    return {
+        path.parent.name: dp_sparse.PrivacyPlan.from_config(json.loads(path.read_text()))
+        for path in paths
+    }
+
+
+@pytest.fixture(scope="module")
+def running(days: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[TimeSeriesResult, Path]:
+    """DP-AdaFEST+ on drawn batches, rows from the running sum of histograms."""
+    folder = tmp_path_factory.mktemp("running")
+    changes = {"method": "dp_adafest_plus", "data.reading": "drawn"}
+    return train(config_of(days, **changes), folder), folder
+
+
+class TestARun:
+    def test_each_period_pays_its_own_plan(self, running: tuple[TimeSeriesResult, Path]) -> None:
+        result, folder = running
+        plans = plans_in(folder)
+        assert len(plans) == TRAIN_DAYS
+        assert result.steps == sum(plan.sampling.steps for plan in plans.values()) == 6
+        spent = [plan.spent(plan.sampling.steps).epsilon for plan in plans.values()]
+        assert result.epsilon == pytest.approx(max(spent))
+        assert 7.9 < result.epsilon <= 8.0
+        assert result.delta == 1e-3
+        assert "pays in each" in result.statement
+
+    def test_every_period_pays_its_own_histogram_alone(
+        self, running: tuple[TimeSeriesResult, Path]
+    ) -> None:
+        plans = plans_in(running[1])
+        for number, plan in enumerate(plans.values()):
+            (release,) = plan.releases
+            noise = float((running[1] / f"period-{number:03d}/histogram_noise.json").read_text())
+            assert release.event.noise_multiplier == noise
+            assert f"sum of {number + 1} noisy histograms" in release.name
+
+    def test_histograms_are_those_of_their_days(
+        self, running: tuple[TimeSeriesResult, Path]
+    ) -> None:
+        loaded = [
+            dp_sparse.NoisyHistogram.load(running[1] / f"period-{n:03d}/histogram.npz")
+            for n in range(TRAIN_DAYS)
+        ]
+        assert [h.data for h in loaded] == ["day 1", "day 2"]
+        assert len({h.histogram_id for h in loaded}) == TRAIN_DAYS
+        for histogram in loaded:  # ROWS examples look up one row of each of 26 tables
+            total = sum(counts.sum() for counts in histogram.counts.values())
+            deviation = histogram.noise_multiplier * np.sqrt(26) * np.sqrt(26 * 30)
+            assert abs(total - 26 * ROWS) < 6 * deviation
+
+    def test_it_evaluates_after_each_period(self, running: tuple[TimeSeriesResult, Path]) -> None:
+        result, _ = running
+        assert [name for name, _ in result.curve] == ["day 1", "day 2"]
+        assert result.curve[-1][1] == result.auc
+        assert result.reduction > 1
+
+    def test_a_run_that_has_ended_is_not_trained_again(
+        self, days: str, running: tuple[TimeSeriesResult, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise AssertionError("trained again")
+
+        monkeypatch.setattr(keras.Model, "fit", refuse)
+        changes = {"method": "dp_adafest_plus", "data.reading": "drawn"}
+        assert train(config_of(days, **changes), running[1]) == running[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frequencies", FREQUENCIES)
+def test_rows_come_from_the_histograms_that_were_asked_for(
+    days: str, tmp_path: Path, frequencies: str
+) -> None:
+    changes = {"method": "dp_fest", "selection.frequencies": frequencies, "period": 2}
+    changes["data.train_days"] = 3
+    result = train(config_of(days, **changes), tmp_path)
+    rows = [
+        dp_sparse.SelectedRows.load(path) for path in sorted(tmp_path.glob("period-*/rows.npz"))
+    ]
+    summed = {"first_day": [1, 1], "all_days": [2, 2], "running": [1, 2]}[frequencies]
+    assert [len(selected.source.histograms) for selected in rows] == summed
+    pays = {"first_day": [True, False], "all_days": [True, True], "running": [True, True]}
+    assert [bool(plan.releases) for plan in plans_in(tmp_path).values()] == pays[frequencies]
+    first = dp_sparse.NoisyHistogram.load(tmp_path / "period-000/histogram.npz")
+    assert first.data == ("day 1" if frequencies == "first_day" else "days 1 to 2")
+    same = rows[0].row_ids["category_14"].tolist() == rows[1].row_ids["category_14"].tolist()
+    assert same or frequencies == "running"
+    assert result.epsilon <= 8.0
+
+
+@pytest.mark.slow
+def test_slots_go_on_into_the_next_period(
+    days: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    original = dp_sparse.DPSGDOptimizer.take_slots
+
+    def take(self: Any, previous: Any) -> None:
+        original(self, previous)
+        taken.append((int(previous.iterations), int(self.iterations), int(self.steps_spent)))
+
+    monkeypatch.setattr(dp_sparse.DPSGDOptimizer, "take_slots", take)
+    train(config_of(days, method="dp_sgd"), tmp_path)
+    assert taken == [(3, 3, 0)]
+
+
+@pytest.mark.slow
+def test_without_privacy_it_says_so(days: str, tmp_path: Path) -> None:
+    result = train(config_of(days, method="non_private", period=2), tmp_path)
+    assert (result.epsilon, result.delta, result.reduction) == (np.inf, 1.0, 1.0)
+    assert "No guarantee" in result.statement
+    assert result.steps == 6
+
+
+class TestRefused:
+    @pytest.mark.slow
+    def test_rows_of_another_period(self, days: str, tmp_path: Path) -> None:
+        for k, path in enumerate(day_files(days)):
+            source = day_files(days)[0] if k == 1 else path
+            (tmp_path / f"day_{k}.gz").write_bytes(source.read_bytes())
+        config = config_of(str(tmp_path / "day_*.gz"), method="dp_sgd")
+        with pytest.raises(PrepareError, match="an example in two periods would pay in both"):
+            train(config, tmp_path / "run")
+        assert len(list((tmp_path / "run").glob("period-*/plan.json"))) == 1
+
+    def test_rows_twice_in_a_period(self, days: str, tmp_path: Path) -> None:
+        for k, path in enumerate(day_files(days)):
+            source = day_files(days)[0] if k == 1 else path
+            (tmp_path / f"day_{k}.gz").write_bytes(source.read_bytes())
+        config = config_of(str(tmp_path / "day_*.gz"), method="dp_sgd", period=2)
+        with pytest.raises(PrepareError, match="rows of its own in each file"):
+            train(config, tmp_path / "run")
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"method": "sgd"}, "method to be one of"),
+            ({"data.reading": "quickly"}, "data.reading to be one of"),
+            ({"data.train_days": 4}, "1 <= data.train_days < 4"),
+            ({"period": 4}, "1 <= period <= 2"),
+            ({"method": "dp_fest", "selection.frequencies": "monthly"}, "selection.frequencies"),
+            ({"method": "non_private", "data.reading": "drawn"}, "data.reading=records"),
+        ],
+    )
+    def test_settings(
+        self, days: str, tmp_path: Path, changes: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ValueError, match=message):
+            train(config_of(days, **changes), tmp_path)
+
+
+def test_a_stream_does_not_know_later_days() -> None:
+    periods = periods_of([Path(f"day_{n}") for n in range(4)], 1)
+    known = Frequencies("running", periods)
+    assert [p.number for p in known.of(periods[2])] == [0, 1, 2]
+    assert [p.number for p in Frequencies("all_days", periods).of(periods[0])] == [0, 1, 2, 3]
+
+
+def test_both_readers_see_the_same_rows(days: str, tmp_path: Path) -> None:
+    (period, *_) = periods_of(day_files(days), 2)
+    config = config_of(days)
+    records, drawn = RecordReader(config, tmp_path), DrawnReader(config, tmp_path)
+    assert records.count(period) == drawn.count(period) == 2 * ROWS
+    for reader in (records, drawn):
+        reader.prepare(period, None, None)
+    assert records.sampling(period).steps == drawn.sampling(period).steps
+    assert records.sampling(period).sampling_probability == pytest.approx(
+        drawn.sampling(period).sampling_probability
+    )
+    assert len(set(records.digests(period))) == len(set(drawn.digests(period))) == 2
+
+
+def test_joined_records_keep_their_order(days: str, tmp_path: Path) -> None:
+    reader = RecordReader(config_of(days), tmp_path)
+    (period, *_) = periods_of(day_files(days), 3)
+    joined = reader.source(period)
+    parts = [JoinedRecords([reader._prepared(path).path]) for path in period.files]
+    indices = np.array([0, 2 * ROWS, 1, ROWS, 3 * ROWS - 1])
+    x, y = joined.gather(indices)
+    for place, index in enumerate(indices):
+        own_x, own_y = parts[index // ROWS].gather(np.array([index % ROWS]))
+        assert y[place] == own_y[0]
+        np.testing.assert_array_equal(x["categories"][place], own_x["categories"][0])
+
+
+def command(days: str, folder: Path, *more: str) -> list[str]:
+    given = ["--config=configs/criteo_time_series.py", f"--config.data.days={days}"]
+    given += [f"--config.directory={folder}", f"--config.data.train_days={TRAIN_DAYS}"]
+    given += [f"--config.data.vocabularies={SIZES}", "--config.hidden=(4,)"]
+    given += ["--config.training.batch_size=80", "--config.training.epochs=2.0"]
+    return [sys.executable, "-m", "pipelines.criteo.time_series", *given, *more]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_ends_at_the_epsilon_of_an_undisturbed_one(
+    days: str, tmp_path: Path
+) -> None:
+    """SIGKILL in every period, once it has a checkpoint or soon after the last one ended."""
+    folder, more = tmp_path / "run", ["--config.checkpoint_seconds=0.01"]
+    resume: list[str] = []
+    for number in range(TRAIN_DAYS):
+        process = subprocess.Popen(
+            command(days, folder, *more, *resume), cwd=ROOT, env=environment()
+        )
+        until = time.monotonic() + 240
+        while not list(folder.glob(f"period-{number:03d}/checkpoint/*")):
+            assert time.monotonic() < until and process.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.3 * number)
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        resume = ["--resume"]
+    ended = subprocess.run(
+        command(days, folder, *more, "--resume"),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads((folder / "result.json").read_text())
+    plans = plans_in(folder)
+    assert result["steps"] == sum(plan.sampling.steps for plan in plans.values())
+    assert result["epsilon"] == max(p.spent(p.sampling.steps).epsilon for p in plans.values())
+
+
+@pytest.mark.slow
+def test_command_line(days: str, tmp_path: Path) -> None:
+    """From its files to its result; a second run is refused without --resume."""
+    folder = tmp_path / "run"
+    for expected, more in ((0, []), (1, []), (1, ["--resume", "--config.seed=3"])):
+        done = subprocess.run(
+            command(days, folder, "--config.period=2", *more),
+            cwd=ROOT,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == expected, done.stderr
+        if not expected:
+            assert "after days 1 to 2: AUC" in done.stdout
+            assert "A person with an example in every part pays in each" in done.stdout
+    assert "Expected the config with which the run" in done.stderr
