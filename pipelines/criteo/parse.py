@@ -1,9 +1,9 @@
 """The parser of Criteo rows: label TAB 13 integers TAB 26 hexadecimal categories, empty = missing.
 
 `parse_line` is a pure function of one line and is the definition. `parse_lines` gives exactly the
-same results for a block of lines, vectorised over its bytes, at a few microseconds per row. A
-malformed row gives a result, and no exception: the first reason that is true of it, in the order of
-`Malformed`.
+same results for a block of lines, vectorised over its bytes, at a few microseconds per row;
+`parse_raw_lines` gives the values before they are transformed and hashed. A malformed row gives a
+result, and no exception: the first reason that is true of it, in the order of `Malformed`.
 """
 
 import re
@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from pipelines.criteo.schema import (
     MISSING_CATEGORY,
+    MISSING_COUNT,
     NUM_CATEGORIES,
     NUM_FIELDS,
     NUM_INTEGERS,
-    RECORD_DTYPE,
-    category_buckets,
-    log_transform,
+    RAW_DTYPE,
+    records_from_raw,
 )
 
 MAX_LINE_BYTES = 4096  # the longest well-formed row has under 600
@@ -80,14 +80,10 @@ def parse_line(line: bytes, vocabularies: Sequence[int]) -> np.void | Malformed:
     integers, categories = fields[1 : 1 + NUM_INTEGERS], fields[1 + NUM_INTEGERS :]
     if reason := _why_malformed(line, fields):
         return reason
-    counts = [int(field or b"0") for field in integers]
+    counts = [int(field) if field else MISSING_COUNT for field in integers]
     values = [int(field, 16) if field else MISSING_CATEGORY for field in categories]
-    record: np.void = _records(
-        np.array([fields[0] == b"1"]),
-        np.array([counts], np.int64),
-        np.array([values], np.uint64),
-        vocabularies,
-    )[0]
+    raw = np.array([(int(fields[0]), counts, values)], RAW_DTYPE)
+    record: np.void = records_from_raw(raw, vocabularies)[0]
     return record
 
 
@@ -118,7 +114,13 @@ class ParsedLines:
 
 
 def parse_lines(block: bytes, vocabularies: Sequence[int]) -> ParsedLines:
-    """Parses the lines of `block`; the last one need not have a line end."""
+    """Parses the lines of `block` to `RECORD_DTYPE`; the last one need not have a line end."""
+    raw = parse_raw_lines(block)
+    return ParsedLines(records_from_raw(raw.records, vocabularies), raw.reasons)
+
+
+def parse_raw_lines(block: bytes) -> ParsedLines:
+    """As `parse_lines`, to `RAW_DTYPE`: the values of the file."""
     # Padded, since digits are read at fixed offsets from the start of a field, also past its end.
     text = np.frombuffer(block + bytes(_MAX_DECIMALS + 2), np.uint8)
     starts, ends = _line_bounds(text, len(block))
@@ -135,7 +137,7 @@ def parse_lines(block: bytes, vocabularies: Sequence[int]) -> ParsedLines:
     row_tabs = tabs[first_tabs[rows, None] + np.arange(NUM_FIELDS - 1)]  # [rows, 39]
     field_starts = np.concatenate([starts[rows, None], row_tabs + 1], axis=1)  # [rows, 40]
     field_ends = np.concatenate([row_tabs, ends[rows, None]], axis=1)
-    records, row_reasons = _parse_fields(text, field_starts, field_ends, vocabularies)
+    records, row_reasons = _parse_fields(text, field_starts, field_ends)
     reasons[rows] = row_reasons
     return ParsedLines(records, reasons)
 
@@ -168,10 +170,7 @@ def _mark(reasons: npt.NDArray[np.int8], reason: Malformed, holds: npt.NDArray[n
 
 
 def _parse_fields(
-    text: npt.NDArray[np.uint8],
-    starts: npt.NDArray[np.intp],
-    ends: npt.NDArray[np.intp],
-    vocabularies: Sequence[int],
+    text: npt.NDArray[np.uint8], starts: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]
 ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int8]]:
     """Reads fields bounded by `starts` and `ends` [rows, 40]; returns records and reasons."""
     reasons = np.full(len(starts), WELL_FORMED, np.int8)
@@ -190,11 +189,12 @@ def _parse_fields(
     _mark(reasons, Malformed.BAD_CATEGORY, ~well_formed)
 
     counts[negative] *= -1
+    counts[empty[:, integer]] = MISSING_COUNT
     values[empty[:, category]] = MISSING_CATEGORY
     kept = reasons == WELL_FORMED
-    records = _records(
-        labels[kept, 0] == 1, counts[kept], values[kept].astype(np.uint64), vocabularies
-    )
+    records = np.empty(int(kept.sum()), RAW_DTYPE)
+    records["label"], records["integers"] = labels[kept, 0], counts[kept]
+    records["categories"] = values[kept]
     return records, reasons
 
 
@@ -215,16 +215,3 @@ def _read_digits(
         well_formed &= ~inside | (digits < base)
         values = np.where(inside, values * base + digits, values)
     return values, well_formed
-
-
-def _records(
-    labels: npt.NDArray[np.bool_],
-    counts: npt.NDArray[np.int64],
-    categories: npt.NDArray[np.uint64],
-    vocabularies: Sequence[int],
-) -> npt.NDArray[np.void]:
-    records = np.empty(len(labels), RECORD_DTYPE)
-    records["label"] = labels
-    records["integers"] = log_transform(counts)
-    records["categories"] = category_buckets(categories, vocabularies)
-    return records

@@ -31,8 +31,19 @@ RECORD_DTYPE = np.dtype(
     ]
 )
 
-# A category is a 32-bit number. A missing one is the first number beyond them.
+# A category is a 32-bit number. A missing one is the first number beyond them. A count has at most
+# 18 digits; a missing one is the smallest number of 64 bits.
 MISSING_CATEGORY = 1 << 32
+MISSING_COUNT = -(1 << 63)
+
+# A row as it is in the file, before anything is computed from it.
+RAW_DTYPE = np.dtype(
+    [
+        ("label", "<i8"),
+        ("integers", "<i8", (NUM_INTEGERS,)),
+        ("categories", "<i8", (NUM_CATEGORIES,)),
+    ]
+)
 
 _MAX_VOCABULARY = 2**31 - 1
 _FEATURE_SHIFT = np.uint64(33)  # a category or the missing value takes 33 bits
@@ -103,6 +114,36 @@ def category_buckets(
     features = np.arange(NUM_CATEGORIES, dtype=np.uint64) << _FEATURE_SHIFT
     hashes = mix64(categories | features)
     return (hashes % np.asarray(vocabularies, np.uint64)).astype(np.int32)
+
+
+def model_inputs(
+    integers: npt.NDArray[np.int64], categories: npt.NDArray[np.int64], vocabularies: Sequence[int]
+) -> dict[str, npt.NDArray[np.float32 | np.int32]]:
+    """The inputs of a model from raw counts and categories, missing ones as in `RAW_DTYPE`.
+
+    Args:
+        integers: [rows, 13] int64.
+        categories: [rows, 26] int64.
+        vocabularies: The number of buckets of each categorical feature.
+
+    Returns:
+        {"integers": [rows, 13] float32, "categories": [rows, 26] int32}.
+    """
+    return {
+        "integers": log_transform(integers),
+        "categories": category_buckets(categories.astype(np.uint64), vocabularies),
+    }
+
+
+def records_from_raw(
+    raw: npt.NDArray[np.void], vocabularies: Sequence[int]
+) -> npt.NDArray[np.void]:
+    """Records of `RECORD_DTYPE` from rows of `RAW_DTYPE`, [rows] both."""
+    records = np.empty(len(raw), RECORD_DTYPE)
+    records["label"] = raw["label"]
+    for name, values in model_inputs(raw["integers"], raw["categories"], vocabularies).items():
+        records[name] = values
+    return records
 
 
 def examples_from_records(

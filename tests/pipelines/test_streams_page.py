@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import keras
 import pytest
@@ -15,6 +16,7 @@ from pipelines.criteo.prepare import __main__ as command
 from pipelines.criteo.schema import TABLE3_VOCABULARIES, examples_from_fields
 
 PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def click_model() -> keras.Model:
@@ -38,7 +40,7 @@ def test_runs_as_printed(
     assert "well-formed rows: 41000" in capsys.readouterr().out
     assert command.main(shlex.split(prepare.replace("=N", "=41000"))) == 0
     assert "41000 examples, 20 steps of 2048 expected" in capsys.readouterr().out
-    noise, training = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    noise, training = BLOCKS[0], BLOCKS[-1]
     names = {
         "keras": keras,
         "dp_sparse": dp_sparse,
@@ -52,3 +54,15 @@ def test_runs_as_printed(
     optimizer = names["model"].optimizer  # type: ignore[attr-defined]
     assert optimizer.steps_left == 0
     assert "The batches were drawn before training" in optimizer.plan.statement()
+
+
+def test_the_data_sets_are_made_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for day in range(2):
+        generate(100, Path(f"downloads/day_{day}.gz"), day, TABLE3_VOCABULARIES, progress=False)
+    names: dict[str, Any] = {}
+    exec(next(block for block in BLOCKS if "tensorflow_datasets" in block), names)
+    assert "'rows': 100, 'quarantined': {}" in capsys.readouterr().out
+    assert names["x"]["categories"].shape == (100, 26) and names["y"].shape == (100,)
