@@ -262,6 +262,20 @@ FAULTS = (
         (f"{_OF_OFFLINE}::test_batches_hold_what_was_drawn",),
     ),
     Fault(
+        "blocks_of_another_step",
+        f"{_OFFLINE}/batches.py",
+        "require(found == step,",
+        "require(found == found,",
+        (f"{_OF_OFFLINE}::TestRefused::test_files_of_the_right_size_with_wrong_blocks",),
+    ),
+    Fault(
+        "steps_of_a_data_service_as_they_come",
+        f"{_OFFLINE}/service.py",
+        "yield waiting.pop(step)",
+        "yield waiting.pop(max(waiting))",
+        ("tests/sampling/test_data_service.py::test_any_order_and_any_loss",),
+    ),
+    Fault(
         "weights_seen_before_their_step_is_published",
         "dp_sparse/training/checkpoint_files.py",
         "        self.publish(plan, step)\n",

@@ -1,6 +1,8 @@
 """Reads batches that were drawn before training, in the order of their steps; O(batch) memory."""
 
+import functools
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import tensorflow as tf
@@ -9,6 +11,7 @@ from dp_sparse.core import PrivacyError, require
 from dp_sparse.sampling.data_source import unpacked
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker
 from dp_sparse.sampling.offline.files import HEADER, Manifest, read_manifest
+from dp_sparse.sampling.offline.service import DataService
 
 Unpack = Callable[[dict[str, tf.Tensor]], Any]
 
@@ -20,12 +23,17 @@ class OfflineBatches:
         folder: A local folder, or any path of `tf.io.gfile`.
         unpack: Turns the fields of a batch, tensors `[capacity, ...]` by name, into `(x, y)` or
             `(x, y, sample_weight)`. It runs in TensorFlow, once a batch; padding is zeros.
+        data_service: Where batches are read and parsed: the dispatcher of a tf.data service,
+            `grpc://HOST:PORT`, whose workers see the folder and run `unpack` without Python; or
+            `local` for one within this process; or None for no service. Batches are the same, and
+            a worker that dies ends the run with an error. The service sees the data.
 
     Attributes:
         manifest: What the folder holds.
 
     Raises:
-        ValueError: The folder has no manifest, or a file of it is missing or was cut.
+        ValueError: The folder has no manifest, or a file of it is missing or was cut; or
+            `data_service` is no address.
 
     Examples:
         >>> import dp_sparse, numpy as np, tempfile
@@ -47,76 +55,103 @@ class OfflineBatches:
         [(2,), (2,), (2,), (2,)]
     """
 
-    def __init__(self, folder: str, unpack: Unpack) -> None:
+    def __init__(self, folder: str, unpack: Unpack, data_service: str | None = None) -> None:
         self.folder, self._unpack = str(folder).rstrip("/"), unpack
         self.manifest: Manifest = read_manifest(self.folder)
+        self._service = None if data_service is None else DataService(data_service)
 
     def dataset(self, fingerprint: int, first_step: int, begin: int, end: int) -> tf.data.Dataset:
         """Batches from `first_step` on, their places from `begin` to `end`, with markers.
 
         Raises:
-            PrivacyError: While iterating, when a block is of another draw or step.
+            PrivacyError: While iterating, when a block is of another draw or step, or does not come
+                from the data service.
         """
         manifest = self.manifest
         nonce = SEEDED if manifest.seeded else OWN_ORDER
         head = Marker(fingerprint, nonce, 0).of_examples(end - begin, begin)
 
-        def batch(step: tf.Tensor, block: tf.Tensor) -> Any:
-            count, records = self._checked(step, block)
-            x, y, weights = unpacked(_as_tuple(self._unpack(_fields(manifest, records))))
-            present = tf.cast(tf.range(manifest.capacity) < count, tf.float32)
-            if weights is None:
-                weights = present
-            parts = tf.nest.map_structure(
-                lambda leaf: tf.ensure_shape(leaf[begin:end], [end - begin, *leaf.shape[1:]]),
-                (x, y, weights, present),
-            )
-            x, y, weights, present = parts
-            mark = tf.constant(head) + tf.stack([[0, 0, step, 0]])
-            weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
+        def marked(step: tf.Tensor, batch: tuple[Any, ...]) -> Any:
+            found, x, y, weights, present = batch
+            message = "Expected the block of step {}, got that of {}: prepare it again."
+            with tf.control_dependencies(
+                [require(found == step, PrivacyError, message, step, found)]
+            ):
+                mark = tf.constant(head) + tf.stack([[0, 0, step, 0]])
             return x, y, {"sample_weight": weights, "present": present, "marker": mark}
 
         steps = tf.data.Dataset.range(first_step, manifest.steps)
-        blocks = tf.data.Dataset.zip(steps, self._blocks(first_step))
-        batches = blocks.map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        read = tf.data.Dataset.zip(steps, self._batches(first_step, begin, end))
         left = manifest.steps - first_step
-        return batches.apply(tf.data.experimental.assert_cardinality(left)).prefetch(2)
+        return read.map(marked).apply(tf.data.experimental.assert_cardinality(left)).prefetch(2)
+
+    def _batches(self, first_step: int, begin: int, end: int) -> tf.data.Dataset:
+        """In the order of steps: the step, x, y, weights and presence."""
+        parse = functools.partial(self._parsed, begin, end)
+        if self._service is None:
+            blocks = self._blocks(first_step)
+            return blocks.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        files = tf.data.Dataset.from_tensor_slices(list(chain(*self._files(first_step))))
+        blocks = files.flat_map(_read_file)  # each file on one worker
+        batches = blocks.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        wanted = batches.filter(lambda step, *_: step >= first_step)
+        steps = range(first_step, self.manifest.steps)
+        return self._service.in_order(wanted, steps, self.manifest.block_bytes)
+
+    def _parsed(self, begin: int, end: int, block: tf.Tensor) -> tuple[Any, ...]:
+        manifest = self.manifest
+        step, count, records = self._checked(block)
+        x, y, weights = unpacked(_as_tuple(self._unpack(_fields(manifest, records))))
+        present = tf.cast(tf.range(manifest.capacity) < count, tf.float32)
+        if weights is None:
+            weights = present
+        x, y, weights, present = tf.nest.map_structure(
+            lambda leaf: tf.ensure_shape(leaf[begin:end], [end - begin, *leaf.shape[1:]]),
+            (x, y, weights, present),
+        )
+        weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
+        return step, x, y, weights, present
+
+    def _files(self, first_step: int) -> list[list[str]]:
+        """The files of each bucket, from that of a step on."""
+        manifest = self.manifest
+        buckets = range(first_step // manifest.bucket_steps, manifest.buckets)
+        return [[f"{self.folder}/{name}" for name, _ in manifest.files_of(k)] for k in buckets]
 
     def _blocks(self, first_step: int) -> tf.data.Dataset:
         """The blocks from a step on; files are opened as they are needed."""
         manifest = self.manifest
-        bucket, skipped = divmod(first_step, manifest.bucket_steps)
-        names = [
-            [f"{self.folder}/{name}" for name, _ in manifest.files_of(number)]
-            for number in range(bucket, manifest.buckets)
-        ]
-        buckets = tf.data.Dataset.from_tensor_slices(names)
+        buckets = tf.data.Dataset.from_tensor_slices(self._files(first_step))
 
         def of_bucket(files: tf.Tensor) -> tf.data.Dataset:
             return tf.data.Dataset.from_tensor_slices(files).interleave(
-                lambda file: tf.data.TFRecordDataset(file, buffer_size=2**20),
+                _read_file,
                 cycle_length=manifest.stripes,
                 block_length=1,
                 num_parallel_calls=manifest.stripes,
                 deterministic=True,
             )
 
-        return buckets.flat_map(of_bucket).skip(skipped)
+        return buckets.flat_map(of_bucket).skip(first_step % manifest.bucket_steps)
 
-    def _checked(self, step: tf.Tensor, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The number of examples of a block, and its records, uint8 `[capacity, width]`."""
+    def _checked(self, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The step of a block, the number of its examples, its records `[capacity, width]`."""
         manifest = self.manifest
         name = bytes.fromhex(manifest.draw_id)[:16]
         numbers = tf.io.decode_raw(tf.strings.substr(block, 16, 16), tf.int64)
         whole = tf.equal(tf.strings.length(block), manifest.block_bytes)
         own = tf.equal(tf.strings.substr(block, 0, 16), name)
-        message = "Expected the block of step {} of this draw, got {} of {}: prepare it again."
-        found = numbers[0], tf.where(own, "this draw", "another draw or format")
-        checks = [require(whole & own & (numbers[0] == step), PrivacyError, message, step, *found)]
-        with tf.control_dependencies(checks):
+        message = (
+            "Expected the blocks of this draw, got one of another draw or format: prepare again."
+        )
+        with tf.control_dependencies([require(whole & own, PrivacyError, message)]):
             records = tf.io.decode_raw(tf.strings.substr(block, HEADER.size, -1), tf.uint8)
-        width = manifest.dtype.itemsize
-        return tf.cast(numbers[1], tf.int32), tf.reshape(records, [manifest.capacity, width])
+        shape = [manifest.capacity, manifest.dtype.itemsize]
+        return numbers[0], tf.cast(numbers[1], tf.int32), tf.reshape(records, shape)
+
+
+def _read_file(path: tf.Tensor) -> tf.data.Dataset:
+    return tf.data.TFRecordDataset(path, buffer_size=2**20)
 
 
 def _fields(manifest: Manifest, records: tf.Tensor) -> dict[str, tf.Tensor]:
