@@ -22,6 +22,12 @@ def get_config() -> ml_collections.ConfigDict:
             "vocabularies": TABLE3_VOCABULARIES,
             "test_fraction": 0.1,  # the last rows in time
             "validation_fraction": 0.0,  # the rows before them, to choose hyper-parameters by
+            # What trains instead of path's first rows; then all rows of path are held out.
+            "offline": "",  # a folder of pipelines.criteo.prepare
+            "service": "",  # where it is read: local, or grpc://HOST:PORT of a tf.data service
+            "stream": "",  # or raw files, TSV or .gz, in the order of time: day_0.gz,day_1.gz
+            "num_examples": 0,  # all lines of the stream
+            "files_at_once": 1,  # files of the stream that are read in turns
         }
     )
     config.training = ml_collections.ConfigDict(

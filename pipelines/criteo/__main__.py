@@ -13,10 +13,14 @@ from ml_collections import config_flags
 
 from pipelines.criteo.records import PreparedData, PrepareError, load_or_prepare, prepared_in
 from pipelines.criteo.report import console_table, write_report
+from pipelines.criteo.sources import title_of
 from pipelines.criteo.tables import tpu_strategy
 from pipelines.criteo.train import train
 
 _TPU = flags.DEFINE_string("tpu", "", "Name of a Cloud TPU, or `local` on its own machine.")
+_DATA_SERVICE = flags.DEFINE_string(
+    "data_service", "", "Where data.offline is read: `grpc://HOST:PORT` or `local`."
+)
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/criteo_sample.py", "The experiment.")
 
 
@@ -46,12 +50,14 @@ def main(arguments: list[str]) -> int:
         strategy = None
         if _TPU.value:
             config.tables, strategy = "layer", tpu_strategy(_TPU.value)
+        if _DATA_SERVICE.value:
+            config.data.service = _DATA_SERVICE.value
         result = train(config, data, strategy)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     page = Path(config.report.directory) / "report.html"
-    write_report(page, [result], data, f"{config.data.path}: {data.num_records} rows")
+    write_report(page, [result], data, title_of(config, data))
     print(console_table([result]))
     print(result.statement)
     print(f"report: {page}")

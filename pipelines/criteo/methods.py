@@ -8,7 +8,8 @@ import numpy as np
 
 import dp_sparse
 from pipelines.criteo.records import PreparedData
-from pipelines.criteo.schema import NUM_INTEGERS, RECORD_DTYPE
+from pipelines.criteo.schema import NUM_INTEGERS
+from pipelines.criteo.sources import Sampling, Training, read_once, sampling_of
 from pipelines.optimizers import optimizer_of
 
 NON_PRIVATE = "non_private"
@@ -32,7 +33,7 @@ _SOURCES = {
 def private_optimizer(
     config: ml_collections.ConfigDict,
     data: PreparedData,
-    training: dp_sparse.RecordFile,
+    training: Training,
     steps: int,
 ) -> keras.optimizers.Optimizer:
     """The optimizer of `config.method` with a calibrated plan; selects rows first if needed.
@@ -40,7 +41,7 @@ def private_optimizer(
     Raises:
         ValueError: A number of `config` is out of its range.
     """
-    plan = _plan(config, len(training), steps)
+    plan = _plan(config, sampling_of(config, training, steps))
     rows = _rows(config, plan, data, training) if config.method in WITH_ROWS else None
     releases = (rows.release,) if rows is not None and rows.costs else ()
     plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, plan.mechanism, releases).calibrate()
@@ -75,18 +76,13 @@ def optimizer_under(
             raise ValueError(f"Expected method among {PRIVATE}, got method={config.method!r}.")
 
 
-def _plan(
-    config: ml_collections.ConfigDict, num_examples: int, steps: int
-) -> dp_sparse.PrivacyPlan:
+def _plan(config: ml_collections.ConfigDict, sampling: Sampling) -> dp_sparse.PrivacyPlan:
     return dp_sparse.PrivacyPlan(
         budget=dp_sparse.PrivacyBudget(
-            epsilon=config.privacy.epsilon, delta=config.privacy.delta or 1 / num_examples
+            epsilon=config.privacy.epsilon,
+            delta=config.privacy.delta or 1 / sampling.num_examples,
         ),
-        sampling=dp_sparse.PoissonSampling(
-            num_examples=num_examples,
-            expected_batch_size=min(config.training.batch_size, num_examples),
-            steps=steps,
-        ),
+        sampling=sampling,
         mechanism=(
             dp_sparse.ExponentialSelection(**config.exponential)
             if config.method == "exponential"
@@ -99,7 +95,7 @@ def _rows(
     config: ml_collections.ConfigDict,
     plan: dp_sparse.PrivacyPlan,
     data: PreparedData,
-    training: dp_sparse.RecordFile,
+    training: Training,
 ) -> dp_sparse.SelectedRows:
     """The `config.selection.rows` most frequent rows, for the share `selection.share` of ε."""
     settings = config.selection
@@ -111,8 +107,7 @@ def _rows(
     calibrated = dp_sparse.calibrate_top_k(
         plan, tables, settings.rows, _SOURCES[settings.source], share=settings.share
     )
-    examples = len(training)  # the first records of the file
-    named = dp_sparse.RecordFile(data.path, RECORD_DTYPE, _categories_by_table, 0, examples)
+    named = read_once(training, data, _categories_by_table)
     return dp_sparse.select_top_k(named, tables, settings.rows, calibrated.source, progress=False)
 
 

@@ -13,6 +13,7 @@ import dp_sparse
 from models.pctr import embedding_width, pctr_over_rows
 from pipelines.criteo.methods import private_optimizer, table_names
 from pipelines.criteo.records import PreparedData
+from pipelines.criteo.sources import Training
 
 _E = tf.tpu.experimental.embedding
 
@@ -70,7 +71,7 @@ class LayerJob:
         self,
         config: ml_collections.ConfigDict,
         data: PreparedData,
-        training: dp_sparse.RecordFile,
+        training: Training,
         steps: int,
         strategy: tf.distribute.TPUStrategy | None,
     ) -> None:

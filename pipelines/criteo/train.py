@@ -1,10 +1,10 @@
 """Trains one model on prepared Criteo records, privately or not, and evaluates it on the last rows
 in time.
 
-The first rows of the file train. The last `test_fraction` are held out: neither selection nor
-training reads them. It does not read those of `validation_fraction` before them either, which may
-be used to choose hyper-parameters. All methods have the same model, expected batch size and wrapped
-optimizer, so their AUC and step times can be compared.
+The first rows of the file train, or other files (`sources.py`). The last `test_fraction` are held
+out: neither selection nor training reads them. It does not read those of `validation_fraction`
+before them either, which may be used to choose hyper-parameters. All methods have the same model,
+expected batch size and wrapped optimizer, so their AUC and step times can be compared.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ import dp_sparse
 from models.pctr import pctr
 from pipelines.criteo.methods import METHODS, NON_PRIVATE, private_optimizer
 from pipelines.criteo.records import PreparedData
-from pipelines.criteo.schema import RECORD_DTYPE, examples_from_records
+from pipelines.criteo.sources import parts, schedule
 from pipelines.criteo.tables import LayerJob, examples_by_feature
 from pipelines.optimizers import optimizer_of
 
@@ -80,8 +80,8 @@ def train(
     keras.utils.set_random_seed(
         config.seed
     )  # of the initial weights; noise and sampling have their own keys
-    training, validation, held_out = _split(data, config.data)
-    epochs, steps = _schedule(config, len(training))
+    training, validation, held_out = parts(config, data)
+    epochs, steps, steps_per_epoch = schedule(config, training)
     if config.tables == "layer":
         return _train_with_layer(config, data, strategy)
     if config.tables != "keras" or strategy is not None:
@@ -104,7 +104,7 @@ def train(
     model.fit(
         batches,
         epochs=epochs,
-        steps_per_epoch=steps // epochs,
+        steps_per_epoch=steps_per_epoch,
         callbacks=callbacks,
         verbose=config.report.verbose,
     )
@@ -117,8 +117,8 @@ def _train_with_layer(
     strategy: tf.distribute.TPUStrategy | None,
 ) -> RunResult:
     """Trains the same model with its tables in an embedding layer, by `train_tables`."""
-    training, validation, held_out = _split(data, config.data, examples_by_feature)
-    epochs, steps = _schedule(config, len(training))
+    training, validation, held_out = parts(config, data, examples_by_feature)
+    epochs, steps, _ = schedule(config, training)
     job = LayerJob(config, data, training, steps, strategy)
     _compile(job.model, job.optimizer)
     timer, curve = StepTimer(), _HeldOutAUC(held_out, job.scores)
@@ -166,35 +166,6 @@ def exact_auc(labels: np.ndarray, scores: np.ndarray) -> float:
         )
     ranks = scipy.stats.rankdata(scores)
     return float((ranks[labels > 0].sum() - positive * (positive + 1) / 2) / (positive * negative))
-
-
-def _split(
-    data: PreparedData, config: ml_collections.ConfigDict, unpack: Any = examples_from_records
-) -> tuple[dp_sparse.RecordFile, dp_sparse.RecordFile | None, dp_sparse.RecordFile]:
-    """Training, validation (or None) and held-out rows, in the order of time."""
-    held_out, chosen_by = config.test_fraction, config.validation_fraction
-    if not 0 < held_out < 1:
-        raise ValueError(f"Expected 0 < data.test_fraction < 1, got {held_out}.")
-    if not 0 <= chosen_by < 1 - held_out:
-        raise ValueError(
-            f"Expected 0 <= data.validation_fraction < {1 - held_out:g}, got {chosen_by}."
-        )
-    total = data.num_records
-    ends = [round(total * (1 - held_out - chosen_by)), round(total * (1 - held_out)), total]
-    if not 0 < ends[0] <= ends[1] < total:
-        raise ValueError(f"Expected rows to train on and rows to hold out, got {total} in all.")
-    training, validation, test = (
-        dp_sparse.RecordFile(data.path, RECORD_DTYPE, unpack, *part)
-        for part in zip([0, *ends], ends, strict=False)
-    )
-    return training, validation if len(validation) else None, test
-
-
-def _schedule(config: ml_collections.ConfigDict, num_examples: int) -> tuple[int, int]:
-    """Keras epochs (one for each evaluation), and all steps, a multiple of the epochs."""
-    wanted = max(1, round(config.training.epochs * num_examples / config.training.batch_size))
-    epochs = max(1, min(config.training.evaluations, wanted))
-    return epochs, wanted // epochs * epochs
 
 
 def _compile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:

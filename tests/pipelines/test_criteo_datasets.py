@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipelines.criteo.datasets import CriteoKaggle, CriteoTerabyte
-from pipelines.criteo.datasets.days import check_order
+from pipelines.criteo.days import check_order
 from pipelines.criteo.generate import generate
 from pipelines.criteo.parse import parse_lines, parse_raw_lines
 from pipelines.criteo.records import PrepareError

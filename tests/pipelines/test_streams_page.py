@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ import dp_sparse
 from pipelines.criteo.generate import generate
 from pipelines.criteo.prepare import __main__ as command
 from pipelines.criteo.schema import TABLE3_VOCABULARIES, examples_from_fields
+from tests.subprocesses import environment
 
-PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "streams.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -54,6 +58,37 @@ def test_runs_as_printed(
     optimizer = names["model"].optimizer  # type: ignore[attr-defined]
     assert optimizer.steps_left == 0
     assert "The batches were drawn before training" in optimizer.plan.statement()
+
+
+@pytest.mark.slow
+def test_raw_files_and_batches_train_as_printed(tmp_path: Path) -> None:
+    """The command of the stream, and its options for what was prepared."""
+    for day in range(3):
+        generate(3_000, tmp_path / f"day_{day}.gz", day, TABLE3_VOCABULARIES, progress=False)
+    line = next(
+        line for line in PAGE.splitlines() if line.startswith("python -m pipelines.criteo -")
+    )
+    (stream,) = re.findall(r"--config.data.stream=\S+", line)
+    prepared = tmp_path / "prepared"
+    inputs = [str(tmp_path / f"day_{day}.gz") for day in range(2)]
+    options = ["--num_examples=6000", "--batch_size=2048", "--epochs=1"]
+    assert command.main(["--input", *inputs, "--output", str(prepared), *options]) == 0
+    assert "`--config.data.offline=prepared`" in PAGE and "`--data_service=grpc://" in PAGE
+    drawn = f"--config.data.offline={prepared} --data_service=local"
+    for given, sampling in (
+        (line, "There is no amplification by sampling"),
+        (line.replace(stream, drawn), "The batches were drawn before training"),
+    ):
+        given = given.replace("=LINES", "=6000").replace("configs/", f"{ROOT}/configs/")
+        done = subprocess.run(
+            [sys.executable, *shlex.split(given)[1:]],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert sampling in done.stdout
 
 
 def test_the_data_sets_are_made_as_printed(

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from pipelines.criteo.datasets.days import files_of
 from pipelines.criteo.datasets.rows import collected_reports, examples_of
+from pipelines.criteo.days import files_of
 from pipelines.criteo.schema import NUM_CATEGORIES, NUM_INTEGERS
 
 DAYS = 24

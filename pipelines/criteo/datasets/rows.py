@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 from apache_beam import pvalue
 
-from pipelines.criteo.lines import DAMAGE, decompressed, whole_lines
-from pipelines.criteo.parse import MAX_LINE_BYTES, REASONS, WELL_FORMED, parse_raw_lines
+from pipelines.criteo.parse import REASONS, WELL_FORMED, parse_raw_lines
 from pipelines.criteo.prepare.job import write_whole
 from pipelines.criteo.records import PrepareError
+from pipelines.criteo.shards import blocks_of, malformed_lines
 
 QUARANTINE = "quarantine"
 _REPORT = ".report-"
@@ -67,45 +67,25 @@ def collected_reports(folder: str) -> dict[str, dict[str, Any]]:
 def _numbered_blocks(path: str) -> Iterator[Any]:
     """Blocks of whole lines with the number of their first line, from 0; in the end the digest."""
     digest, lines = hashlib.sha256(), 0
-    try:
-        with tf.io.gfile.GFile(path, "rb") as raw:
-            for block in whole_lines(_hashed(decompressed(raw), digest), MAX_LINE_BYTES):
-                yield lines, block
-                lines += block.count(b"\n")
-    except DAMAGE as error:
-        how = "ends early" if isinstance(error, EOFError) else "is damaged"
-        raise PrepareError(
-            f"{path} {how} after {lines} rows ({error}). Nothing was made; get the file again."
-        ) from error
-    yield pvalue.TaggedOutput("digest", digest.hexdigest())
-
-
-def _hashed(blocks: Iterator[bytes], digest: Any) -> Iterator[bytes]:
-    for block in blocks:
+    for block in blocks_of(path):
         digest.update(block)
-        yield block
+        yield lines, block
+        lines += block.count(b"\n")
+    yield pvalue.TaggedOutput("digest", digest.hexdigest())
 
 
 def _parsed(numbered: tuple[int, bytes], name: str, folder: str) -> Iterator[Any]:
     first, block = numbered
     parsed = parse_raw_lines(block)
-    bad = np.flatnonzero(parsed.reasons != WELL_FORMED)
-    if len(bad):
-        _keep_apart(f"{folder}/{QUARANTINE}/{name}-{first:012d}.tsv", first, block, parsed.reasons)
+    malformed = malformed_lines(block, parsed.reasons, first + 1)
+    if malformed:
+        write_whole(f"{folder}/{QUARANTINE}/{name}-{first:012d}.tsv", malformed)
     numbers = first + np.flatnonzero(parsed.reasons == WELL_FORMED)
     for number, row in zip(numbers.tolist(), parsed.records, strict=True):
         yield number, {"label": row["label"], "int": row["integers"], "cat": row["categories"]}
-    reasons = Counter(str(REASONS[index]) for index in parsed.reasons[bad])
-    yield pvalue.TaggedOutput("tally", Counter({"": len(numbers)}) + reasons)
-
-
-def _keep_apart(path: str, first: int, block: bytes, reasons: np.ndarray) -> None:
-    lines = block.split(b"\n")
-    kept = [
-        b"%d\t%s\t%s\n" % (first + place + 1, REASONS[reasons[place]].encode(), lines[place])
-        for place in np.flatnonzero(reasons != WELL_FORMED)
-    ]
-    write_whole(path, b"".join(kept))
+    bad = parsed.reasons[parsed.reasons != WELL_FORMED]
+    tally = Counter({"": len(numbers)}) + Counter(str(REASONS[index]) for index in bad)
+    yield pvalue.TaggedOutput("tally", tally)
 
 
 def _total(counts: Iterable[Counter[str]]) -> Counter[str]:

@@ -15,10 +15,11 @@ import tensorflow as tf
 from dp_sparse import offline
 from pipelines.criteo.histograms import LookupCounts
 from pipelines.criteo.lines import DAMAGE, decompressed, whole_lines
-from pipelines.criteo.parse import MAX_LINE_BYTES, REASONS, WELL_FORMED, parse_lines
+from pipelines.criteo.parse import MAX_LINE_BYTES, parse_lines
 from pipelines.criteo.prepare.job import PAIR, Job, read_json, write_json, write_whole
 from pipelines.criteo.records import PrepareError, Tally
 from pipelines.criteo.schema import RECORD_DTYPE
+from pipelines.criteo.shards import malformed_lines
 
 
 def spread(job: Job, shard: int) -> dict[str, Any]:
@@ -45,9 +46,9 @@ def spread(job: Job, shard: int) -> dict[str, Any]:
         there = places < len(records)
         parts.add(steps[there], records[places[there]])
     parts.flush()
-    if lines.quarantined:
-        path = f"{job.output}/quarantine/shard-{shard:05d}.tsv"
-        write_whole(path, b"".join(lines.quarantined))
+    quarantined = b"".join(lines.quarantined)
+    if quarantined:
+        write_whole(f"{job.output}/quarantine/shard-{shard:05d}.tsv", quarantined)
     if counted is not None:
         write_whole(job.work(f"counts-{shard:05d}"), counted.values.tobytes())
     found = {
@@ -74,7 +75,8 @@ class _Lines:
             with tf.io.gfile.GFile(self._path, "rb") as raw:
                 for block in whole_lines(self._hashed(decompressed(raw)), MAX_LINE_BYTES):
                     parsed = parse_lines(block, self._vocabularies)
-                    self._keep_apart(block, parsed.reasons)
+                    first = self.tally.lines + 1
+                    self.quarantined.append(malformed_lines(block, parsed.reasons, first))
                     self.tally.add(parsed.reasons)
                     yield parsed.records
         except DAMAGE as error:
@@ -88,15 +90,6 @@ class _Lines:
         for block in blocks:
             self.digest.update(block)
             yield block
-
-    def _keep_apart(self, block: bytes, reasons: np.ndarray) -> None:
-        bad = np.flatnonzero(reasons != WELL_FORMED)
-        if not len(bad):
-            return
-        lines = block.split(b"\n")
-        for place in bad:
-            number, reason = self.tally.lines + place + 1, REASONS[reasons[place]]
-            self.quarantined.append(b"%d\t%s\t%s\n" % (number, reason.encode(), lines[place]))
 
 
 def _chunks(lines: _Lines) -> Iterator[np.ndarray]:

@@ -45,16 +45,17 @@ def check_different(paths: Sequence[str]) -> None:
     """Checks that no two files begin with the same rows.
 
     Raises:
-        PrepareError: Two of them do, or one is empty or damaged at its beginning.
+        PrepareError: Two of them do, or one is missing, empty or damaged at its beginning.
     """
     seen: dict[bytes, str] = {}
     for path in paths:
-        other = seen.setdefault(_digest_of_begin(path), path)
-        if other != path:
+        digest = _digest_of_begin(path)
+        if digest in seen:
             raise PrepareError(
-                f"Expected each day once, got the same rows at the beginning of {other} and "
-                f"{path}: an example that is there twice is paid for once. Get the files again."
+                f"Expected each file once, got the same rows at the beginning of {seen[digest]} "
+                f"and {path}: an example that is there twice would be paid for once."
             )
+        seen[digest] = path
 
 
 def _file_of(folder: str, name: str, names: Sequence[str]) -> str:
@@ -79,6 +80,8 @@ def _digest_of_begin(path: str) -> bytes:
             block = next((block for block in decompressed(raw) if block), b"")
     except DAMAGE as error:
         raise PrepareError(f"{path} is damaged ({error}): get the file again.") from error
+    except tf.errors.NotFoundError:
+        raise PrepareError(f"No such file: {path}. Name Criteo TSV files, plain or gzip.") from None
     if not block.strip():
         raise PrepareError(f"{path} is empty: it has no rows.")
     return hashlib.sha256(block).digest()
