@@ -12,6 +12,7 @@ REQUIRED = [
     "tensorflow>=2.20,<2.22",
     "keras>=3.15,<3.16",
     "dp-accounting>=0.6,<0.7",
+    "h5py>=3.12,<4",
     "numpy>=2.1,<3",
     "scipy>=1.14,<2",
     "tqdm>=4.66,<5",

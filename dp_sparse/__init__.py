@@ -23,6 +23,14 @@ from dp_sparse.accounting import (
 )
 from dp_sparse.clipping import AutomaticClipping, FlatClipping, PerLayerClipping, QuantileClipping
 from dp_sparse.core import BadExampleError, PrivacyError, UnsupportedLayerError, __version__
+from dp_sparse.export import (
+    Export,
+    ExportDelta,
+    apply_deltas,
+    check_export,
+    export_delta,
+    export_model,
+)
 from dp_sparse.optimizers import (
     DPAdaFESTOptimizer,
     DPFESTOptimizer,
@@ -77,6 +85,8 @@ __all__ = [
     "DisjointPlans",
     "ExponentialSelection",
     "ExponentialSelectionOptimizer",
+    "Export",
+    "ExportDelta",
     "FlatClipping",
     "GaussianMechanism",
     "GaussianTopK",
@@ -105,11 +115,15 @@ __all__ = [
     "TopKTable",
     "UnsupportedLayerError",
     "__version__",
+    "apply_deltas",
     "calibrate_top_k",
+    "check_export",
     "check_model",
     "distribution",
     "histogram_of_counts",
     "noisy_histogram",
+    "export_delta",
+    "export_model",
     "not_private_plan",
     "offline",
     "offline_sampling",

@@ -14,7 +14,7 @@ from dp_sparse.core.errors import (
     require,
     translated,
 )
-from dp_sparse.core.files import whole_file
+from dp_sparse.core.files import synced, whole_file, whole_folder
 from dp_sparse.core.key_bytes import key_bytes
 from dp_sparse.core.optional import require_matplotlib
 from dp_sparse.core.unique import grouped, lower_bound
@@ -35,8 +35,10 @@ __all__ = [
     "replicas",
     "require",
     "require_matplotlib",
+    "synced",
     "translated",
     "validate",
     "whole_file",
+    "whole_folder",
     "xla",
 ]

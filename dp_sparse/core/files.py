@@ -1,7 +1,8 @@
-"""Files that are written whole or not at all: under another name first, and then renamed."""
+"""Files and folders written whole or not at all: under another name first, and then renamed."""
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -28,3 +29,47 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Makes a folder to write in, which becomes `path` when the block ends and all is on the disk.
+
+    If the block raises, nothing remains. A process that is killed leaves a folder whose name begins
+    with a dot.
+
+    Args:
+        path: Where nothing is yet; folders above are made.
+
+    Raises:
+        FileExistsError: Something is at `path`.
+        OSError: It cannot be written there.
+    """
+    path = Path(path).absolute()
+    _require_free(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        for inside in (*unfinished.rglob("*"), unfinished):
+            synced(inside)
+        _require_free(path)
+        unfinished.rename(path)
+        synced(path.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def synced(path: str | os.PathLike[str]) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _require_free(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise FileExistsError(f"Expected a path where nothing is yet, got {path}: use another.")

@@ -84,6 +84,8 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         self.diagnostics = StepDiagnostics()
         self.outside_tables: Sequence[Any] = ()  # of an embedding layer; each a `path` and `shape`
         self.compiles = False  # by XLA, as compile says
+        # Called before anything of the steps so far leaves the process for others to see.
+        self.before_publishing: Callable[[], None] = lambda: None
         self._model: weakref.ref[keras.Model] | None = None
         self._find_tables: Callable[[], list[keras.Variable]] | None = None
         self._split = VariableSplit([], [])

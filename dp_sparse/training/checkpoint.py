@@ -112,8 +112,10 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         elif published:
             self._load_newest(model, plan, published)
             optimizer.count_spent(published)
-        self._restored = model
-        return int(optimizer.steps_spent.numpy())
+        self._restored, self._optimizer = model, optimizer
+        self._saved = self._step()
+        optimizer.before_publishing = self._save
+        return self._saved
 
     def _load_newest(self, model: keras.Model, plan: int, published: int) -> None:
         for step in reversed(self._folder.steps()):
@@ -129,13 +131,12 @@ class PrivateCheckpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks that the run goes on where the folder says, and waits for SIGTERM."""
-        self._optimizer = _private_optimizer(self.model)
-        if self._restored is not self.model:
+        optimizer = _private_optimizer(self.model)
+        if self._restored is not self.model or optimizer is not self._optimizer:
             raise PrivacyError(
                 f"Expected restore(model) before fit, got a run that would begin in "
                 f"{self._folder.path} as if nothing was spent: call checkpoint.restore(model)."
             )
-        self._saved = self._step()
         self._when = time.monotonic()
         self._terminated = False
         self._waiting = contextlib.ExitStack()
@@ -174,7 +175,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
     def _save(self) -> None:
         step = self._step()
         if step > self._saved:
-            self._folder.save(self.model, self._optimizer.plan.fingerprint, step)
+            self._folder.save(self._restored, self._optimizer.plan.fingerprint, step)
             for old in self._folder.steps()[: -self.keep]:
                 self._folder.remove(old)
         self._saved, self._when = step, time.monotonic()

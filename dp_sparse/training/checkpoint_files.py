@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.core import PrivacyError
+from dp_sparse.core import PrivacyError, synced
 
 _PUBLISHED = "published.json"
 
@@ -106,7 +106,7 @@ class CheckpointFolder:
             model.save_weights(own)
             size, digest = _described(own)
             if self._local:
-                _synced(own)
+                synced(own)
                 os.replace(own, unnamed)
             else:
                 tf.io.gfile.copy(own, unnamed, overwrite=True)
@@ -156,10 +156,10 @@ class CheckpointFolder:
         with tf.io.gfile.GFile(unfinished, "wb") as file:
             file.write(content)
         if self._local:
-            _synced(unfinished)
+            synced(unfinished)
         tf.io.gfile.rename(unfinished, self._of(name), overwrite=True)
         if self._local:
-            _synced(self.path)
+            synced(self.path)
 
 
 def _weights(step: int) -> str:
@@ -174,12 +174,3 @@ def _described(path: str) -> tuple[int, str]:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return os.path.getsize(path), digest
-
-
-def _synced(path: str) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

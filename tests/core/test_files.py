@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dp_sparse.core import whole_file
+from dp_sparse.core import whole_file, whole_folder
 from pipelines import files
 
 both = pytest.mark.parametrize("whole_file", [whole_file, files.whole_file], ids=["own", "jobs"])
@@ -71,3 +71,38 @@ def test_a_folder_that_is_missing_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), whole_file(tmp_path / "missing" / "a"):
         pass
     assert not names(tmp_path)
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "above" / "a"
+    with whole_folder(path) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_bytes(b"new")
+        assert not path.exists() and names(tmp_path / "above") == [folder.name]
+        assert folder.name.startswith(".a.")
+    assert (path / "inner" / "file").read_bytes() == b"new" and names(tmp_path / "above") == ["a"]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_error_leaves_no_folder(tmp_path: Path, error: type[BaseException]) -> None:
+    def fail() -> None:
+        with whole_folder(tmp_path / "a") as folder:
+            (folder / "file").touch()
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert names(tmp_path) == []
+
+
+def test_a_folder_replaces_nothing(tmp_path: Path) -> None:
+    """Not even what appears while it is written."""
+
+    def write() -> None:
+        with whole_folder(tmp_path / "a"):
+            (tmp_path / "a").mkdir(exist_ok=False)
+
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match="Expected a path where nothing is yet, got"):
+            write()
+        assert names(tmp_path) == ["a"]

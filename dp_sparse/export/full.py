@@ -1,0 +1,160 @@
+"""`export_model`: a model leaves training as plain Keras and TensorFlow read it."""
+
+import os
+from pathlib import Path
+
+import h5py
+import keras
+
+from dp_sparse.core import whole_folder
+from dp_sparse.export import keras_folder, manifest, saved_model, weights
+from dp_sparse.export.manifest import Export, Weight
+from dp_sparse.optimizers import PrivateOptimizer
+
+StrPath = str | os.PathLike[str]
+
+
+def export_model(model: keras.Model, path: StrPath) -> Export:
+    """Writes a model so that it predicts without `dp_sparse`, with the statement of its privacy.
+
+    The folder has the model as Keras saves it (`keras`), a SavedModel (`saved_model`, endpoint
+    `serve`), `statement.txt`, and `export.json` with the digest. The optimizer, the private step
+    and the metrics of training stay behind. Tables are written by parts: it costs one pass over all
+    weights, twice their size on the disk, and some 100 MB of memory.
+
+    Args:
+        model: Built, compiled with a private optimizer.
+        path: A local folder that is not there yet. It appears when it is complete.
+
+    Returns:
+        What was written.
+
+    Raises:
+        FileExistsError: `path` is there.
+        ValueError: A path that is not local, a model without a private optimizer or not built, or
+            one with its tables in an embedding layer of TPUs.
+        PrivacyError: The model's predictions use a metric of training, which has no noise.
+
+    Examples:
+        >>> import dp_sparse, keras, numpy as np, tempfile
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
+        >>> layers = [keras.Input((), dtype="int32"), keras.layers.Embedding(10, 2)]
+        >>> model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        >>> model.compile(dp_sparse.DPAdaFESTOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+        >>> history = model.fit(plan.sampling.batches((np.arange(8), np.ones(8))), verbose=0)
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> export = dp_sparse.export_model(model, f"{folder.name}/day_1")
+        >>> export.steps
+        2
+        >>> plain = keras.models.load_model(f"{folder.name}/day_1/keras")  # needs no dp_sparse
+        >>> plain.predict(np.arange(3), verbose=0).shape
+        (3, 1)
+
+    ### Formal Guarantees
+    What is written follows from weights that the plan's steps have released, from the plan and from
+    the model's configuration: `statement.txt` holds for it. Noise that an optimizer delays is added
+    first. An export publishes the steps so far, so a `PrivateCheckpoint` that restored the model
+    saves a checkpoint of them before: a run that is killed does not draw them again.
+    """
+    return written(model, checked(model, path), path)
+
+
+def checked(model: keras.Model, path: StrPath) -> PrivateOptimizer:
+    """The model's optimizer.
+
+    Raises:
+        ValueError: As `export_model`.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, PrivateOptimizer):
+        raise ValueError(
+            f"Expected a model compiled with a private optimizer, got {optimizer!r}: an export "
+            "carries its plan's statement. Use model.save or model.export without one."
+        )
+    if not model.built:
+        raise ValueError(
+            f"Expected a built model, got {model.name}: call it on a batch of inputs first."
+        )
+    if optimizer.outside_tables:
+        raise ValueError(
+            f"Expected tables in layers of {model.name}, got {len(optimizer.outside_tables)} in an "
+            "embedding layer of TPUs, which no Keras file holds: copy them to the host with "
+            "dp_sparse.distribution.serving_layer, and save that and the model by themselves."
+        )
+    if "://" in str(path):
+        raise ValueError(f"Expected a local path, got path={str(path)!r}: copy the folder after.")
+    return optimizer
+
+
+def released(optimizer: PrivateOptimizer) -> tuple[int, str]:
+    """Makes the weights what the plan has released, for good; the steps, and their statement."""
+    optimizer.flush()
+    optimizer.before_publishing()
+    steps = optimizer.plan.sampling.steps - optimizer.steps_left
+    return steps, optimizer.plan.statement(steps)
+
+
+def written(model: keras.Model, optimizer: PrivateOptimizer, path: StrPath) -> Export:
+    """Writes the export."""
+    with whole_folder(path) as folder:
+        steps, statement = released(optimizer)
+        layout = keras_folder.layout(model)
+        digests = keras_folder.write(model, layout, folder / manifest.KERAS)
+        variables = {v.name: v.variable for v in layout.weights if v.variable is not None}
+        keys = saved_model.write(model, [*variables.values()], folder / manifest.SAVED_MODEL)
+        key_of = dict(zip(variables, keys, strict=False))
+        found = tuple(
+            Weight(v.name, v.shape, v.dtype, digests[v.name], key_of.get(v.name))
+            for v in layout.weights
+        )
+        of = keras_folder.architecture(folder / manifest.KERAS)
+        digest = manifest.digest(of, statement, steps, found)
+        others = tuple(keys[len(variables) :])
+        export = Export(Path(path), digest, steps, statement, of, found, others)
+        manifest.write(export, folder)
+    return export
+
+
+def check_export(path: StrPath) -> Export:
+    """Reads an export, and whether it is what was written.
+
+    It costs one pass over Keras' file of weights.
+
+    Args:
+        path: Its folder.
+
+    Raises:
+        ValueError: There is no export in it, or what is in it does not have its digest.
+
+    Examples:
+        >>> import dp_sparse
+        >>> dp_sparse.check_export("nothing")
+        Traceback (most recent call last):
+        ...
+        ValueError: Expected the folder of an Export, got nothing: ...
+    """
+    folder = Path(path)
+    export = manifest.read_export(folder)
+    found = recomputed(folder, export)
+    if found != export.digest:
+        raise ValueError(
+            f"Expected the export that was written, with digest {export.digest}, got {path}, "
+            f"whose content has {found}: write or fetch it again."
+        )
+    return export
+
+
+def recomputed(folder: Path, export: Export) -> str:
+    """The digest of what is in the folder, with an export's steps and statement."""
+    try:
+        with h5py.File(folder / manifest.KERAS / keras_folder.WEIGHTS) as file:
+            found = []
+            for weight in export.weights:
+                values = weights.of_dataset(weight.name, file[weight.name])
+                own = Weight(weight.name, values.shape, values.dtype, weights.sha256(values))
+                found.append(own)
+        of = keras_folder.architecture(folder / manifest.KERAS)
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(f"Expected an export in {folder}, got files of another: {error}") from None
+    return manifest.digest(of, export.statement, export.steps, tuple(found))
