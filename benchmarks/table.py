@@ -137,6 +137,12 @@ ROWS = (
         "{prepare_memory_many_over_few}",
     ),
     Row(
+        "Peak memory over that of a table of 1e7 rows, d = 64, while its model is exported; its "
+        "rows compared; a delta applied beside it",
+        "export",
+        "{export_memory_over_table}; {delta_memory_over_table}; {apply_memory_over_table}",
+    ),
+    Row(
         "What `recommend` learns, as a part of the best gain over a constant that the study found: "
         "ranking; clicks; images ([table](docs/results/defaults.md))",
         "recipes",

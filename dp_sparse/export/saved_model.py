@@ -20,7 +20,7 @@ from dp_sparse.export.keras_folder import statistics
 from dp_sparse.export.weights import Values
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of every checkpoint of `tf.train.Checkpoint`
-_BYTES_AT_ONCE = 2**26
+_BYTES_AT_ONCE = 2**25
 _VARIABLES = "variables/variables"
 
 

@@ -1,7 +1,7 @@
 """Weights by parts: read, hashed, compared and written without a second copy of a table in memory.
 
 A weight comes from a variable of a model or from a dataset of a file, and is read in ranges of
-rows, its first axis. A part has at most 2²² entries, whatever the size of the table.
+rows, its first axis. A part has at most 2²⁰ entries, whatever the size of the table.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-ENTRIES_AT_ONCE = 2**22
+ENTRIES_AT_ONCE = 2**20
 Array = npt.NDArray[Any]
 
 

@@ -48,9 +48,10 @@ class PrivateCheckpoint(keras.callbacks.Callback):
     A step is published when a checkpoint that holds it gets its name. Before that the folder says
     so, and from then on the step stays spent, whichever checkpoint is loaded. Steps that nobody has
     seen run again with fresh noise and cost nothing. No key is saved, so no noise is drawn twice.
-    This holds for what is written by this callback, and by others at the end of epochs and of
-    training; a callback of yours that writes in between publishes steps that this one does not know
-    of. What a plan releases besides, such as selected rows, is yours to save.
+    This holds for what is written by this callback, by `export_model` and `export_delta`, before
+    which it saves, and by others at the end of epochs and of training; a callback of yours that
+    writes in between publishes steps that this one does not know of. What a plan releases besides,
+    such as selected rows, is yours to save.
     """
 
     reads_weights = True

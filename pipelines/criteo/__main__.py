@@ -1,7 +1,7 @@
 """Runs the Criteo job.
 
 `python -m pipelines.criteo --config configs/criteo_sample.py --config.data.path=FILE`, and on a
-Cloud TPU with `--tpu=NAME`.
+Cloud TPU with `--tpu=NAME`. `--export=PATH` writes the trained model for use without `dp_sparse`.
 """
 
 import sys
@@ -11,6 +11,7 @@ import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
+from pipelines.criteo import exporting
 from pipelines.criteo.records import PreparedData, PrepareError, load_or_prepare, prepared_in
 from pipelines.criteo.report import console_table, write_report
 from pipelines.criteo.sources import title_of
@@ -21,6 +22,7 @@ _TPU = flags.DEFINE_string("tpu", "", "Name of a Cloud TPU, or `local` on its ow
 _DATA_SERVICE = flags.DEFINE_string(
     "data_service", "", "Where data.offline is read: `grpc://HOST:PORT` or `local`."
 )
+_EXPORT = flags.DEFINE_string("export", "", "A folder that is not there yet, for the model.")
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/criteo_sample.py", "The experiment.")
 
 
@@ -46,13 +48,14 @@ def main(arguments: list[str]) -> int:
         print(f"error: {message}: python -m pipelines.criteo.sweep.", file=sys.stderr)
         return 1
     try:
+        exporting.check(config, _EXPORT.value, on_tpu=bool(_TPU.value))
         data = _prepared(config)
         strategy = None
         if _TPU.value:
             config.tables, strategy = "layer", tpu_strategy(_TPU.value)
         if _DATA_SERVICE.value:
             config.data.service = _DATA_SERVICE.value
-        result = train(config, data, strategy)
+        result = train(config, data, strategy, _EXPORT.value)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -61,6 +64,8 @@ def main(arguments: list[str]) -> int:
     print(console_table([result]))
     print(result.statement)
     print(f"report: {page}")
+    if _EXPORT.value:
+        print(f"export: {_EXPORT.value}")
     return 0
 
 

@@ -69,8 +69,11 @@ def train(
     config: ml_collections.ConfigDict,
     data: PreparedData,
     strategy: tf.distribute.TPUStrategy | None = None,
+    export: str = "",
 ) -> RunResult:
-    """Trains `config.method` on `data` and evaluates it; with a strategy, on its TPU.
+    """Trains `config.method` on `data`, evaluates it, and exports it if a path is given.
+
+    With a strategy it does so on its TPU.
 
     Raises:
         ValueError: An unknown method or model, or too few rows for one batch.
@@ -108,6 +111,8 @@ def train(
         callbacks=callbacks,
         verbose=config.report.verbose,
     )
+    if export:
+        dp_sparse.export_model(model, export)
     return _result(config.method, model, timer, curve, validation, report, scores_of)
 
 

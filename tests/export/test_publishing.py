@@ -104,6 +104,25 @@ def test_steps_that_no_callback_saved_are_saved_by_an_export(tmp_path: pathlib.P
     assert checkpoint.steps == [2, 3, 4]
 
 
+def test_steps_that_no_callback_saved_are_saved_before_the_next_run(tmp_path: pathlib.Path) -> None:
+    """As soon as it could export them."""
+    model = exported.compiled(exported.click_model())
+    checkpoint = PrivateCheckpoint(str(tmp_path / "run"))
+    checkpoint.restore(model)
+    exported.train(model, 1)
+
+    class ExportFirst(keras.callbacks.Callback):
+        reads_training_metrics = False
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            assert published(tmp_path) == 0
+            dp_sparse.export_model(self.model, tmp_path / "export")
+            assert published(tmp_path) == 1
+
+    exported.train(model, 1, [checkpoint, ExportFirst()])
+    assert published(tmp_path) == 2
+
+
 RUN = """
     import dataclasses, json, pathlib, sys, time
     import keras

@@ -4,6 +4,7 @@ from tests.mutations import (
     of_accounting,
     of_checks,
     of_clipping,
+    of_exports,
     of_noise,
     of_selection,
     of_steps,
@@ -17,4 +18,5 @@ FAULTS: tuple[Fault, ...] = (
     *of_accounting.FAULTS,
     *of_checks.FAULTS,
     *of_steps.FAULTS,
+    *of_exports.FAULTS,
 )

@@ -1,0 +1,63 @@
+"""Faults of what leaves training: exports and their deltas."""
+
+from tests.mutations.fault import Fault
+
+_FULL = "dp_sparse/export/full.py"
+_DELTA = "dp_sparse/export/delta.py"
+_KERAS = "dp_sparse/export/keras_folder.py"
+_OF_FULL = "tests/export/test_full.py"
+_OF_DELTA = "tests/export/test_delta.py"
+_OF_PUBLISHING = "tests/export/test_publishing.py"
+
+FAULTS = (
+    Fault(
+        "an_export_that_no_checkpoint_covers",
+        _FULL,
+        "    optimizer.before_publishing()\n",
+        "",
+        (_OF_PUBLISHING,),
+    ),
+    Fault(
+        "steps_between_two_runs_count_as_saved",
+        "dp_sparse/training/checkpoint.py",
+        "        self._when = time.monotonic()\n        self._terminated = False\n",
+        "        self._saved = self._step()\n"
+        "        self._when = time.monotonic()\n        self._terminated = False\n",
+        (f"{_OF_PUBLISHING}::test_steps_that_no_callback_saved_are_saved_before_the_next_run",),
+    ),
+    Fault(
+        "optimizer_and_metrics_travel_with_an_export",
+        _KERAS,
+        "    return {id(each) for each in given if each is not None}\n",
+        "    return {id(each) for each in given if each is None}\n",
+        (f"{_OF_FULL}::test_statistics_without_noise_and_the_optimizer_stay_behind",),
+    ),
+    Fault(
+        "a_layers_metric_travels_with_an_export",
+        _KERAS,
+        "        if id(value) in self._unnoised:",
+        "        if id(value) in self._unnoised and not self.found:",
+        (f"{_OF_FULL}::test_statistics_without_noise_and_the_optimizer_stay_behind",),
+    ),
+    Fault(
+        "a_delta_of_delayed_noise",
+        _DELTA,
+        "    if optimizer.delays_noise:\n",
+        "    if not optimizer.replicable and not optimizer.delays_noise:\n",
+        (f"{_OF_DELTA}::TestRefused::test_lazy_dp",),
+    ),
+    Fault(
+        "the_statement_of_the_whole_plan",
+        _FULL,
+        "return steps, optimizer.plan.statement(steps)",
+        "return steps, optimizer.plan.statement()",
+        (f"{_OF_FULL}::test_the_statement_is_of_the_steps_so_far",),
+    ),
+    Fault(
+        "a_delta_over_any_base",
+        "dp_sparse/export/apply.py",
+        "        if delta.base != digest:\n",
+        "        if delta.base == delta.digest != digest:\n",
+        (f"{_OF_DELTA}::TestRefused::test_a_delta_of_another_base",),
+    ),
+)
