@@ -63,6 +63,7 @@ from dp_sparse.selection import (
 )
 from dp_sparse.training import (
     ModelCheck,
+    PrivacyMonitor,
     PrivacyReport,
     PrivateCheckpoint,
     Recommendation,
@@ -102,6 +103,7 @@ __all__ = [
     "PoissonSampling",
     "PrivacyBudget",
     "PrivacyError",
+    "PrivacyMonitor",
     "PrivacyPlan",
     "PrivacyReport",
     "PrivateCheckpoint",

@@ -14,7 +14,7 @@ from dp_sparse.core.errors import (
     require,
     translated,
 )
-from dp_sparse.core.files import synced, whole_file, whole_folder
+from dp_sparse.core.files import exclusive, synced, whole_file, whole_folder
 from dp_sparse.core.key_bytes import key_bytes
 from dp_sparse.core.optional import require_matplotlib
 from dp_sparse.core.unique import grouped, lower_bound
@@ -27,6 +27,7 @@ __all__ = [
     "Registered",
     "UnsupportedLayerError",
     "__version__",
+    "exclusive",
     "fingerprint",
     "grouped",
     "key_bytes",

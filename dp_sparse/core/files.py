@@ -1,6 +1,7 @@
-"""Files and folders written whole or not at all: under another name first, and then renamed."""
+"""Files and folders written whole or not at all, and locks that end with their process."""
 
 import contextlib
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -73,3 +74,21 @@ def synced(path: str | os.PathLike[str]) -> None:
 def _require_free(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise FileExistsError(f"Expected a path where nothing is yet, got {path}: use another.")
+
+
+def exclusive(path: str | os.PathLike[str]) -> IO[str] | None:
+    """An open file that no other process, and nobody else in this one, has at once.
+
+    Args:
+        path: A local file, which is made if it is not there.
+
+    Returns:
+        The file, to be closed, or left to the end of the process; None if somebody has it.
+    """
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT), "r+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file

@@ -14,10 +14,12 @@ from dp_sparse.training.forward_backward import (
     losses_with_padding,
 )
 from dp_sparse.training.model_check import ModelCheck, check_model
+from dp_sparse.training.monitor import PrivacyMonitor
 from dp_sparse.training.recommendation import Recommendation, recommend
 
 __all__ = [
     "ModelCheck",
+    "PrivacyMonitor",
     "PrivacyReport",
     "PrivateCheckpoint",
     "Recommendation",

@@ -20,7 +20,9 @@ from dp_sparse.training import flush_hooks, plan_steps
 from dp_sparse.training.callbacks import PrivacyReport
 from dp_sparse.training.checkpoint import PrivateCheckpoint
 from dp_sparse.training.flush_hooks import own_method_reads
+from dp_sparse.training.monitor import PrivacyMonitor
 
+_SAVERS = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
 _HOOKS_WITH_METRICS = ("on_batch_end", "on_train_batch_end", "on_epoch_end", "on_train_end")
 _RELEASED = ("epoch", "batch", "epsilon", "learning_rate")  # in logs and names of files
 _VALIDATE = "Use a val_ metric (no epsilon covers private held-out examples either)"
@@ -116,6 +118,7 @@ def install_callback_guard() -> None:
         model = self._model
         if isinstance(getattr(model, "optimizer", None), PrivateOptimizer):
             _put_checkpoint_first(self.callbacks)
+            _refuse_unsafe_logs(self.callbacks)
             _guard(self.callbacks, model)
             plan_steps.give_to_epochs(model, self)
             if model.optimizer.delays_noise:
@@ -154,8 +157,7 @@ def _put_checkpoint_first(callbacks: list[Any]) -> None:
     own = [callback for callback in callbacks if isinstance(callback, PrivateCheckpoint)]
     if not own:
         return
-    savers = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
-    others = [c for c in callbacks if isinstance(c, savers)] + own[1:]
+    others = [c for c in callbacks if isinstance(c, _SAVERS)] + own[1:]
     if others:
         raise PrivacyError(
             f"Expected PrivateCheckpoint to be the only callback that saves weights, got "
@@ -164,6 +166,24 @@ def _put_checkpoint_first(callbacks: list[Any]) -> None:
         )
     callbacks.remove(own[0])
     callbacks.insert(0, own[0])
+
+
+def _refuse_unsafe_logs(callbacks: list[Any]) -> None:
+    """Raises PrivacyError for a log with steps that may run again, or more than the run allows."""
+    monitors = [callback for callback in callbacks if isinstance(callback, PrivacyMonitor)]
+    savers = [callback for callback in callbacks if isinstance(callback, _SAVERS)]
+    if monitors and savers:
+        raise PrivacyError(
+            f"Expected PrivacyMonitor without {type(savers[0]).__name__}, whose files a run can go "
+            "on from behind the log's back, so that steps in the log would run again: use "
+            "PrivateCheckpoint, which the log waits for."
+        )
+    strict = any(isinstance(c, PrivacyReport) and c.diagnostics == "strict" for c in callbacks)
+    if strict and any(monitor.diagnostics == "non_private" for monitor in monitors):
+        raise PrivacyError(
+            "Expected PrivacyMonitor(diagnostics='private') beside "
+            "PrivacyReport(diagnostics='strict'), got diagnostics='non_private': leave out either."
+        )
 
 
 def _leaks(callback: Any) -> Iterator[Leak]:

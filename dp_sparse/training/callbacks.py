@@ -14,11 +14,20 @@ import keras
 import numpy as np
 
 from dp_sparse.core import require_matplotlib, validate
-from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training import findings, report_page
 from dp_sparse.training.findings import Signal
+from dp_sparse.training.run_totals import (
+    counts_without_noise,
+    private_optimizer_of,
+    rows_per_step,
+    totals,
+)
 
-_OF_CLIPPING = ("examples", "clipped")
+_COUNTS = {
+    "mean_batch_size": "mean realised batch size",
+    "clip_fraction": "clip fraction",
+    "quarantined_examples": "quarantined examples (loss or gradient not finite)",
+}
 _DIAGNOSTICS = ("private", "non_private", "strict")
 
 
@@ -93,10 +102,10 @@ class PrivacyReport(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts from the steps already spent."""
-        self._optimizer = _private_optimizer(self.model)
+        self._optimizer = private_optimizer_of(self.model, "PrivacyReport")
         steps = self._optimizer.plan.sampling.steps
         self._every = max(1, math.ceil(steps / self.points))
-        self._totals = self._first = _totals(self._optimizer)
+        self._totals = self._first = totals(self._optimizer)
         self._begin: findings.Snapshot | None = None
         self._aim_at_next_point(int(self._optimizer.steps_spent.numpy()))
 
@@ -147,8 +156,7 @@ class PrivacyReport(keras.callbacks.Callback):
         self.history.signals = findings.signals(self._optimizer, begin, end, rate)
         unclipped = None
         if self.diagnostics == "non_private":
-            counts = {name: self._totals[name] - self._first[name] for name in _OF_CLIPPING}
-            unclipped = 1 - counts["clipped"] / max(1, counts["examples"])
+            unclipped = 1 - counts_without_noise(self._first, self._totals)["clip_fraction"]
         self.history.findings = findings.findings_of(
             self._optimizer, begin, end, self.history.signals, unclipped
         )
@@ -215,48 +223,13 @@ class PrivacyReport(keras.callbacks.Callback):
         history.steps.append(step)
         self._rates.append(self._rate())
         history.epsilon.append(self._optimizer.plan.spent(step).epsilon)
-        before, after = self._totals, _totals(self._optimizer)
-        steps = max(1, after["steps"] - before["steps"])
+        before, after = self._totals, totals(self._optimizer)
         if self._optimizer.selects_rows:
-            start = before["rows"] if before["rows"].size else np.zeros_like(after["rows"])
-            history.rows.append(((after["rows"] - start) / steps).tolist())
+            history.rows.append(rows_per_step(before, after))
         if self.diagnostics == "non_private":
-            _add_diagnostics(history, step, before, after, steps)
+            for name, value in counts_without_noise(before, after).items():
+                history.diagnostics.setdefault(_COUNTS[name], []).append((step, value))
         self._totals = after
-
-
-def _private_optimizer(model: keras.Model) -> PrivateOptimizer:
-    optimizer = getattr(model, "optimizer", None)
-    if not isinstance(optimizer, PrivateOptimizer):
-        raise ValueError(
-            f"Expected a model compiled with a private optimizer, got {type(optimizer).__name__}: "
-            "PrivacyReport has nothing to report."
-        )
-    return optimizer
-
-
-def _totals(optimizer: PrivateOptimizer) -> dict[str, Any]:
-    counts = optimizer.diagnostics
-    return {
-        "steps": int(counts.steps.numpy()),
-        "rows": counts.rows.numpy(),
-        "examples": int(counts.examples.numpy()),
-        "clipped": int(counts.clipped.numpy()),
-        "not finite": int(counts.not_finite.numpy()),
-    }
-
-
-def _add_diagnostics(
-    history: RunHistory, step: int, before: dict[str, Any], after: dict[str, Any], steps: int
-) -> None:
-    change = {name: after[name] - before[name] for name in ("examples", "clipped", "not finite")}
-    values = {
-        "mean realised batch size": change["examples"] / steps,
-        "clip fraction": change["clipped"] / max(1, change["examples"]),
-        "quarantined examples (loss or gradient not finite)": change["not finite"],
-    }
-    for name, value in values.items():
-        history.diagnostics.setdefault(name, []).append((step, float(value)))
 
 
 def _as_series(metrics: dict[str, list[tuple[int, float]]]) -> dict[str, report_page.Points]:

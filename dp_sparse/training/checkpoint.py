@@ -13,6 +13,7 @@ import keras
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training.checkpoint_files import CheckpointFolder
+from dp_sparse.training.covered_steps import CoveredSteps, set_covered_steps
 
 TERMINATED = 143  # 128 + SIGTERM, as shells say it
 
@@ -74,6 +75,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         self.every_steps, self.every_seconds = every_steps, every_seconds
         self.keep = validate.positive_integer("keep", keep)
         self._restored: keras.Model | None = None
+        self._covered = CoveredSteps()
         self._terminated = False
 
     @property
@@ -109,14 +111,16 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         if published is None:
-            self._folder.publish(plan, int(optimizer.steps_spent.numpy()))
+            published = int(optimizer.steps_spent.numpy())
+            self._folder.publish(plan, published)
         elif published:
             self._load_newest(model, plan, published)
             optimizer.count_spent(published)
+        self._covered.step = published
+        set_covered_steps(optimizer, self._covered)
         self._restored, self._optimizer = model, optimizer
-        self._saved = self._step()
         optimizer.before_publishing = self._save
-        return self._saved
+        return self._step()
 
     def _load_newest(self, model: keras.Model, plan: int, published: int) -> None:
         for step in reversed(self._folder.steps()):
@@ -146,7 +150,8 @@ class PrivateCheckpoint(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if it is time to."""
         step = self._step()
-        enough = self.every_steps is not None and step - self._saved >= self.every_steps
+        since = step - self._covered.step
+        enough = self.every_steps is not None and since >= self.every_steps
         late = (
             self.every_seconds is not None and time.monotonic() - self._when >= self.every_seconds
         )
@@ -175,14 +180,16 @@ class PrivateCheckpoint(keras.callbacks.Callback):
 
     def _save(self) -> None:
         step = self._step()
-        if step > self._saved:
+        if step > self._covered.step:
             self._folder.save(self._restored, self._optimizer.plan.fingerprint, step)
+            self._covered.step = step  # logs may tell of it from now on
             for old in self._folder.steps()[: -self.keep]:
                 self._folder.remove(old)
-        self._saved, self._when = step, time.monotonic()
+        self._when = time.monotonic()
 
     def _end_if_terminated(self) -> None:
         if self._terminated:
+            self._covered.exiting()
             self._waiting.close()
             raise SystemExit(TERMINATED)
 

@@ -7,7 +7,6 @@ weights, which is written last. No file holds a key. A folder is local, or any p
 `tf.io.gfile`; a local one has a lock, so that no two processes train in it at once.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.core import PrivacyError, synced
+from dp_sparse.core import PrivacyError, exclusive, synced
 
 _PUBLISHED = "published.json"
 
@@ -43,15 +42,12 @@ class CheckpointFolder:
         tf.io.gfile.makedirs(self.path)
         if not self._local or self._lock is not None:
             return
-        self._lock = os.fdopen(os.open(self._of("lock"), os.O_RDWR | os.O_CREAT), "r+")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock = None
+        self._lock = exclusive(self._of("lock"))
+        if self._lock is None:
             raise PrivacyError(
                 f"Expected one process in {self.path}, got a second one: both would publish the "
                 "same steps. Wait for the first, or use another folder and plan."
-            ) from None
+            )
 
     def published(self, plan: int) -> int | None:
         """The highest published step, or None if no run of this folder has begun.

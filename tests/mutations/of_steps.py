@@ -1,4 +1,4 @@
-"""Faults of a step as a whole: division, replicas, micro-batches, checkpoints."""
+"""Faults of a step as a whole: division, replicas, micro-batches, checkpoints, logs."""
 
 from tests.mutations.fault import Fault
 
@@ -11,6 +11,8 @@ _ACCOUNT = "dp_sparse/optimizers/step_account.py"
 _OF_TRAIN_STEP = "tests/training/test_train_step.py"
 _OF_MIRRORED = "tests/distribution/test_mirrored.py"
 _OF_MICROBATCHES = "tests/training/test_microbatches.py"
+_MONITOR = "dp_sparse/training/monitor.py"
+_OF_MONITOR = "tests/training/test_monitor.py"
 _OF_RESUME = "tests/training/test_resume.py"
 
 FAULTS = (
@@ -139,5 +141,29 @@ FAULTS = (
         "        self.noise_key.refresh(max(before[0], after[0]))\n",
         "        assert self.noise_key\n",
         (_OF_RESUME,),
+    ),
+    Fault(
+        "log_lines_of_steps_that_may_run_again",
+        _MONITOR,
+        'self._pending[0]["step"] <= self._may_be_seen()',
+        "True",
+        (
+            f"{_OF_MONITOR}::test_lines_wait_for_the_checkpoint_that_covers_them",
+            f"{_OF_MONITOR}::test_goes_on_behind_the_restored_step",
+        ),
+    ),
+    Fault(
+        "training_metrics_in_the_log",
+        _MONITOR,
+        "_number(value) for n, value in (logs or {}).items() if _is_validation(n)",
+        "_number(value) for n, value in (logs or {}).items()",
+        (f"{_OF_MONITOR}::test_nothing_that_no_epsilon_covers",),
+    ),
+    Fault(
+        "times_in_the_log",
+        "dp_sparse/training/monitor_files.py",
+        "when = float(step) if time is None else time",
+        "when = tf.timestamp().numpy()",
+        (f"{_OF_MONITOR}::test_nothing_that_no_epsilon_covers",),
     ),
 )

@@ -1,5 +1,6 @@
 """`PrivateCheckpoint`: killed anywhere a run goes on, and no step is published twice."""
 
+import contextlib
 import json
 import pathlib
 import random
@@ -10,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import PrivacyError, PrivateCheckpoint
@@ -276,11 +278,12 @@ RUN = """
     sampling = dp_sparse.PoissonSampling(num_examples=8, expected_batch_size=8, steps=60)
     plan = dataclasses.replace(
         dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-5), sampling),
-        noise_multiplier=0.5, plan_id="the same plan in all processes",
+        noise_multiplier=5.0, plan_id="the same plan in all processes",
     )
     model = click_model()
     model.compile(optimizer=dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0), loss="mse")
     checkpoint = dp_sparse.PrivateCheckpoint(str(folder), every_steps=3)
+    monitor = dp_sparse.PrivacyMonitor(str(folder / "log"), every_steps=2)
     spent = checkpoint.restore(model)
     published = json.loads((folder / "published.json").read_text())["published"]
 
@@ -292,7 +295,8 @@ RUN = """
             time.sleep(0.02)
 
     print(json.dumps({"spent": spent, "published": published}), flush=True)
-    model.fit(plan.sampling.batches(clicks(8)), callbacks=[checkpoint, Tell()], verbose=0)
+    callbacks = [checkpoint, monitor, Tell()]
+    model.fit(plan.sampling.batches(clicks(8)), callbacks=callbacks, verbose=0)
     print(json.dumps({"ended": int(model.optimizer.steps_spent.numpy())}), flush=True)
 """
 
@@ -307,11 +311,27 @@ def lines_until(process: Any, steps: int) -> list[dict[str, Any]]:
     return lines
 
 
+def logged(folder: pathlib.Path) -> list[int]:
+    """The steps of the log, which its events have, too, but perhaps for the last one."""
+    path = folder / "log" / "log.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    steps = [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+    events = []
+    for name in sorted((folder / "log").glob("events.*")):
+        with contextlib.suppress(tf.errors.DataLossError):  # of an event that was cut off
+            events += [e.step for e in tf.compat.v1.train.summary_iterator(str(name)) if e.step]
+    assert set(events) <= set(steps) and len(events) == len(set(events))
+    return steps
+
+
 @pytest.mark.slow
 def test_killed_twenty_times(tmp_path: pathlib.Path) -> None:
-    """At random moments: each process goes on behind what was published, and the last one ends."""
+    """At random moments: each process goes on behind what was published, and the last one ends.
+
+    No step that the log has a line of is drawn once more.
+    """
     rng = random.Random()
-    highest = 0
+    highest, lines_of_log = 0, []
     for _ in range(20):
         process = start_python(RUN, str(tmp_path))
         lines = lines_until(process, rng.randint(0, 4))
@@ -323,6 +343,8 @@ def test_killed_twenty_times(tmp_path: pathlib.Path) -> None:
         if begun:
             assert begun[0]["spent"] == begun[0]["published"] >= highest
             highest = begun[0]["published"]
+            assert max(lines_of_log, default=0) <= begun[0]["spent"]
+        lines_of_log = logged(tmp_path)
         for line in lines[1:]:
             assert line.get("done", 0) <= 60
     lines = [json.loads(line) for line in run_python(RUN, str(tmp_path)).splitlines()]
@@ -332,6 +354,16 @@ def test_killed_twenty_times(tmp_path: pathlib.Path) -> None:
         range(lines[0]["spent"] + 1, 61)
     )
     assert json.loads((tmp_path / "published.json").read_text())["published"] == 60
+    steps = logged(tmp_path)
+    assert steps == sorted(set(steps)) and steps[-1] == 60
+    behind = [step for step in steps if step > lines[0]["spent"]]
+    first = lines[0]["spent"] // 2 * 2 + 2
+    assert max(lines_of_log, default=0) <= lines[0]["spent"]
+    assert behind == list(range(first, 61, 2))
+    last = json.loads((tmp_path / "log" / "log.jsonl").read_text().splitlines()[-1])
+    sampling = dp_sparse.PoissonSampling(num_examples=8, expected_batch_size=8, steps=60)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-5), sampling)
+    assert last["epsilon"] == plan.with_noise(5.0).budget.epsilon  # of an undisturbed run
 
 
 def test_sigterm_saves_and_exits_143(tmp_path: pathlib.Path) -> None:
@@ -341,5 +373,7 @@ def test_sigterm_saves_and_exits_143(tmp_path: pathlib.Path) -> None:
     lines += [json.loads(line) for line in process.stdout]
     assert process.wait() == 143
     last = max(line["done"] for line in lines if "done" in line)
-    assert PrivateCheckpoint(str(tmp_path)).steps[-1] >= last
+    saved = PrivateCheckpoint(str(tmp_path)).steps[-1]
+    assert saved >= last
+    assert logged(tmp_path) == list(range(2, saved + 1, 2))
     assert not any("ended" in line for line in lines)

@@ -1,0 +1,244 @@
+"""`PrivacyMonitor`: what a run may tell while it trains, for TensorBoard and for other programs.
+
+By default a line holds what was released or is public: ε, δ, rows noised, what is expected of them.
+Losses, sizes of batches and also times are covered by no ε; they are written only with
+`diagnostics="non_private"`, under a name that says so.
+"""
+
+import math
+import time
+import warnings
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.core import validate
+from dp_sparse.optimizers import DPAdaFESTOptimizer, PrivateOptimizer
+from dp_sparse.training.covered_steps import covered_steps_of
+from dp_sparse.training.epsilon_points import EpsilonPoints
+from dp_sparse.training.input_wait import InputWait
+from dp_sparse.training.monitor_files import LogFolder
+from dp_sparse.training.run_totals import (
+    counts_without_noise,
+    private_optimizer_of,
+    rows_per_step,
+    totals,
+)
+
+_DIAGNOSTICS = ("private", "non_private")
+_RELEASED = ("epsilon", "learning_rate")  # what other callbacks put among training metrics
+
+
+class PrivacyMonitor(keras.callbacks.Callback):
+    """Writes a line every so many steps, to `log.jsonl` and as scalars for TensorBoard.
+
+    A line has `step`; `epsilon`, of up to a tenth more steps, so it is never below what was spent,
+    and exact after the last one; `delta`; `expected_examples`, of all steps so far; and by
+    the paths of the tables `survivors` (rows noised a step, on average since the line before),
+    `expected_false_rows` (of them by noise alone) and `gradient_size` (entries noised a step). Of
+    LazyDP it has neither rows nor sizes. After each epoch with validation another line has `step`
+    and `validation`.
+
+    With a `PrivateCheckpoint` lines stay in memory until a checkpoint holds their steps. So a run
+    that is killed has no line of a step that runs again, though lines behind its last checkpoint
+    are missing. Without one they are written at once, and no such run can go on in another process.
+
+    Args:
+        folder: Where to; local, or any path of `tf.io.gfile`. One run each.
+        every_steps: A line each time so many steps were taken.
+        diagnostics: "private", or "non_private" to add what no ε covers under `non_private`: time,
+            speed, the share of it that waits for batches (of those that went through `timed`),
+            sizes of batches, clip fraction, examples that did not train, training metrics.
+
+    Raises:
+        ValueError: A number out of range, another `diagnostics`; when training begins, a model
+            without a private optimizer, or a folder with a file that is no log.
+        PrivacyError: When training begins, the folder holds steps to come, or is in use.
+
+    Examples:
+        >>> import dp_sparse, json, keras, numpy as np, pathlib, tempfile
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=2)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-3), sampling).calibrate()
+        >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
+        >>> model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> monitor = dp_sparse.PrivacyMonitor(folder.name, every_steps=2)
+        >>> batches = plan.sampling.batches((np.arange(8), np.ones(8)))
+        >>> history = model.fit(batches, callbacks=[monitor], verbose=0)
+        >>> lines = pathlib.Path(folder.name, "log.jsonl").read_text().splitlines()
+        >>> [(line["step"], f"{line['epsilon']:.2f}") for line in map(json.loads, lines)]
+        [(2, '1.00'), (4, '1.00')]
+
+    ### Formal Guarantees
+    With `diagnostics="private"` a line is a function of the plan, the optimizer's settings, rows
+    that steps released, and validation metrics, which no ε covers if held-out examples are private.
+    Which steps have a line follows from their numbers alone. When a line reaches the disk is not
+    covered: who watches the files sees how fast a run is.
+    """
+
+    reads_weights = False
+
+    def __init__(
+        self, folder: str, *, every_steps: int = 100, diagnostics: str = "private"
+    ) -> None:
+        super().__init__()
+        if diagnostics not in _DIAGNOSTICS:
+            raise ValueError(f"Expected diagnostics in {_DIAGNOSTICS}, got {diagnostics!r}.")
+        self.diagnostics = diagnostics
+        self.every_steps = validate.positive_integer("every_steps", every_steps)
+        self._folder = LogFolder(str(folder))
+        self._pending: list[dict[str, Any]] = []
+        self._waited = InputWait() if diagnostics == "non_private" else None
+
+    def timed(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """The same batches, with a clock on how long a step waits for each; on one device.
+
+        Raises:
+            ValueError: `diagnostics="private"`, in which no time is written.
+        """
+        if self._waited is None:
+            raise ValueError(
+                "Expected diagnostics='non_private', which alone writes times, got "
+                "diagnostics='private': pass the batches themselves to fit."
+            )
+        return self._waited.timed(batches)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Goes on behind the lines that are there."""
+        self._optimizer = private_optimizer_of(self.model, "PrivacyMonitor")
+        self._covered = covered_steps_of(self._optimizer)
+        if self._covered is not None:
+            self._covered.before_exit(self.write_covered)
+        step = self._step()
+        self._folder.open(step)
+        self._pending.clear()
+        self._epsilon = EpsilonPoints(self._optimizer.plan, self.every_steps)
+        self._start_interval(step)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Starts the clock of a step."""
+        if self._waited is not None:
+            self._begun = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Makes a line if it is time to, and writes those that may be seen."""
+        if self._waited is not None:
+            self._seconds += time.perf_counter() - self._begun
+        self._make_line_if_due(logs)
+        self._write_covered()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Makes a line of validation metrics, or of training metrics if they are asked for."""
+        found = {n: _number(value) for n, value in (logs or {}).items() if _is_validation(n)}
+        line: dict[str, Any] = {"validation": found} if found else {}
+        if self._waited is not None:
+            line["non_private"] = {"time": time.time(), "epoch_metrics": _metrics(logs)}
+        if line:
+            self._pending.append({"step": self._step(), **line})
+        self._write_covered()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Makes a line of where training ended, and writes it if a checkpoint holds it."""
+        if self._step() > self._last:
+            self._make_line(self._step(), None)
+        self._write_covered()
+        self._folder.close()
+        if self._pending:
+            warnings.warn(
+                f"The log ends at step {self._may_be_seen()}, the last one that a checkpoint "
+                "holds: pass the restored PrivateCheckpoint to fit, too.",
+                stacklevel=2,
+            )
+
+    def write_covered(self) -> None:
+        """Writes what may be seen, before the process exits after the checkpoint of its step."""
+        self._make_line_if_due(None)
+        self._write_covered()
+
+    def _write_covered(self) -> None:
+        while self._pending and self._pending[0]["step"] <= self._may_be_seen():
+            line = self._pending.pop(0)
+            self._folder.write(line, line.get("non_private", {}).get("time"))
+
+    def _may_be_seen(self) -> float:
+        return math.inf if self._covered is None else self._covered.step
+
+    def _step(self) -> int:
+        return int(self._optimizer.steps_spent.numpy())
+
+    def _start_interval(self, step: int) -> None:
+        self._last = step
+        self._due = (step // self.every_steps + 1) * self.every_steps
+        self._totals = totals(self._optimizer)
+        self._seconds = 0.0
+        if self._waited is not None:
+            self._waited.restart()
+
+    def _make_line_if_due(self, logs: dict[str, Any] | None) -> None:
+        step = self._step()
+        if step >= self._due:
+            self._make_line(step, logs)
+
+    def _make_line(self, step: int, logs: dict[str, Any] | None) -> None:
+        plan, before, after = self._optimizer.plan, self._totals, totals(self._optimizer)
+        line: dict[str, Any] = {
+            "step": step,
+            "epsilon": self._epsilon.at_least(step),
+            "delta": plan.budget.delta,
+            "expected_examples": step * plan.sampling.expected_batch_size,
+            **_of_tables(self._optimizer, rows_per_step(before, after)),
+        }
+        if self._waited is not None:
+            line["non_private"] = {
+                "time": time.time(),
+                **counts_without_noise(before, after),
+                **self._speed(after.steps - before.steps),
+                "metrics": _metrics(logs),
+            }
+        self._pending.append(line)
+        self._start_interval(step)
+
+    def _speed(self, steps: int) -> dict[str, float]:
+        """Of the steps since the line before; callbacks and validation do not count."""
+        assert self._waited is not None
+        seconds = max(self._seconds, 1e-9)
+        speed = {
+            "steps_per_second": steps / seconds,
+            "expected_examples_per_second": (
+                steps * self._optimizer.plan.sampling.expected_batch_size / seconds
+            ),
+        }
+        if self._waited.used:
+            speed["input_wait_share"] = self._waited.seconds() / seconds
+        return speed
+
+
+def _of_tables(optimizer: PrivateOptimizer, rows: list[float]) -> dict[str, dict[str, float]]:
+    """By path, what was released of each table and what is expected of it."""
+    tables = optimizer.noised_tables
+    if optimizer.delays_noise or not tables:
+        return {}
+    paths = [table.path for table in tables]
+    if not optimizer.selects_rows:
+        return {"gradient_size": {t.path: float(math.prod(t.shape)) for t in tables}}
+    sizes = [count * table.shape[1] for count, table in zip(rows, tables, strict=True)]
+    found = {"survivors": rows, "gradient_size": sizes}
+    if isinstance(optimizer, DPAdaFESTOptimizer):
+        found["expected_false_rows"] = optimizer.false_rows_per_step
+    return {name: dict(zip(paths, values, strict=True)) for name, values in found.items()}
+
+
+def _is_validation(name: str) -> bool:
+    return name.startswith("val_")
+
+
+def _metrics(logs: dict[str, Any] | None) -> dict[str, float | None]:
+    """Training metrics, which no ε covers."""
+    given = (logs or {}).items()
+    return {n: _number(v) for n, v in given if not _is_validation(n) and n not in _RELEASED}
+
+
+def _number(value: Any) -> float | None:
+    """For JSON, which has no NaN."""
+    return float(value) if math.isfinite(float(value)) else None
