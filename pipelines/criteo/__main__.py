@@ -2,6 +2,7 @@
 
 `python -m pipelines.criteo --config configs/criteo_sample.py --config.data.path=FILE`, and on a
 Cloud TPU with `--tpu=NAME`. `--export=PATH` writes the trained model for use without `dp_sparse`.
+`--resume` goes on with a private run that was killed, and `--monitor=N` logs every N steps.
 """
 
 import sys
@@ -12,17 +13,21 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from pipelines.criteo import exporting
+from pipelines.criteo.methods import NON_PRIVATE
 from pipelines.criteo.records import PreparedData, PrepareError, load_or_prepare, prepared_in
 from pipelines.criteo.report import console_table, write_report
 from pipelines.criteo.sources import title_of
 from pipelines.criteo.tables import tpu_strategy
 from pipelines.criteo.train import train
+from pipelines.runs import Run
 
 _TPU = flags.DEFINE_string("tpu", "", "Name of a Cloud TPU, or `local` on its own machine.")
 _DATA_SERVICE = flags.DEFINE_string(
     "data_service", "", "Where data.offline is read: `grpc://HOST:PORT` or `local`."
 )
 _EXPORT = flags.DEFINE_string("export", "", "A folder that is not there yet, for the model.")
+_RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
+_MONITOR = flags.DEFINE_integer("monitor", 0, "Log each time so many steps were taken.", 0)
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/criteo_sample.py", "The experiment.")
 
 
@@ -36,6 +41,18 @@ def _prepared(config: ml_collections.ConfigDict) -> PreparedData:
     if config.data.prepared:
         return load_or_prepare(source, Path(config.data.prepared), vocabularies)
     return prepared_in(Path(config.report.directory), source, vocabularies)
+
+
+def _run(config: ml_collections.ConfigDict) -> Run | None:
+    """What a private run keeps to go on with; other runs begin anew."""
+    if config.method != NON_PRIVATE and config.tables == "keras" and not _TPU.value:
+        return Run(config, _RESUME.value, _MONITOR.value)
+    if _RESUME.value or _MONITOR.value:
+        raise ValueError(
+            "Expected a private method and tables=keras with --resume or --monitor, got "
+            f"method={config.method!r} and tables={config.tables!r}."
+        )
+    return None
 
 
 def main(arguments: list[str]) -> int:
@@ -55,7 +72,7 @@ def main(arguments: list[str]) -> int:
             config.tables, strategy = "layer", tpu_strategy(_TPU.value)
         if _DATA_SERVICE.value:
             config.data.service = _DATA_SERVICE.value
-        result = train(config, data, strategy, _EXPORT.value)
+        result = train(config, data, strategy, _run(config), _EXPORT.value)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,5 +1,6 @@
 """The methods to train the click model: the plan and the optimizer of each."""
 
+import functools
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ from pipelines.criteo.records import PreparedData
 from pipelines.criteo.schema import NUM_INTEGERS
 from pipelines.criteo.sources import Sampling, Training, read_once, sampling_of
 from pipelines.optimizers import optimizer_of
+from pipelines.runs import Run
 
 NON_PRIVATE = "non_private"
 PRIVATE = (
@@ -35,16 +37,23 @@ def private_optimizer(
     data: PreparedData,
     training: Training,
     steps: int,
+    run: Run | None = None,
 ) -> keras.optimizers.Optimizer:
     """The optimizer of `config.method` with a calibrated plan; selects rows first if needed.
+
+    A run that goes on has its own rows and plan already.
 
     Raises:
         ValueError: A number of `config` is out of its range.
     """
     plan = _plan(config, sampling_of(config, training, steps))
-    rows = _rows(config, plan, data, training) if config.method in WITH_ROWS else None
+    rows = None
+    if config.method in WITH_ROWS:
+        select = functools.partial(_rows, config, plan, data, training)
+        rows = select() if run is None else run.rows(select)
     releases = (rows.release,) if rows is not None and rows.costs else ()
-    plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, plan.mechanism, releases).calibrate()
+    plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, plan.mechanism, releases)
+    plan = plan.calibrate() if run is None else run.plan(plan.calibrate)
     return optimizer_under(config, plan, rows)
 
 

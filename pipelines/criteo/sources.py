@@ -10,6 +10,7 @@ from typing import Any
 
 import ml_collections
 import numpy as np
+import tensorflow as tf
 
 import dp_sparse
 from pipelines.criteo.days import check_different
@@ -112,6 +113,13 @@ def schedule(config: ml_collections.ConfigDict, training: Training) -> tuple[int
     if isinstance(training, dp_sparse.RecordFile):
         wanted = wanted // epochs * epochs
     return epochs, wanted, None if wanted % epochs else wanted // epochs
+
+
+def batches_from(sampling: Any, training: Training, first_step: int) -> tf.data.Dataset:
+    """The run's batches from a step on; those that are drawn at random have no order to go on in."""
+    if isinstance(training, dp_sparse.RecordFile):
+        return sampling.batches(training)
+    return sampling.batches(training, first_step=first_step)
 
 
 def read_once(training: Training, data: PreparedData, unpack: Unpack) -> Any:

@@ -29,6 +29,7 @@ from ml_collections import config_flags
 from pipelines.criteo.records import PreparedData, PrepareError, prepared_in
 from pipelines.criteo.sweep_report import write_report
 from pipelines.files import whole_file
+from pipelines.runs import flattened
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The sweep.")
 _UNNAMED = ("data.path", "data.prepared", "report.directory", "report.verbose")  # change no result
@@ -80,22 +81,12 @@ def run_config(config: ml_collections.ConfigDict, point: Point) -> ml_collection
 def result_path(config: ml_collections.ConfigDict, point: Point) -> Path:
     """The path of a point's result; its name depends on everything that decides the result."""
     settings = run_config(config, point)
-    flat = {name: str(value) for name, value in _flattened(settings).items()}
+    flat = {name: str(value) for name, value in flattened(settings).items()}
     decisive = {name: value for name, value in flat.items() if name not in _UNNAMED}
     status = os.stat(config.data.path)
     source = [status.st_size, status.st_mtime_ns]
     hashed = hashlib.sha256(json.dumps([source, decisive], sort_keys=True).encode()).hexdigest()
     return Path(config.directory) / "points" / f"{point.name}-{point.seed}-{hashed[:12]}.json"
-
-
-def _flattened(config: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(config, ml_collections.ConfigDict):
-        return {prefix[:-1]: config}
-    return {
-        name: value
-        for key in config
-        for name, value in _flattened(config[key], f"{prefix}{key}.").items()
-    }
 
 
 def run_point(config: ml_collections.ConfigDict, point: Point) -> None:

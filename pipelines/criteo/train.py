@@ -25,9 +25,10 @@ import dp_sparse
 from models.pctr import pctr
 from pipelines.criteo.methods import METHODS, NON_PRIVATE, private_optimizer
 from pipelines.criteo.records import PreparedData
-from pipelines.criteo.sources import parts, schedule
+from pipelines.criteo.sources import batches_from, parts, schedule
 from pipelines.criteo.tables import LayerJob, examples_by_feature
 from pipelines.optimizers import optimizer_of
+from pipelines.runs import Run
 
 Scores = Callable[[Any], np.ndarray]  # from inputs to logits
 
@@ -42,8 +43,9 @@ class RunResult:
         validation_auc: AUC on the validation rows before them; None without any.
         scores: Logits of the held-out rows, float32 `[examples]`.
         steps: Steps taken.
-        ms_per_step: Median time of a step, after the first.
-        reduction: Table parameters ÷ mean table entries noised a step; 1 without selection.
+        ms_per_step: Median time of a step, after the first; NaN if no step was left.
+        reduction: Table parameters ÷ mean table entries noised a step; 1 without selection, NaN if
+            no step was left.
         statement: The plan's statement, or that there is no guarantee.
         epsilon: ε spent; infinite without privacy.
         delta: Its δ; 1 without privacy.
@@ -69,11 +71,14 @@ def train(
     config: ml_collections.ConfigDict,
     data: PreparedData,
     strategy: tf.distribute.TPUStrategy | None = None,
+    run: Run | None = None,
     export: str = "",
 ) -> RunResult:
     """Trains `config.method` on `data`, evaluates it, and exports it if a path is given.
 
     With a strategy it does so on its TPU.
+
+    With a `run` it goes on where that is. What was trained before is in no curve of the result.
 
     Raises:
         ValueError: An unknown method or model, or too few rows for one batch.
@@ -94,23 +99,33 @@ def train(
     model = _model(config.model, data.vocabularies)
     scores_of = functools.partial(_predicted, model)
     timer, curve = StepTimer(), _HeldOutAUC(held_out, scores_of)
-    report = None
+    report, spent = None, 0
     if config.method == NON_PRIVATE:
         batches = stock_batches(training, config.training.batch_size, steps)
         _compile(model, optimizer_of(config))
     else:
-        optimizer = private_optimizer(config, data, training, steps)
-        batches = optimizer.plan.sampling.batches(training)
+        optimizer = private_optimizer(config, data, training, steps, run)
         report = _report(config)
         _compile(model, optimizer)
+        spent = run.restore(model) if run is not None else 0
+        batches = batches_from(optimizer.plan.sampling, training, min(spent, steps - 1))
+        if run is not None:
+            batches = run.timed(batches)
     callbacks = [timer, *([report] if report is not None else []), curve]
-    model.fit(
-        batches,
-        epochs=epochs,
-        steps_per_epoch=steps_per_epoch,
-        callbacks=callbacks,
-        verbose=config.report.verbose,
-    )
+    if spent < steps:
+        model.fit(
+            batches,
+            epochs=epochs,
+            initial_epoch=spent * epochs // steps,
+            steps_per_epoch=steps_per_epoch if run is None else None,  # shares of what is left
+            callbacks=[*callbacks, *(run.callbacks() if run is not None else [])],
+            verbose=config.report.verbose,
+        )
+    else:  # it was killed after its last step
+        curve.set_model(model)
+        curve.on_epoch_end(epochs)
+        report.history.steps.append(spent)
+        report.history.epsilon.append(optimizer.plan.spent(spent).epsilon)
     if export:
         dp_sparse.export_model(model, export)
     return _result(config.method, model, timer, curve, validation, report, scores_of)
@@ -245,7 +260,7 @@ def _result(
     report: dp_sparse.PrivacyReport | None,
     scores_of: Scores,
 ) -> RunResult:
-    milliseconds = 1000 * statistics.median(timer.seconds[1:] or timer.seconds)
+    milliseconds = 1000 * statistics.median(timer.seconds[1:] or timer.seconds or [math.nan])
     validation_auc = None
     if validation is not None:
         x, labels = validation.gather(np.arange(len(validation)))
@@ -255,7 +270,7 @@ def _result(
         "auc": curve.points[-1][1],
         "validation_auc": validation_auc,
         "scores": curve.scores,
-        "steps": len(timer.seconds),
+        "steps": int(model.optimizer.iterations.numpy()),
         "ms_per_step": milliseconds,
         "curve": curve.points,
         "report": report,
@@ -267,7 +282,7 @@ def _result(
     spent = plan.spent(steps)
     return RunResult(
         **common,
-        reduction=report.reduction(),
+        reduction=report.reduction() if timer.seconds else math.nan,
         statement=plan.statement(steps),
         epsilon=spent.epsilon,
         delta=spent.delta,

@@ -1,16 +1,20 @@
 """Runs the image job.
 
-`python -m pipelines.images --config configs/mnist_mlp.py --config.data.path=FILE.npz`
+`python -m pipelines.images --config configs/mnist_mlp.py --config.data.path=FILE.npz`. `--resume`
+goes on with a run that was killed, and `--monitor=N` logs every N steps.
 """
 
 import sys
 
-from absl import app
+from absl import app, flags
 from ml_collections import config_flags
 
 from pipelines.images.data import load
 from pipelines.images.train import RunResult, train
+from pipelines.runs import Run
 
+_RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
+_MONITOR = flags.DEFINE_integer("monitor", 0, "Log each time so many steps were taken.", 0)
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/mnist_mlp.py", "The experiment.")
 
 
@@ -28,7 +32,8 @@ def main(arguments: list[str]) -> int:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
     config = _CONFIG.value
     try:
-        result = train(config, *load(config.data))
+        run = Run(config, _RESUME.value, _MONITOR.value)
+        result = train(config, *load(config.data), run)
     except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -11,11 +11,13 @@ from collections.abc import Callable
 import keras
 import ml_collections
 import numpy as np
+import tensorflow as tf
 
 import dp_sparse
 from models import classifiers, vision
 from pipelines.images.data import LabelledImages, hold_out
 from pipelines.optimizers import optimizer_of
+from pipelines.runs import Run
 
 MODELS: dict[str, Callable[..., keras.Model]] = {
     "mlp": classifiers.mlp,
@@ -52,9 +54,12 @@ class RunResult:
 
 
 def train(
-    config: ml_collections.ConfigDict, training: LabelledImages, test: LabelledImages
+    config: ml_collections.ConfigDict,
+    training: LabelledImages,
+    test: LabelledImages,
+    run: Run | None = None,
 ) -> RunResult:
-    """Trains `config.model` on `training` and evaluates it.
+    """Trains `config.model` on `training` and evaluates it; with a `run` it goes on where that is.
 
     Raises:
         ValueError: An unknown model, or a setting that the model, the plan or the optimizer
@@ -69,15 +74,29 @@ def train(
     )  # initial weights; noise and sampling have keys of their own
     model = _model(config, training.images.shape[1:])
     plan = _plan(config, len(training))
+    plan = plan.calibrate() if run is None else run.plan(plan.calibrate)
     _compile(model, config, plan)
     begun = time.perf_counter()
-    model.fit(
-        plan.sampling.batches((training.images, training.labels)),
-        callbacks=[_report(config)],
-        verbose=config.report.verbose,
-    )
+    _fit(model, plan.sampling.batches((training.images, training.labels)), config, run)
     seconds = time.perf_counter() - begun
     return _result(model, plan, accuracy(model, held_out), evaluated_on, seconds)
+
+
+def _fit(
+    model: keras.Model,
+    batches: tf.data.Dataset,
+    config: ml_collections.ConfigDict,
+    run: Run | None,
+) -> None:
+    callbacks = [_report(config)]
+    if run is not None:
+        run.restore(model)
+        batches = run.timed(batches)
+        callbacks += run.callbacks()
+    if model.optimizer.steps_left:
+        model.fit(batches, callbacks=callbacks, verbose=config.report.verbose)
+    else:  # it was killed after its last step, perhaps before averages replaced the weights
+        model.optimizer.finalize_variable_values(model.trainable_variables)
 
 
 def accuracy(model: keras.Model, held_out: LabelledImages) -> float:
@@ -108,7 +127,7 @@ def _plan(config: ml_collections.ConfigDict, num_examples: int) -> dp_sparse.Pri
             expected_batch_size=config.training.batch_size,
             steps=config.training.steps,
         ),
-    ).calibrate()
+    )
 
 
 def _compile(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import keras
@@ -48,3 +49,10 @@ def test_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for line in lines_of(tmp_path / "other" / "log"):
         for name in re.findall(r"`(expected_examples_per_second|input_wait_share)`", PAGE):
             assert name in line["non_private"] or "epoch_metrics" in line["non_private"]
+
+
+def test_the_flags_are_those_of_the_commands() -> None:
+    for command in re.findall(r"^python -m pipelines\.(?:criteo) (--.*)$", PAGE, re.M):
+        config, data, *flags = shlex.split(command)[1:]
+        assert config.endswith(".py") and "data.path" in data
+        assert set(flags) <= {"--monitor=100", "--resume"}

@@ -1,0 +1,136 @@
+"""What a private run keeps in its directory, so that it goes on after it was killed.
+
+Beside its report there are `run.json`, its config; `rows.npz` and `plan.json`, what it selected and
+what it may spend, each made once; `checkpoints`, of `dp_sparse.PrivateCheckpoint`; and, if it is
+monitored, `log`, of `dp_sparse.PrivacyMonitor`.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import ml_collections
+import tensorflow as tf
+
+import dp_sparse
+from pipelines.files import whole_file
+
+_MAY_CHANGE = ("report.verbose", "data.prepared")
+_SECONDS = 600.0  # between checkpoints; each epoch ends with one, too
+
+
+def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A config as dotted keys with their values."""
+    if not isinstance(config, ml_collections.ConfigDict):
+        return {prefix[:-1]: config}
+    return {
+        name: value
+        for key in config
+        for name, value in flattened(config[key], f"{prefix}{key}.").items()
+    }
+
+
+class Run:
+    """One run and its directory, `config.report.directory`.
+
+    Args:
+        config: Of the run.
+        resume: Whether to go on with the run that is there; if there is none, it begins.
+        monitor: A line of the log each time so many steps were taken; 0 for no log.
+
+    Raises:
+        ValueError: The directory has a run and `resume` is False, or one with another config.
+    """
+
+    def __init__(self, config: ml_collections.ConfigDict, resume: bool, monitor: int = 0) -> None:
+        self._directory = Path(config.report.directory)
+        settings = {name: str(value) for name, value in flattened(config).items()}
+        self._settings = {k: v for k, v in settings.items() if k not in _MAY_CHANGE}
+        self._goes_on = (self._directory / "run.json").exists()
+        if self._goes_on:
+            self._check(resume)
+        self._checkpoint = dp_sparse.PrivateCheckpoint(
+            str(self._directory / "checkpoints"), every_seconds=_SECONDS
+        )
+        self._monitor = None
+        if monitor:
+            diagnostics = "non_private" if config.report.diagnostics == "non_private" else "private"
+            self._monitor = dp_sparse.PrivacyMonitor(
+                str(self._directory / "log"), every_steps=monitor, diagnostics=diagnostics
+            )
+
+    def _check(self, resume: bool) -> None:
+        if not resume:
+            raise ValueError(
+                f"Expected a directory without a run, got {self._directory}, which has one: pass "
+                "--resume to go on with it, or another --config.report.directory. A second run on "
+                "the same data spends a second budget."
+            )
+        begun = json.loads((self._directory / "run.json").read_text())
+        names = sorted(begun | self._settings)
+        changed = [name for name in names if begun.get(name) != self._settings.get(name)]
+        if changed:
+            name = changed[0]
+            raise ValueError(
+                f"Expected the config that the run in {self._directory} began with, got "
+                f"{name}={self._settings.get(name)} instead of {begun.get(name)}: go on with its "
+                "own, or use another --config.report.directory."
+            )
+
+    def _begin(self) -> None:
+        """From now on the directory has a run: something of the data may be written."""
+        if not self._goes_on:
+            _write(self._directory / "run.json", self._settings)
+            self._goes_on = True
+
+    def rows(self, select: Callable[[], dp_sparse.SelectedRows]) -> dp_sparse.SelectedRows:
+        """The rows that the run trains, selected once: doing it again would spend again.
+
+        Raises:
+            ValueError: They are lost.
+        """
+        path = self._directory / "rows.npz"
+        if self._goes_on and path.exists():
+            return dp_sparse.SelectedRows.load(path)
+        if self._goes_on and self._plan.exists():
+            raise ValueError(
+                f"Expected the selected rows of this run in {path}, got no file: restore it, or "
+                "use another --config.report.directory."
+            )
+        selected = select()
+        self._plan.unlink(missing_ok=True)  # of a start that failed before it selected
+        self._begin()
+        selected.save(path)
+        return selected
+
+    def plan(self, calibrate: Callable[[], dp_sparse.PrivacyPlan]) -> dp_sparse.PrivacyPlan:
+        """The plan of the run, calibrated once."""
+        if not self._goes_on or not self._plan.exists():
+            _write(self._plan, calibrate().get_config())
+        return dp_sparse.PrivacyPlan.from_config(json.loads(self._plan.read_text()))
+
+    def restore(self, model: keras.Model) -> int:
+        """Loads what the run has reached, and returns how many of its steps are spent."""
+        self._begin()
+        return self._checkpoint.restore(model)
+
+    def callbacks(self) -> list[keras.callbacks.Callback]:
+        """What must be among the callbacks of `fit`."""
+        return [self._checkpoint, *([self._monitor] if self._monitor is not None else [])]
+
+    def timed(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """The batches, with the monitor's clock if it writes times."""
+        if self._monitor is None or self._monitor.diagnostics == "private":
+            return batches
+        return self._monitor.timed(batches)
+
+    @property
+    def _plan(self) -> Path:
+        return self._directory / "plan.json"
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    with whole_file(path) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())

@@ -1,0 +1,243 @@
+"""Runs of the pipelines go on after they were killed, in real processes, and end as others do."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+import pytest
+
+import dp_sparse
+from configs.criteo_sample import get_config
+from pipelines.criteo.generate import generate
+from pipelines.runs import Run, flattened
+from tests.subprocesses import ROOT, environment
+from tests.training_cases import click_model, plan_for
+
+TABLES = {"a": 5, "b": 3}
+
+
+def config_in(folder: Path) -> ml_collections.ConfigDict:
+    config = get_config()
+    config.report.directory = str(folder)
+    return config
+
+
+def begun(folder: Path, resume: bool = False, **changes: Any) -> Run:
+    config = config_in(folder)
+    config.update_from_flattened_dict(changes)
+    return Run(config, resume)
+
+
+def compiled(plan: dp_sparse.PrivacyPlan) -> Any:
+    model = click_model()
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse")
+    return model
+
+
+def selected() -> dp_sparse.SelectedRows:
+    return dp_sparse.SelectedRows.public({"a": [1, 2], "b": [0]}, TABLES)
+
+
+def refused() -> Any:
+    raise AssertionError("this would spend again")
+
+
+class TestDirectory:
+    def begin(self, folder: Path) -> dp_sparse.PrivacyPlan:
+        run = begun(folder)
+        run.rows(selected)
+        plan = run.plan(lambda: plan_for(8, steps=2, noise_multiplier=1.0))
+        assert run.restore(compiled(plan)) == 0
+        return plan
+
+    def test_what_is_made_once(self, tmp_path: Path) -> None:
+        plan = self.begin(tmp_path)
+        again = begun(tmp_path, resume=True)
+        assert again.plan(refused) == plan
+        rows = again.rows(refused)
+        assert {k: v.tolist() for k, v in rows.row_ids.items()} == {"a": [1, 2], "b": [0]}
+
+    def test_a_run_that_is_there_is_not_begun_again(self, tmp_path: Path) -> None:
+        self.begin(tmp_path)
+        with pytest.raises(ValueError, match="directory without a run.*pass --resume to go on"):
+            begun(tmp_path)
+
+    def test_nor_gone_on_with_by_another_config(self, tmp_path: Path) -> None:
+        self.begin(tmp_path)
+        with pytest.raises(ValueError, match="got privacy.clip_norm=2.0 instead of 1.0: go on"):
+            begun(tmp_path, resume=True, **{"privacy.clip_norm": 2.0})
+        begun(tmp_path, resume=True, **{"report.verbose": 0})
+
+    def test_lost_rows_are_not_selected_again(self, tmp_path: Path) -> None:
+        self.begin(tmp_path)
+        (tmp_path / "rows.npz").unlink()
+        with pytest.raises(ValueError, match="Expected the selected rows of this run"):
+            begun(tmp_path, resume=True).rows(refused)
+
+    def test_a_start_that_failed_is_no_run(self, tmp_path: Path) -> None:
+        """Nothing of the data was written, so a corrected config may begin, with its own plan."""
+        begun(tmp_path).plan(lambda: plan_for(8, noise_multiplier=1.0))
+        other = plan_for(8, noise_multiplier=2.0)
+        assert begun(tmp_path, **{"privacy.clip_norm": 2.0}).plan(lambda: other) == other
+
+    def test_what_is_resumed_may_begin(self, tmp_path: Path) -> None:
+        plan = plan_for(8, noise_multiplier=1.0)
+        assert begun(tmp_path, resume=True).plan(lambda: plan) == plan
+
+
+def test_configs_are_flat() -> None:
+    config = ml_collections.ConfigDict({"a": 1, "b": {"c": (2, 3), "d": {"e": "x"}}})
+    assert flattened(config) == {"a": 1, "b.c": (2, 3), "b.d.e": "x"}
+
+
+# ---- Real processes.
+
+
+def start(job: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", f"pipelines.{job}", *arguments],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finished(job: str, *arguments: str, status: int = 0) -> str:
+    """What a job that ends by itself prints, or says of its error."""
+    process = start(job, *arguments)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == status, err[-3000:]
+    return out if status == 0 else err
+
+
+def terminated(job: str, folder: Path, *arguments: str) -> None:
+    """Starts a job, and sends SIGTERM when it has published steps."""
+    process = start(job, *arguments)
+    published, waited = folder / "checkpoints" / "published.json", time.monotonic()
+    while not published.exists() or not json.loads(published.read_text())["published"]:
+        assert process.poll() is None and time.monotonic() < waited + 200
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 143, err[-3000:]
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log" / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def criteo(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    rows = tmp_path_factory.mktemp("criteo") / "rows.tsv"
+    generate(3000, rows, seed=1, progress=False)
+    return [
+        f"--config.data.path={rows}",
+        f"--config.data.prepared={rows}.records",
+        "--config.training.batch_size=128",
+        "--config.training.epochs=3",
+        "--config.report.verbose=0",
+    ]
+
+
+@pytest.mark.slow
+def test_criteo_goes_on_and_ends_as_an_undisturbed_run(criteo: list[str], tmp_path: Path) -> None:
+    """56 steps in 8 epochs, stopped within them; with rows that were selected once."""
+    arguments = [
+        *criteo,
+        f"--config.report.directory={tmp_path}",
+        "--config.method=dp_adafest_plus",
+        "--config.selection.rows=200",
+        "--monitor=4",
+    ]
+    terminated("criteo", tmp_path, *arguments)
+    before = (tmp_path / "rows.npz").read_bytes()
+    stopped = json.loads((tmp_path / "checkpoints" / "published.json").read_text())["published"]
+    assert 0 < stopped < 56
+    assert [line["step"] for line in logged(tmp_path) if "epsilon" in line] == list(
+        range(4, stopped + 1, 4)
+    )
+    printed = finished("criteo", *arguments, "--resume")
+    assert (tmp_path / "rows.npz").read_bytes() == before
+    steps = [line["step"] for line in logged(tmp_path) if "epsilon" in line]
+    assert steps == list(range(4, steps[-1] + 1, 4)) and steps[-1] == 56
+    plan = dp_sparse.PrivacyPlan.from_config(json.loads((tmp_path / "plan.json").read_text()))
+    whole = plan.spent(56)
+    assert logged(tmp_path)[-2]["epsilon"] == whole.epsilon
+    assert set(logged(tmp_path)[-1]) == {"step", "validation"}
+    assert "after 56 of 56 steps" in printed
+    assert f"{whole.epsilon:.3f}" in printed.splitlines()[1]
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_criteo_that_is_there_is_refused_and_complete_it_is_evaluated(
+    criteo: list[str], tmp_path: Path
+) -> None:
+    arguments = [*criteo, f"--config.report.directory={tmp_path}", "--config.training.epochs=1"]
+    auc = re.compile(r"dp_adafest +(0\.\d+)")
+    first = finished("criteo", *arguments)
+    assert "pass --resume" in finished("criteo", *arguments, status=1)
+    changed = finished("criteo", *arguments, "--resume", "--config.seed=1", status=1)
+    assert "got seed=1 instead of 0" in changed
+    again = finished("criteo", *arguments, "--resume")
+    assert auc.search(again).group(1) == auc.search(first).group(1)  # type: ignore[union-attr]
+    other = finished("criteo", *arguments, "--resume", "--config.method=non_private", status=1)
+    assert "Expected a private method and tables=keras with --resume" in other
+
+
+def catches_sigterm(process: subprocess.Popen[str]) -> bool:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = re.search(r"^SigCgt:\s*(\w+)", status, re.M)
+    return caught is not None and bool(int(caught.group(1), 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_images_go_on(tmp_path: Path) -> None:
+    """Stopped when training has begun, before the first checkpoint is due."""
+    rng = np.random.default_rng(0)
+    data = {"x_train": 600, "x_test": 50, "y_train": 600, "y_test": 50}
+    arrays = {
+        name: rng.integers(0, 255, (n, 28, 28)) if name[0] == "x" else rng.integers(0, 10, n)
+        for name, n in data.items()
+    }
+    np.savez(tmp_path / "digits.npz", **{n: a.astype(np.uint8) for n, a in arrays.items()})
+    arguments = [
+        f"--config.data.path={tmp_path / 'digits.npz'}",
+        f"--config.report.directory={tmp_path / 'run'}",
+        "--config.training.batch_size=60",
+        "--config.training.steps=60",
+        "--config.report.verbose=0",
+        "--monitor=20",
+    ]
+    process = start("images", *arguments)
+    while process.poll() is None and not catches_sigterm(process):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=100)
+    assert process.returncode == 143
+    published = json.loads((tmp_path / "run" / "checkpoints" / "published.json").read_text())
+    assert 0 < published["published"] < 60
+    printed = finished("images", *arguments, "--resume")
+    assert ", 60 steps in" in printed and "after 60 of 60 steps" in printed
+    assert [line["step"] for line in logged(tmp_path / "run")] == [20, 40, 60]
+
+
+@pytest.mark.slow
+def test_images_that_are_complete_are_evaluated(tmp_path: Path) -> None:
+    test_images_go_on(tmp_path)
+    arguments = [
+        f"--config.data.path={tmp_path / 'digits.npz'}",
+        f"--config.report.directory={tmp_path / 'run'}",
+        "--config.training.batch_size=60",
+        "--config.training.steps=60",
+    ]
+    assert ", 60 steps in" in finished("images", *arguments, "--resume")
+    assert "pass --resume" in finished("images", *arguments, status=1)
