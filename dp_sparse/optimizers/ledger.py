@@ -7,7 +7,6 @@ without the other, or under another plan, is noticed before a step is spent.
 """
 
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,10 +17,11 @@ import tensorflow as tf
 from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.core import NoStepsLeftError, PrivacyError, replicas, require
 from dp_sparse.optimizers import turn
-from dp_sparse.sampling import OWN_ORDER, SEEDED, Marker
+from dp_sparse.sampling import OWN_ORDER, SEEDED, Marker, new_nonce
 
-# Nonces are times: batches that an earlier process left on a disk are older than this one.
-_IMPORTED = time.time_ns()
+# Nonces are times: batches that an earlier process left on a disk are older than this one, and
+# those of this process are newer, also if the clock is set back meanwhile.
+_IMPORTED = new_nonce(None)
 _SPENT: dict[str, tf.Variable] = {}  # by plan_id; untracked, so no checkpoint can set them back
 _LAST: dict[str, tf.Variable] = {}  # nonce and position of the last batch, by plan_id
 _NUMBER = np.array([0, 0, 0, 1])  # picks the number of an example out of its marker

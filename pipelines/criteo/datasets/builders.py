@@ -8,12 +8,13 @@ the file, which is that of time. Malformed lines are in no split: they go to `qu
 folder of the data set, as private as the data, and `info.metadata` has their numbers by reason.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
 
-from pipelines.criteo.datasets.rows import collected_reports, examples_of
+from pipelines.criteo.datasets.rows import QUARANTINE, collected_reports, examples_of
 from pipelines.criteo.days import files_of
 from pipelines.criteo.schema import NUM_CATEGORIES, NUM_INTEGERS
 
@@ -26,6 +27,11 @@ class _Metadata(tfds.core.MetadataDict):
 
     def save_metadata(self, data_dir: Any) -> None:
         self.update(collected_reports(str(data_dir)))
+        bad = {name: of["quarantined"] for name, of in self.items() if of["quarantined"]}
+        if bad:
+            warnings.warn(
+                f"Malformed lines are in {QUARANTINE}/, not in splits: {bad}.", stacklevel=2
+            )
         super().save_metadata(data_dir)
 
 

@@ -30,7 +30,7 @@ def spread(job: Job, shard: int) -> dict[str, Any]:
         and `ranges`: for each bucket of each file [bucket, file, first pair, pairs].
 
     Raises:
-        PrepareError: The file is damaged or cut.
+        PrepareError: The file is damaged or cut, or has no row.
     """
     summary = job.work(f"shard-{shard:05d}.json")
     found = read_json(summary)
@@ -46,6 +46,12 @@ def spread(job: Job, shard: int) -> dict[str, Any]:
         there = places < len(records)
         parts.add(steps[there], records[places[there]])
     parts.flush()
+    if not lines.tally.records:
+        raise PrepareError(
+            f"Expected rows in {job.inputs[shard]}, got {lines.tally.lines} lines and none that is "
+            f"well-formed: {dict(lines.tally.quarantined)}. Get the file again, and start the same "
+            "command again."
+        )
     quarantined = b"".join(lines.quarantined)
     if quarantined:
         write_whole(f"{job.output}/quarantine/shard-{shard:05d}.tsv", quarantined)
