@@ -116,7 +116,7 @@ def schedule(config: ml_collections.ConfigDict, training: Training) -> tuple[int
 
 
 def batches_from(sampling: Any, training: Training, first_step: int) -> tf.data.Dataset:
-    """The run's batches from a step on; those that are drawn at random have no order to go on in."""
+    """The run's batches from a step on; those drawn at random have no order to go on in."""
     if isinstance(training, dp_sparse.RecordFile):
         return sampling.batches(training)
     return sampling.batches(training, first_step=first_step)

@@ -259,7 +259,11 @@ class TestRefused:
 
 def test_the_config_is_the_same_in_every_process() -> None:
     """Whatever addresses objects have that layers share."""
-    model = exported.compiled(click_model())
+    ids = keras.Input((2,), dtype="int32")
+    same = keras.initializers.RandomUniform(-0.1, 0.1)
+    tables = [keras.layers.Embedding(7, 2, embeddings_initializer=same) for _ in range(2)]
+    rows = keras.layers.Concatenate()([table(ids[:, k]) for k, table in enumerate(tables)])
+    model = exported.compiled(keras.Model(ids, keras.layers.Dense(1)(rows)))
     text = keras_folder.layout(model).config
     shared = [part.split("}")[0] for part in text.split('"shared_object_id": ')[1:]]
     assert set(shared) == {str(number) for number in range(len(set(shared)))} and shared

@@ -1,5 +1,6 @@
 """Training day by day: plans and rows of periods, readers, what is refused, runs that go on."""
 
+import gc
 import json
 import os
 import signal
@@ -113,6 +114,7 @@ class TestARun:
             raise AssertionError("trained again")
 
         monkeypatch.setattr(keras.Model, "fit", refuse)
+        gc.collect()  # the lock of the checkpoints goes with their owner
         changes = {"method": "dp_adafest_plus", "data.reading": "drawn"}
         assert train(config_of(days, **changes), running[1]) == running[0]
 
