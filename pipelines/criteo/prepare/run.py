@@ -16,7 +16,7 @@ from typing import Any
 import apache_beam as beam
 import numpy as np
 import tensorflow as tf
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
 import dp_sparse
 from dp_sparse import offline
@@ -51,7 +51,7 @@ def prepare(
 
 
 def _run(job: Job, beam_options: Sequence[str]) -> None:
-    with beam.Pipeline(options=PipelineOptions(list(beam_options))) as pipeline:
+    with beam.Pipeline(options=_options(beam_options)) as pipeline:
         ranges = (
             pipeline
             | "Shards" >> beam.Create(range(len(job.inputs)))
@@ -61,6 +61,18 @@ def _run(job: Job, beam_options: Sequence[str]) -> None:
         buckets = pipeline | "Buckets" >> beam.Create([(k, None) for k in range(job.buckets)])
         grouped = {"ranges": ranges, "buckets": buckets} | beam.CoGroupByKey()
         grouped | "Collect" >> beam.Map(_collected, job=job)
+
+
+def _options(given: Sequence[str]) -> PipelineOptions:
+    """Beam's options; DirectRunner is its engine in this process.
+
+    By itself it would first fetch another engine from the network.
+    """
+    options = PipelineOptions(list(given))
+    standard = options.view_as(StandardOptions)
+    if standard.runner in (None, "DirectRunner"):
+        standard.runner = "FnApiRunner"
+    return options
 
 
 def _ranges_of(shard: int, job: Job) -> Iterator[tuple[int, tuple[str, int, int]]]:
