@@ -149,7 +149,7 @@ class TestRefused:
         assert "Expected day_0 to day_2" in message and "got no day_1: put the file" in message
         assert "got no day_1" in self.refused(tmp_path, "all_days")
 
-    @pytest.mark.parametrize("content", [b"", b"\n", gzip.compress(b"")])
+    @pytest.mark.parametrize("content", [b"", b"\n", gzip.compress(b"", mtime=0)])
     def test_a_day_without_rows(self, tmp_path: Path, content: bytes) -> None:
         day(1, 10, tmp_path / "day_0")
         (tmp_path / "day_1").write_bytes(content)
