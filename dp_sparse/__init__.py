@@ -8,7 +8,7 @@ if keras.backend.backend() != "tensorflow":
         f"KERAS_BACKEND=tensorflow."
     )
 
-from dp_sparse import distribution
+from dp_sparse import auditing, distribution
 from dp_sparse.accounting import (
     BudgetAccount,
     DisjointPlans,
@@ -21,6 +21,7 @@ from dp_sparse.accounting import (
     not_private_plan,
     plan_table,
 )
+from dp_sparse.auditing import Audit, GradientCanaries, InputCanaries
 from dp_sparse.clipping import AutomaticClipping, FlatClipping, PerLayerClipping, QuantileClipping
 from dp_sparse.core import BadExampleError, PrivacyError, UnsupportedLayerError, __version__
 from dp_sparse.export import (
@@ -77,6 +78,7 @@ install_compile_hook()
 install_callback_guard()
 
 __all__ = [
+    "Audit",
     "AutomaticClipping",
     "BadExampleError",
     "BudgetAccount",
@@ -91,7 +93,9 @@ __all__ = [
     "FlatClipping",
     "GaussianMechanism",
     "GaussianTopK",
+    "GradientCanaries",
     "GumbelTopK",
+    "InputCanaries",
     "LaplaceTopK",
     "LazyDPSGDOptimizer",
     "ModelCheck",
@@ -118,6 +122,7 @@ __all__ = [
     "UnsupportedLayerError",
     "__version__",
     "apply_deltas",
+    "auditing",
     "calibrate_top_k",
     "check_export",
     "check_model",

@@ -5,6 +5,7 @@ May use: `core`, `noise` (how far its tails reach) and `sampling`. Nothing here 
 
 from dp_sparse.accounting.accountant import Accountant, epsilon_of
 from dp_sparse.accounting.adafest import default_threshold, split_noise, survival_probability
+from dp_sparse.accounting.attack_power import EPSILONS, true_positive_rate
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.budget_account import BudgetAccount
 from dp_sparse.accounting.calibration import smallest_meeting
@@ -19,6 +20,7 @@ from dp_sparse.accounting.releases import Release
 from dp_sparse.accounting.run_cost import RunCost
 
 __all__ = [
+    "EPSILONS",
     "Accountant",
     "BudgetAccount",
     "DisjointPlans",
@@ -40,4 +42,5 @@ __all__ = [
     "smallest_meeting",
     "split_noise",
     "survival_probability",
+    "true_positive_rate",
 ]

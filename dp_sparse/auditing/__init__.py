@@ -1,0 +1,39 @@
+"""Audits: what attacks on canaries show of ε, from below.
+
+A plan says what a run costs at most; an audit trains with canaries, attacks, and says what it costs
+at least. If that is more than the plan says, something is wrong. May use: all rooms but
+`distribution` and `shuffling`.
+"""
+
+from dp_sparse.auditing.audit import Audit
+from dp_sparse.auditing.canaries import GradientCanaries, InputCanaries
+from dp_sparse.auditing.config_file import audit_of
+from dp_sparse.auditing.estimators import (
+    best_threshold,
+    clopper_pearson,
+    one_run_bound,
+    one_run_fdp_bound,
+    repeated_runs_bound,
+)
+from dp_sparse.auditing.scores import CanaryScores
+from dp_sparse.auditing.trade_offs import (
+    EpsilonDeltaTradeOff,
+    GaussianTradeOff,
+    PlanTradeOff,
+)
+
+__all__ = [
+    "Audit",
+    "CanaryScores",
+    "EpsilonDeltaTradeOff",
+    "GaussianTradeOff",
+    "GradientCanaries",
+    "InputCanaries",
+    "PlanTradeOff",
+    "audit_of",
+    "best_threshold",
+    "clopper_pearson",
+    "one_run_bound",
+    "one_run_fdp_bound",
+    "repeated_runs_bound",
+]

@@ -1,0 +1,71 @@
+"""Models, plans and audits of every mechanism, small enough to be run often."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+import dp_sparse
+from dp_sparse import Audit, GradientCanaries, PrivacyBudget, PrivacyPlan, StreamSampling
+from dp_sparse.auditing.audit_result import AuditResult
+
+EXAMPLES, ROWS, CLIP, DELTA = 64, 40, 0.5, 1e-5
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(0, ROWS, (EXAMPLES, 2)).astype(np.int32)
+LABELS = RNG.normal(size=(EXAMPLES, 1)).astype(np.float32)
+
+Make = Callable[[PrivacyPlan], Any]
+
+
+def model() -> keras.Model:
+    """Two lookups in a table, and a dense layer."""
+    ids = keras.Input((2,), dtype="int32")
+    rows = keras.layers.Embedding(ROWS, 3, name="words")(ids)
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+
+
+@functools.cache
+def stream_plan(epsilon: float, batch_size: int = 512) -> PrivacyPlan:
+    sampling = StreamSampling(EXAMPLES, batch_size)
+    return PrivacyPlan(PrivacyBudget(epsilon, DELTA), sampling).calibrate()
+
+
+def dpsgd(plan: PrivacyPlan) -> Any:
+    return dp_sparse.DPSGDOptimizer(keras.optimizers.Adam(0.01), plan, CLIP)
+
+
+def adafest(plan: PrivacyPlan) -> Any:
+    """Half of all rows survive on noise alone: the map tells what it can."""
+    return dp_sparse.DPAdaFESTOptimizer("adagrad", plan, CLIP, noise_ratio=1.0, threshold=0.0)
+
+
+def fest(plan: PrivacyPlan) -> Any:
+    rows = dp_sparse.SelectedRows.public({"words": range(0, ROWS, 2)}, {"words": ROWS})
+    return dp_sparse.DPFESTOptimizer("adam", plan, CLIP, rows)
+
+
+def lazy(plan: PrivacyPlan) -> Any:
+    return dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(0.1), plan, CLIP)
+
+
+MECHANISMS: dict[str, tuple[Make, bool | None]] = {  # and whether canaries act on rows
+    "dpsgd": (dpsgd, None),
+    "adafest": (adafest, None),
+    "fest": (fest, None),
+    "lazy": (lazy, True),
+}
+
+
+def audit_of(name: str, plan: PrivacyPlan, count: int = 4000, **fields: Any) -> Audit:
+    make, rows = MECHANISMS[name]
+    canaries = GradientCanaries(count, rows)
+    given = {"optimizer": make, "canaries": canaries, "confidence": 0.99999, **fields}
+    return Audit(model, (IDS, LABELS), "mse", plan, **given)
+
+
+@functools.cache
+def sound(name: str) -> AuditResult:
+    """An audit of a mechanism as it is, at ε = 4; several tests look at it."""
+    return audit_of(name, stream_plan(4.0)).run()
