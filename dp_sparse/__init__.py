@@ -62,6 +62,7 @@ from dp_sparse.selection import (
     select_from_histograms,
     select_top_k,
 )
+from dp_sparse.shuffling import ShuffledDPSGDOptimizer, theorem6_sigma_not_a_guarantee
 from dp_sparse.training import (
     ModelCheck,
     PrivacyMonitor,
@@ -117,6 +118,7 @@ __all__ = [
     "RecordFile",
     "Release",
     "SelectedRows",
+    "ShuffledDPSGDOptimizer",
     "StreamSampling",
     "TopKTable",
     "UnsupportedLayerError",
@@ -138,4 +140,5 @@ __all__ = [
     "recommend",
     "select_from_histograms",
     "select_top_k",
+    "theorem6_sigma_not_a_guarantee",
 ]

@@ -22,7 +22,7 @@ FLOORS = (
     {"selection"},
     {"optimizers"},
     {"training"},
-    {"distribution", "export", "auditing"},
+    {"distribution", "export", "auditing", "shuffling"},
     {"", "__main__"},  # dp_sparse/__init__.py and the command line
 )
 WITHOUT_KERAS = {"core", "noise", "sampling", "accounting", "selection"}

@@ -148,7 +148,7 @@ class PlanTradeOff(TradeOff):
         >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-5), sampling).calibrate()
         >>> claim = auditing.PlanTradeOff(plan)
         >>> print(f"{claim.epsilon(1.0):.2f}, {claim.epsilon(2.0):.2f}")  # with half the noise
-        1.00, 2.17
+        1.00, 2.15
     """
 
     def __init__(self, plan: PrivacyPlan) -> None:

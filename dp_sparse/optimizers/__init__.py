@@ -9,6 +9,7 @@ from dp_sparse.optimizers.dpsgd import DPSGDOptimizer
 from dp_sparse.optimizers.exponential import ExponentialSelectionOptimizer
 from dp_sparse.optimizers.fest import DPFESTOptimizer
 from dp_sparse.optimizers.lazy import LazyDPSGDOptimizer
+from dp_sparse.optimizers.release import NoisyMeans
 from dp_sparse.optimizers.replica_rows import rows_of_replicas
 from dp_sparse.optimizers.row_updates import adagrad_rows, sgd_rows
 
@@ -18,6 +19,7 @@ __all__ = [
     "DPSGDOptimizer",
     "ExponentialSelectionOptimizer",
     "LazyDPSGDOptimizer",
+    "NoisyMeans",
     "PrivateOptimizer",
     "adagrad_rows",
     "rows_of_replicas",

@@ -20,10 +20,11 @@ Make = Callable[[PrivacyPlan], Any]
 
 
 def model() -> keras.Model:
-    """Two lookups in a table, and a dense layer."""
+    """Two lookups in a table, and two dense layers, whose hidden units can be permuted."""
     ids = keras.Input((2,), dtype="int32")
     rows = keras.layers.Embedding(ROWS, 3, name="words")(ids)
-    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+    hidden = keras.layers.Dense(4, "relu")(keras.layers.Flatten()(rows))
+    return keras.Model(ids, keras.layers.Dense(1)(hidden))
 
 
 @functools.cache
@@ -50,11 +51,16 @@ def lazy(plan: PrivacyPlan) -> Any:
     return dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(0.1), plan, CLIP)
 
 
+def shuffled(plan: PrivacyPlan) -> Any:
+    return dp_sparse.ShuffledDPSGDOptimizer(keras.optimizers.Adam(0.01), plan, CLIP)
+
+
 MECHANISMS: dict[str, tuple[Make, bool | None]] = {  # and whether canaries act on rows
     "dpsgd": (dpsgd, None),
     "adafest": (adafest, None),
     "fest": (fest, None),
     "lazy": (lazy, True),
+    "shuffled": (shuffled, None),
 }
 
 

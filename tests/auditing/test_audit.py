@@ -41,7 +41,9 @@ def test_a_white_box_canary_recovers_80_percent_of_epsilon_4() -> None:
     assert len(result.bounds) == 3 and result.claim == pytest.approx(4.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("name", ["adafest", "lazy", pytest.param("fest", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["adafest", "lazy", "shuffled", pytest.param("fest", marks=pytest.mark.slow)]
+)
 def test_no_audit_of_ours_is_above_the_claim(name: str) -> None:
     """Of AdaFEST the map's survivors are part of what the attacker sees."""
     result = sound(name)

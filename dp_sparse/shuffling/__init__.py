@@ -1,0 +1,19 @@
+"""Shuffled DP-SGD: weights permuted where no output changes, and what that does not give.
+
+May use: all rooms but `distribution` and `auditing`.
+"""
+
+from dp_sparse.shuffling.groups import Group, Member, permutation_groups
+from dp_sparse.shuffling.optimizer import ShuffledDPSGDOptimizer
+from dp_sparse.shuffling.permute import permuted, shuffle
+from dp_sparse.shuffling.theorem6 import theorem6_sigma_not_a_guarantee
+
+__all__ = [
+    "Group",
+    "Member",
+    "ShuffledDPSGDOptimizer",
+    "permutation_groups",
+    "permuted",
+    "shuffle",
+    "theorem6_sigma_not_a_guarantee",
+]

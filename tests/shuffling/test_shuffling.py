@@ -1,0 +1,241 @@
+"""Permutations change no output, no gradient and no training; and what may be permuted is found."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import dp_sparse
+from dp_sparse import noise, shuffling
+from dp_sparse.core import UnsupportedLayerError
+from tests.training_cases import plan_for, weights_of
+
+CLIP = 0.5
+
+
+def mlp() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(12, "tanh", bias_initializer="random_normal"),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(9),
+            keras.layers.Activation("relu"),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def attention() -> keras.Model:
+    inputs = keras.Input((4, 8))
+    layer = keras.layers.MultiHeadAttention(3, 5, value_dim=4, bias_initializer="random_normal")
+    mixed = keras.layers.LayerNormalization()(inputs + layer(inputs, inputs))
+    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(mixed)))
+
+
+def tokens(backbone: Any, name: str) -> keras.Model:
+    """A head on a backbone that takes token ids."""
+    ids = keras.Input((5,), dtype="int32")
+    given = {"token_ids": ids, "padding_mask": keras.ops.ones_like(ids)}
+    if name == "bert":
+        given["segment_ids"] = keras.ops.zeros_like(ids)
+    output = backbone(given)
+    output = output["sequence_output"] if isinstance(output, dict) else output
+    return keras.Model(ids, keras.layers.Dense(1)(output[:, 0]))
+
+
+def of_hub(name: str) -> Callable[[], keras.Model]:
+    def make() -> keras.Model:
+        models = pytest.importorskip("keras_hub").models
+        small = {"vocabulary_size": 20, "num_layers": 2, "num_heads": 2, "hidden_dim": 8}
+        small |= {"intermediate_dim": 12, "max_sequence_length": 5, "dropout": 0.0}
+        kinds = {
+            "bert": models.BertBackbone,
+            "roberta": models.RobertaBackbone,
+            "gpt2": models.GPT2Backbone,
+        }
+        return tokens(kinds[name](**small), name)
+
+    return make
+
+
+def vit() -> keras.Model:
+    backbone = pytest.importorskip("keras_hub").models.ViTBackbone(
+        image_shape=(8, 8, 3), patch_size=(4, 4), num_layers=2, num_heads=2, hidden_dim=8,
+        mlp_dim=12, dropout_rate=0.0, attention_dropout=0.0, layer_norm_epsilon=1e-5,
+    )  # fmt: skip
+    image = keras.Input((8, 8, 3))
+    return keras.Model(image, keras.layers.Dense(1)(backbone(image)[:, 0]))
+
+
+MODELS: dict[str, tuple[Callable[[], keras.Model], int]] = {  # and how many groups there are
+    "mlp": (mlp, 2),
+    "attention": (attention, 3),
+    "bert": (of_hub("bert"), 8),
+    "roberta": (of_hub("roberta"), 8),
+    "gpt2": (of_hub("gpt2"), 8),
+    "vit": (vit, 8),
+}
+
+
+def data_for(model: keras.Model, count: int = 8) -> Any:
+    rng = np.random.default_rng(3)
+    shape = (count, *model.inputs[0].shape[1:])
+    if "int" in model.inputs[0].dtype:
+        return rng.integers(1, 20, shape).astype(np.int32)
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def outputs_and_gradients(model: keras.Model, x: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+    with tf.GradientTape() as tape:
+        outputs = model(x)
+        loss = tf.reduce_sum(tf.square(outputs))
+    variables = [v.value for v in model.trainable_variables]
+    found = tape.gradient(loss, variables)
+    return outputs.numpy(), [
+        np.zeros(v.shape) if g is None else tf.convert_to_tensor(g).numpy()
+        for v, g in zip(variables, found, strict=True)
+    ]
+
+
+def shuffled(model: keras.Model, followers: Any = lambda variable: ()) -> list[Any]:
+    groups = shuffling.permutation_groups(model)
+    shuffling.shuffle(groups, noise.NoiseKey().next_draw(), followers)
+    return groups
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Exact equality is up to rounding, of which deep models of random weights make much."""
+    for dtype in ("float64", "float32"):
+        keras.config.set_floatx(dtype)
+        keras.config.set_dtype_policy(dtype)
+        if dtype == "float64":
+            yield
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_and_backward_are_invariant_to_1e_6(name: str) -> None:
+    keras.utils.set_random_seed(1)
+    make, count = MODELS[name]
+    model = make()
+    x, before = data_for(model), weights_of(model)
+    outputs, gradients = outputs_and_gradients(model, x)
+    kept = {
+        id(v): keras.Variable(g) for v, g in zip(model.trainable_variables, gradients, strict=True)
+    }
+    groups = shuffled(model, lambda variable: (kept[id(variable)],))
+    assert len(groups) == count
+    after, moved = outputs_and_gradients(model, x)
+    np.testing.assert_allclose(after, outputs, rtol=1e-6, atol=1e-9)
+    for variable, gradient in zip(model.trainable_variables, moved, strict=True):
+        follows = kept[id(variable)].numpy()
+        np.testing.assert_allclose(gradient, follows, rtol=1e-6, atol=1e-8)
+    members = {id(member.variable) for group in groups for member in group.members}
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        if id(variable) in members and np.unique(old).size > 8:
+            assert not np.array_equal(variable.numpy(), old), variable.path
+        elif id(variable) not in members:
+            assert np.array_equal(variable.numpy(), old), variable.path
+
+
+def test_a_member_that_is_left_out_changes_the_output() -> None:
+    """So that the test above can fail."""
+    model = mlp()
+    x, (group, _) = data_for(model), shuffling.permutation_groups(model)
+    wrong = shuffling.Group(group.name, group.size, 1, group.members[:1])
+    outputs = model(x).numpy()
+    shuffling.shuffle([wrong], noise.NoiseKey().next_draw(), lambda variable: ())
+    assert np.abs(model(x).numpy() - outputs).max() > 1e-3
+
+
+def test_permutations_are_uniform() -> None:
+    """All 24 of four units, and no other distribution: chi-square of 4,800 draws."""
+    (group, _) = shuffling.permutation_groups(mlp())
+    small = shuffling.Group(group.name, 4, 4800, group.members)
+    from dp_sparse.shuffling.permute import permutations
+
+    drawn = permutations(small, noise.NoiseKey().next_draw(), 0).numpy()
+    assert (np.sort(drawn, axis=1) == np.arange(4)).all()
+    counts = np.unique(drawn, axis=0, return_counts=True)[1]
+    assert len(counts) == 24 and ((counts - 200) ** 2 / 200).sum() < 70
+    assert ((np.repeat(400, 12) - 200) ** 2 / 200).sum() + 12 * 200 > 70
+
+
+def losses(optimizer: Any, steps: int = 8) -> list[float]:
+    keras.utils.set_random_seed(5)
+    model = mlp()
+    x = data_for(model, 16)
+    plan = plan_for(16, steps=steps, noise_multiplier=1.0, capacity=16)
+    made = optimizer(plan)
+    model.compile(made, loss="mse")
+    made.use_noise_key(tf.constant([1, 2], tf.int64))
+    history = []
+    for batch in plan.sampling.batches((x, x[:, :1])):
+        model.train_on_batch(*batch)
+        history.append(float(np.mean((model(x).numpy() - x[:, :1]) ** 2)))
+    return history
+
+
+@pytest.mark.parametrize("wrapped", [lambda: keras.optimizers.Adam(0.05)])
+@pytest.mark.parametrize("shared", [0.0, 0.02])
+def test_training_gives_the_same_losses(
+    wrapped: Any, shared: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Adam's moments moving along, and noise that is the same at every place."""
+
+    def means(totals: Any, deviation: Any, divisor: float, *_: Any) -> Any:
+        return [tf.cast(t / divisor, tf.float32) + shared for t in totals]
+
+    monkeypatch.setattr(noise, "noisy_means", means)
+    monkeypatch.setattr(keras.layers.Dropout, "call", lambda self, x, training=False: x)
+    plain = losses(lambda plan: dp_sparse.DPSGDOptimizer(wrapped(), plan, CLIP))
+    other = losses(lambda plan: dp_sparse.ShuffledDPSGDOptimizer(wrapped(), plan, CLIP))
+    np.testing.assert_allclose(other, plain, rtol=2e-5)
+    assert plain[-1] != plain[0]
+
+
+def test_the_sum_is_clipped_to_the_batch_norm(no_noise: None) -> None:
+    """Eight examples that agree have a sum of norm 8·C; at c′ = 2·C the step is a quarter."""
+    moved = []
+    for batch_clip in (None, 2 * CLIP):
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros", use_bias=False)]
+        )
+        plan = plan_for(8, steps=1, capacity=8)
+        optimizer = dp_sparse.ShuffledDPSGDOptimizer(
+            keras.optimizers.SGD(1.0), plan, CLIP, batch_clip
+        )
+        model.compile(optimizer, loss=lambda y, p: 100.0 * p[:, 0])
+        model.fit(plan.sampling.batches((np.ones((8, 3)), np.ones(8))), verbose=0)
+        moved.append(np.linalg.norm(model.get_weights()[0]))
+    np.testing.assert_allclose(moved, [CLIP, 2 * CLIP / 8], rtol=1e-5)
+
+
+def test_it_is_saved_with_its_settings() -> None:
+    plan = plan_for(8)
+    optimizer = dp_sparse.ShuffledDPSGDOptimizer("adam", plan, CLIP, 2.0)
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.batch_clip_norm == 2.0 and again.plan == plan
+    with pytest.raises(ValueError, match="Expected batch_clip_norm >= clip_norm=0.5, got"):
+        dp_sparse.ShuffledDPSGDOptimizer("adam", plan, CLIP, 0.1)
+
+
+def test_rotary_embeddings_are_refused_by_name() -> None:
+    hub = pytest.importorskip("keras_hub")
+    inputs = keras.Input((4, 8))
+    model = keras.Model(inputs, hub.layers.RotaryEmbedding(name="rope")(inputs))
+    with pytest.raises(UnsupportedLayerError, match="without rotary embeddings, got rope"):
+        shuffling.permutation_groups(model)
+
+
+def test_softmax_units_and_units_used_twice_stay() -> None:
+    inputs = keras.Input((4,))
+    soft = keras.layers.Dense(5, "softmax")(inputs)
+    twice = keras.layers.Dense(5, "relu")(soft)
+    outputs = keras.layers.Dense(2)(twice) + keras.layers.Dense(2)(twice)
+    assert shuffling.permutation_groups(keras.Model(inputs, outputs)) == []
