@@ -130,17 +130,19 @@ def test_a_worker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         found = [next(reading) for _ in range(3)]
         first.send_signal(signal.SIGKILL)
         first.wait()
-        rest = []
+        # without an error the other worker had all files, and every step must be here
+        refused, rest = [], []
         try:
             with translated():
                 append_all(reading, found)
         except PrivacyError as error:
-            assert "a worker is gone" in str(error)
+            refused.append(str(error))
+        if refused:
+            assert "a worker is gone" in refused[0]
             assert 3 <= len(found) < 300
             assert_same(found, wanted[: len(found)])
-            assert f"go on with first_step={len(found)}" in str(error)
+            assert f"go on with first_step={len(found)}" in refused[0]
             rest = read(tmp_path, dispatcher.target, len(found))  # by the other worker
-        # without an error the other worker had all files, and every step must be here
     assert_same([*found, *rest], wanted)
 
 
