@@ -8,7 +8,7 @@ if keras.backend.backend() != "tensorflow":
         f"KERAS_BACKEND=tensorflow."
     )
 
-from dp_sparse import auditing, distribution
+from dp_sparse import auditing, distribution, layers
 from dp_sparse.accounting import (
     BudgetAccount,
     DisjointPlans,
@@ -54,10 +54,12 @@ from dp_sparse.selection import (
     LaplaceTopK,
     NoisyHistogram,
     PublicRows,
+    RowFrequencies,
     SelectedRows,
     TopKTable,
     calibrate_top_k,
     histogram_of_counts,
+    noisy_frequencies,
     noisy_histogram,
     select_from_histograms,
     select_top_k,
@@ -117,6 +119,7 @@ __all__ = [
     "Recommendation",
     "RecordFile",
     "Release",
+    "RowFrequencies",
     "SelectedRows",
     "ShuffledDPSGDOptimizer",
     "StreamSampling",
@@ -132,6 +135,8 @@ __all__ = [
     "export_delta",
     "export_model",
     "histogram_of_counts",
+    "layers",
+    "noisy_frequencies",
     "noisy_histogram",
     "not_private_plan",
     "offline",

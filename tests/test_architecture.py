@@ -20,7 +20,7 @@ FLOORS = (
     {"noise", "sampling"},
     {"clipping", "accounting"},
     {"selection"},
-    {"optimizers"},
+    {"optimizers", "layers"},
     {"training"},
     {"distribution", "export", "auditing", "shuffling"},
     {"", "__main__"},  # dp_sparse/__init__.py and the command line
@@ -119,13 +119,13 @@ def test_modules_of_a_room_import_each_other_in_one_direction() -> None:
 
 @pytest.mark.parametrize("path", USERS, ids=module)
 def test_jobs_and_models_use_public_names(path: Path) -> None:
-    rooms = {room(name) for name, _ in own_imports(path)} - {"", "distribution"}
+    rooms = {room(name) for name, _ in own_imports(path)} - {"", "distribution", "layers"}
     assert rooms <= ({"training"} if module(path) == "pipelines.criteo.report" else set())
 
 
 @pytest.mark.parametrize("path", TIMERS, ids=module)
 def test_few_benchmarks_import_a_room(path: Path) -> None:
-    rooms = {room(name) for name, _ in own_imports(path)} - {"", "distribution"}
+    rooms = {room(name) for name, _ in own_imports(path)} - {"", "distribution", "layers"}
     assert path.stem in ROOMS_OF_BENCHMARKS or not rooms
 
 

@@ -14,6 +14,7 @@ from dp_sparse.clipping.coverage import (
     tables_read_whole,
     tapped_layers,
 )
+from dp_sparse.clipping.detached import detached
 from dp_sparse.clipping.graph_guard import guarded
 from dp_sparse.clipping.isolation_progress import IsolationProgress
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
@@ -57,6 +58,7 @@ __all__ = [
     "Use",
     "Used",
     "count_tensors",
+    "detached",
     "embedding_tables",
     "exact",
     "guarded",

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.coverage import own_variables
+from dp_sparse.clipping.detached import reads_detached
 from dp_sparse.clipping.graph_guard import own_operations
 from dp_sparse.clipping.rules import Rule, covers_inner_layers
 from dp_sparse.clipping.unnoised import metric_variables
@@ -48,7 +49,8 @@ class VariableGuard(keras.StatelessScope):
         if self._seeds is not None and _is_seed(variable):
             with own_operations():
                 return self._seeds(self._seeds_drawn, variable.dtype)
-        if id(variable) in self._trainable and id(variable) not in self._covered:
+        recorded = id(variable) in self._covered or reads_detached()
+        if id(variable) in self._trainable and not recorded:
             self._outside.append(variable.path)
         if id(variable) in self._of_metrics:
             self._statistics.append(variable.path)

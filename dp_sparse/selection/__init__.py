@@ -13,6 +13,7 @@ from dp_sparse.selection.step_rows import StepRows, looked_up_rows
 from dp_sparse.selection.threshold import Survivors, select_rows
 from dp_sparse.selection.top_k.calibration import calibrate_top_k
 from dp_sparse.selection.top_k.counting import TopKTable
+from dp_sparse.selection.top_k.frequencies import RowFrequencies, noisy_frequencies
 from dp_sparse.selection.top_k.histogram_rows import select_from_histograms
 from dp_sparse.selection.top_k.histograms import (
     NoisyHistogram,
@@ -36,6 +37,7 @@ __all__ = [
     "NoisyHistogram",
     "PublicRows",
     "Restricted",
+    "RowFrequencies",
     "SelectedRows",
     "StepRows",
     "Survivors",
@@ -46,6 +48,7 @@ __all__ = [
     "histogram_of_counts",
     "looked_up_rows",
     "most_skips",
+    "noisy_frequencies",
     "noisy_histogram",
     "restricted",
     "row_scores",

@@ -4,6 +4,7 @@ from tests.attacks import (
     batches,
     examples,
     mixing_batch,
+    mixing_errors,
     mixing_gradients,
     mixing_losses,
     mixing_positions,
@@ -21,6 +22,7 @@ from tests.attacks.entries import Entry
 CATALOGUE: list[Entry] = [
     *mixing_positions.ENTRIES,
     *mixing_batch.ENTRIES,
+    *mixing_errors.ENTRIES,
     *mixing_gradients.ENTRIES,
     *mixing_losses.ENTRIES,
     *state.ENTRIES,

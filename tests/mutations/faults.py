@@ -5,6 +5,7 @@ from tests.mutations import (
     of_checks,
     of_clipping,
     of_exports,
+    of_layers,
     of_noise,
     of_selection,
     of_steps,
@@ -17,6 +18,7 @@ FAULTS: tuple[Fault, ...] = (
     *of_selection.FAULTS,
     *of_accounting.FAULTS,
     *of_checks.FAULTS,
+    *of_layers.FAULTS,
     *of_steps.FAULTS,
     *of_exports.FAULTS,
 )

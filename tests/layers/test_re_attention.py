@@ -1,0 +1,288 @@
+"""Re-Attention beside its reference and Keras' layer; privacy: no gradient, no company, exact."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dp_sparse
+from dp_sparse import layers
+from dp_sparse.clipping import detached
+from tests.clipping.brute_force import assert_as_brute_force, clipped, ids, refusal, values
+from tests.reference import error_propagation as reference
+from tests.training_cases import plan_for, weights_of
+
+WIDTH, LENGTH, TOKENS, NOISE = 6, 5, 9, 0.05
+CORRECTIONS = ("before_softmax", "after_softmax")
+
+
+def token_variances() -> np.ndarray:
+    return np.random.default_rng(5).uniform(0, 3, TOKENS).astype(np.float32)
+
+
+def encoder(correction: str = CORRECTIONS[0], tied: bool = True, heads: int = 2) -> keras.Model:
+    """Two blocks of Re-Attention, all rules of error propagation, the last position's logits."""
+    tokens = keras.Input((LENGTH,), dtype="int32")
+    table = keras.layers.ReversibleEmbedding(TOKENS, WIDTH, tie_weights=tied)
+    mean = table(tokens)
+    variance = layers.TokenVariance(TOKENS, token_variances())(tokens)
+    for activation in ("relu", "gelu"):
+        attention = layers.ReAttention(heads, 3, NOISE, correction)
+        attended, error = attention(
+            mean, mean, variance=variance, use_causal_mask=True, return_variance=True
+        )
+        norm = layers.WithVariance(keras.layers.LayerNormalization(), NOISE)
+        mean, variance = norm(mean + attended, variance + error)
+        dense = layers.WithVariance(keras.layers.Dense(WIDTH, activation=activation), NOISE)
+        mean, variance = dense(mean, variance)
+    return keras.Model(tokens, table(mean[:, -1], reverse=True))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 99), st.sampled_from(CORRECTIONS))
+def test_scores_are_those_of_the_reference(
+    heads: int, length: int, seed: int, correction: str
+) -> None:
+    keras.utils.set_random_seed(seed)
+    layer = layers.ReAttention(heads, 3, NOISE, correction)
+    x, variance = values(2, length, 4, seed=seed), values(2, length, 4, seed=seed + 1) ** 2
+    _, scores = layer(x, x, variance=variance, use_causal_mask=True, return_attention_scores=True)
+    query, key = (np.asarray(each(x)) for each in (layer.query_dense, layer.key_dense))
+    kernel = np.asarray(layer.key_dense.kernel)
+    allowed = np.tril(np.ones((length, length), bool))
+    for b, h in np.ndindex(2, heads):
+        noise = np.array(
+            [reference.linear(x[b, s], variance[b, s], kernel[:, h], NOISE) for s in range(length)]
+        )
+        after = correction == "after_softmax"
+        expected = reference.attention(query[b, :, h], key[b, :, h], noise, allowed, after)
+        np.testing.assert_allclose(scores[b, h], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("options", [{}, {"value_dim": 2, "use_bias": False, "output_shape": 7}])
+def test_without_noise_it_is_keras_layer(correction: str, options: dict[str, Any]) -> None:
+    x, mask = values(3, LENGTH, 4), np.arange(LENGTH) != 2
+    ours = layers.ReAttention(2, 3, correction=correction, **options)
+    theirs = keras.layers.MultiHeadAttention(2, 3, **options)
+    for layer in (ours, theirs):
+        layer(x, x)
+    ours.set_weights(theirs.get_weights())
+    given_ = {"attention_mask": mask, "use_causal_mask": True, "return_attention_scores": True}
+    for found, expected in zip(ours(x, x, **given_), theirs(x, x, **given_), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_expected_exponentials_are_those_of_the_means() -> None:
+    """What the correction is for: E[exp(⟨q, K⟩ − excess)] = exp⟨q, μ⟩, and not at other noise."""
+    rng = np.random.default_rng(0)
+    query, key, spread = rng.normal(size=4), rng.normal(size=4), rng.uniform(0.8, 1.5, 4)
+    samples = key + spread * rng.normal(size=(400_000, 4))
+    layer = layers.ReAttention(1, 4)
+    layer(values(1, 2, 4), values(1, 2, 4))
+    given_ = [
+        tf.constant(each, tf.float32)[tf.newaxis, tf.newaxis, tf.newaxis]
+        for each in (query / 2, spread**2)
+    ]
+    excess = float(tf.squeeze(layer._excess(*given_)))
+    logits, exact = samples @ query / 2, np.exp(key @ query / 2)
+    assert excess > 0.1
+    assert np.exp(logits - excess).mean() == pytest.approx(exact, rel=0.02)
+    for factor in (0.0, 2 / 3, 3 / 2):
+        assert np.exp(logits - factor * excess).mean() != pytest.approx(exact, rel=0.02)
+
+
+def test_the_variance_of_outputs_is_that_of_samples() -> None:
+    """Of one key, so that scores are constants, and noise in all weights; others are rejected."""
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(0)
+    layer, x = layers.ReAttention(2, 3, weight_variance=0.01), values(1, 1, 4)
+    _, variance = layer(x, x, return_variance=True)
+    own, outputs = layer.get_weights(), []
+    for _ in range(3000):
+        layer.set_weights([w + 0.1 * rng.normal(size=w.shape) for w in own])
+        outputs.append(layer(x, x).numpy()[0, 0])
+    ratios = variance[0, 0] / np.stack(outputs).var(axis=0)
+    np.testing.assert_allclose(ratios, 1, rtol=0.12)
+    for factor in (2 / 3, 3 / 2):
+        assert not np.allclose(factor * ratios, 1, rtol=0.12)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_no_gradient_flows_through_the_correction(correction: str) -> None:
+    """Gradients are those with the excess as a constant."""
+    x, variance = tf.constant(values(2, LENGTH, 4)), tf.constant(values(2, LENGTH, 4) ** 2)
+    layer = layers.ReAttention(2, 3, NOISE, correction)
+    layer(x, x)
+    weights = [v.value for v in layer.trainable_variables]
+    key_variance = layer._projected_variance(layer.key_dense, x, variance)
+    query = layer.query_dense(x) * 3**-0.5
+    excess = tf.constant(layer._excess(query, key_variance).numpy())
+
+    def by_hand() -> tf.Tensor:
+        query, key, value = (
+            each(x) for each in (layer.query_dense, layer.key_dense, layer.value_dense)
+        )
+        logits = tf.einsum("bshd,bthd->bhts", key, query) * 3**-0.5
+        if correction == "before_softmax":
+            scores = tf.nn.softmax(logits - excess)
+        else:
+            scores = tf.nn.softmax(logits) * tf.exp(-excess)
+        return layer.output_dense(tf.einsum("bhts,bshd->bthd", scores, value))
+
+    found = []
+    for run in (lambda: layer(x, x, variance=variance), by_hand):
+        with tf.GradientTape() as tape:
+            tape.watch([x, variance])
+            loss = tf.reduce_sum(tf.square(run()))
+        found.append(tape.gradient(loss, [*weights, x]))
+    for ours, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-5)
+    with tf.GradientTape() as tape:
+        tape.watch(variance)
+        loss = tf.reduce_sum(layer(x, x, variance=variance))
+    assert tape.gradient(loss, variance) is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_clipping_is_exact(correction: str, tied: bool) -> None:
+    keras.utils.set_random_seed(0)
+    assert_as_brute_force(encoder(correction, tied), ids(6, LENGTH, rows=TOKENS))
+
+
+def test_an_example_does_not_depend_on_its_company() -> None:
+    keras.utils.set_random_seed(0)
+    model, x = encoder(), ids(6, LENGTH, rows=TOKENS)
+    y = np.linspace(-1, 1, 6, dtype=np.float32)
+    together, norms = model(x).numpy(), clipped(model, x, y, 1.0).norms
+    for i in range(6):
+        np.testing.assert_allclose(model(x[i : i + 1])[0], together[i], rtol=1e-4, atol=1e-6)
+        alone = clipped(model, x[i : i + 1], y[i : i + 1], 1.0).norms
+        np.testing.assert_allclose(alone, norms[i : i + 1], rtol=1e-4)
+
+
+def labels(count: int) -> np.ndarray:
+    return ids(count, rows=TOKENS, seed=3)
+
+
+def test_check_model_accepts_it_and_names_its_rules() -> None:
+    examples = ids(6, LENGTH, rows=TOKENS), labels(6)
+    model = encoder()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    check = dp_sparse.check_model(model, examples)
+    assert not check.problems, str(check)
+
+
+def trained(tied: bool, **options: Any) -> list[np.ndarray]:
+    """Weights after three steps without noise."""
+    keras.utils.set_random_seed(0)
+    count = 12
+    model, plan = encoder(tied=tied), plan_for(count, steps=3)
+    jit = options.pop("jit_compile", False)
+    optimizer = dp_sparse.DPSGDOptimizer("sgd", plan, 0.5, **options)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=jit)
+    batches = plan.sampling.batches((ids(count, LENGTH, rows=TOKENS), labels(count)))
+    model.fit(batches, epochs=1, verbose=0)
+    return weights_of(model)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_noise")
+@pytest.mark.parametrize(
+    ("tied", "options"), [(False, {"jit_compile": True}), (True, {"microbatch_size": 4})]
+)
+def test_xla_and_micro_batches_take_the_same_steps(tied: bool, options: dict[str, Any]) -> None:
+    for ours, expected in zip(trained(tied, **options), trained(tied), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_a_loaded_model_gives_the_same_outputs(correction: str, tmp_path: Path) -> None:
+    model, x = encoder(correction), ids(3, LENGTH, rows=TOKENS)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5)
+    variances = [w for w in loaded.weights if w.path.endswith("variances")]
+    np.testing.assert_allclose(variances[0], token_variances(), rtol=1e-6)
+    assert not variances[0].trainable
+
+
+def test_bad_arguments_are_refused() -> None:
+    for bad in (-1.0, float("nan"), "noise"):
+        with pytest.raises(ValueError, match="Expected a finite weight_variance >= 0, got"):
+            layers.ReAttention(1, 2, bad)
+        with pytest.raises(ValueError, match="Expected a finite weight_variance >= 0, got"):
+            layers.WithVariance(keras.layers.Dense(2), bad)
+    with pytest.raises(ValueError, match="correction to be one of .*got correction='later'"):
+        layers.ReAttention(1, 2, correction="later")
+    with pytest.raises(ValueError, match="got use_gate=True"):
+        layers.ReAttention(1, 2, use_gate=True)
+    with pytest.raises(ValueError, match=r"shape \[3\], got \[2\]"):
+        layers.TokenVariance(3, [1.0, 2.0])
+    for layer in (keras.layers.Dense(2, "tanh"), keras.layers.LSTM(2)):
+        with pytest.raises(ValueError, match="Expected a Dense or Activation"):
+            layers.WithVariance(layer)
+
+
+class Peeks(keras.layers.Layer):
+    """Reads the kernel of another layer, with or without a gradient."""
+
+    def __init__(self, other: keras.layers.Layer, apart: bool) -> None:
+        super().__init__()
+        self.other, self.apart = [other], apart  # in a list made private to the Keras tracker
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        kernel = self.other[0].kernel
+        total = detached(kernel) if self.apart else tf.convert_to_tensor(kernel.value)
+        return x * tf.reduce_sum(total)
+
+
+def test_detached_weights_have_no_gradient_and_others_stay_refused() -> None:
+    inputs = keras.Input((3,))
+    dense = keras.layers.Dense(2)
+    apart = keras.Model(inputs, Peeks(dense, apart=True)(dense(inputs)))
+    assert_as_brute_force(apart, values(5, 3))
+    told = refusal(keras.Model(inputs, Peeks(dense, apart=False)(dense(inputs))), 3)
+    assert "kernel" in told
+
+
+def test_errors_come_from_what_the_plan_makes_public() -> None:
+    plan = plan_for(100, steps=2).with_noise(3.0)
+    known = dp_sparse.RowFrequencies.public("items", [1.0, 0.1])
+    errors = layers.effective_errors(plan, 0.5, known)
+    deviation = 3.0 * 0.5 / plan.sampling.expected_batch_size
+    assert errors.weight_variance == pytest.approx(deviation**2)
+    np.testing.assert_allclose(
+        errors.token_variances, [deviation**2, (10 * deviation) ** 2], rtol=1e-6
+    )
+    fresh = dp_sparse.PrivacyPlan(plan.budget, plan.sampling)
+    with pytest.raises(ValueError, match="Expected a calibrated plan"):
+        layers.effective_errors(fresh, 0.5, known)
+    with pytest.raises(ValueError, match="clip_norm"):
+        layers.effective_errors(plan, -1.0, known)
+
+
+def test_frequencies_of_private_data_must_be_paid_for() -> None:
+    x = {"items": np.tile([[0, 1]], (50, 1))}
+    table, source = dp_sparse.TopKTable(2, max_lookups=2), dp_sparse.GaussianTopK(20.0)
+    found = dp_sparse.noisy_frequencies((x, np.ones(50)), "items", table, source, progress=False)
+    plan = plan_for(50, steps=2)
+    with pytest.raises(dp_sparse.PrivacyError, match="Expected a plan that pays for 'frequencies"):
+        layers.effective_errors(plan.with_noise(3.0), 1.0, found)
+    paying = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=(found.release,))
+    assert layers.effective_errors(paying.with_noise(3.0), 1.0, found).token_variances.shape == (2,)
+
+
+def test_bad_errors_are_refused() -> None:
+    for bad in ([-1.0], [np.nan], [[1.0]]):
+        with pytest.raises(ValueError, match="Expected token_variances finite"):
+            layers.EffectiveErrors(0.1, np.array(bad))
+    with pytest.raises(ValueError, match="weight_variance"):
+        layers.EffectiveErrors(-0.1, np.ones(2))

@@ -1,0 +1,48 @@
+"""Faults of Re-Attention and of the frequencies that it needs."""
+
+from tests.mutations.fault import Fault
+
+_RE_ATTENTION = "dp_sparse/layers/re_attention.py"
+_FREQUENCIES = "dp_sparse/selection/top_k/frequencies.py"
+_DETACHED = "dp_sparse/clipping/detached.py"
+
+_OF_RE_ATTENTION = "tests/layers/test_re_attention.py"
+_OF_FREQUENCIES = "tests/selection/top_k/test_frequencies.py"
+
+FAULTS = (
+    Fault(
+        "gradient_through_the_correction",
+        _RE_ATTENTION,
+        "return tf.stop_gradient(0.5 * variance)",
+        "return 0.5 * variance",
+        (f"{_OF_RE_ATTENTION}::test_no_gradient_flows_through_the_correction",),
+    ),
+    Fault(
+        "correction_by_the_whole_variance",
+        _RE_ATTENTION,
+        "return tf.stop_gradient(0.5 * variance)",
+        "return tf.stop_gradient(variance)",
+        (f"{_OF_RE_ATTENTION}::test_expected_exponentials_are_those_of_the_means",),
+    ),
+    Fault(
+        "gradient_through_detached_weights",
+        _DETACHED,
+        "return tf.stop_gradient(tf.cast(value, tf.float32))",
+        "return tf.cast(value, tf.float32)",
+        (f"{_OF_RE_ATTENTION}::test_detached_weights_have_no_gradient_and_others_stay_refused",),
+    ),
+    Fault(
+        "frequencies_without_a_release_accepted",
+        "dp_sparse/layers/effective_errors.py",
+        "if frequencies.costs and frequencies.release not in plan.releases:",
+        "if False:",
+        (f"{_OF_RE_ATTENTION}::test_frequencies_of_private_data_must_be_paid_for",),
+    ),
+    Fault(
+        "histogram_noise_of_one_lookup",
+        _FREQUENCIES,
+        "source.scale_of(rows.max_lookups)",
+        "source.scale_of(1)",
+        (f"{_OF_FREQUENCIES}::test_the_noise_is_that_of_its_source_and_rejects_others",),
+    ),
+)
