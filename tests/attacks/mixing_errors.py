@@ -38,7 +38,7 @@ ENTRIES = [
         "honest: Re-Attention",
         measured(Problem(attentive(tf.square), sequence_data, removed=(0, 1))),
         MEASURED,
-        ("graph", "xla", "microbatches"),
+        ("graph", "microbatches"),
     ),
     Entry(
         "errors of Re-Attention from the batch",
