@@ -1,0 +1,15 @@
+"""A small run of `configs/movielens.py`, to try it: 20 items of a user, width 32, ten epochs."""
+
+import ml_collections
+
+from configs import movielens
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Smaller sizes, the same job."""
+    config = movielens.get_config()
+    config.data.length, config.data.predicted = 20, 20
+    config.model.width = 32
+    config.training.epochs, config.training.score_every = 10, 5
+    config.report.directory = "runs/movielens_small"
+    return config

@@ -1,0 +1,43 @@
+"""Runs the recommendation job.
+
+`python -m pipelines.movielens --config configs/movielens.py --config.data.path=FILE`
+"""
+
+import sys
+
+from absl import app
+from ml_collections import config_flags
+
+from pipelines.movielens.run import Result, run
+
+_CONFIG = config_flags.DEFINE_config_file("config", "configs/movielens.py", "The experiment.")
+
+
+def summary(result: Result, held_out: str) -> str:
+    """The result in one line."""
+    epsilon = "none" if result.epsilon is None else f"{result.epsilon:.3f}"
+    return (
+        f"{held_out} NDCG@10 {result.ndcg:.2f} %, HIT@10 {result.hit:.2f} %, epsilon {epsilon}, "
+        f"{result.steps} steps in {result.seconds:.0f} s"
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Loads, trains, judges and reports."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
+    try:
+        result = run(_CONFIG.value)
+    except (ValueError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(", ".join(f"{name} {number:,}" for name, number in result.counts.items()))
+    for epoch, found in result.curve.items():
+        print(f"epoch {epoch}: NDCG@10 {found['ndcg']:.2f} %, HIT@10 {found['hit']:.2f} %")
+    print(summary(result, _CONFIG.value.data.held_out))
+    print(result.statement)
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,93 @@
+"""One run on interactions: users, privately counted items, a model, its scores and statement."""
+
+import dataclasses
+
+import keras
+import ml_collections
+
+from pipelines.movielens.interactions import load
+from pipelines.movielens.ranking import scores
+from pipelines.movielens.users import Users, filtered, item_set, users_of
+from pipelines.sequences.plans import noisy_frequencies
+from pipelines.sequences.train import Trained, train
+
+_USER = (
+    "An example is one user: all interactions of a user in the file, cut to the last {} before the "
+    "held-out one, so the guarantee is for users."
+)
+_NONE = "No privacy: this run was trained without noise."
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a run.
+
+    Attributes:
+        ndcg: NDCG@10 in percent, over all users' held-out items.
+        hit: HIT@10 in percent.
+        curve: Both by epochs done.
+        steps: Steps taken.
+        seconds: The time of training.
+        noise_multiplier: σ of a step; None without privacy.
+        epsilon: ε spent; None without privacy.
+        statement: What is guaranteed, to whom.
+        counts: What was left out of the data.
+        model: The trained model.
+        users: What it was trained on and judged by.
+    """
+
+    ndcg: float
+    hit: float
+    curve: dict[int, dict[str, float]]
+    steps: int
+    seconds: float
+    noise_multiplier: float | None
+    epsilon: float | None
+    statement: str
+    counts: dict[str, int]
+    model: keras.Model
+    users: Users
+
+
+def run(config: ml_collections.ConfigDict) -> Result:
+    """Loads, trains and judges.
+
+    Raises:
+        SequenceDataError: The data cannot be used.
+        ValueError: A setting cannot be used.
+    """
+    interactions = load(config.data)
+    users = users_of(interactions, item_set(config.data), config.data)
+    frequencies = None
+    if config.data.filter_items:
+        if config.privacy.method == "none":
+            raise ValueError(
+                "Expected data.filter_items=0 with privacy.method='none', got data.filter_items="
+                f"{config.data.filter_items}: items are filtered by noisy counts."
+            )
+        frequencies = noisy_frequencies(config, users.training)
+        users, frequencies = filtered(interactions, users, frequencies, config.data)
+    trained = train(config, users.training, lambda model: scores(model, users), frequencies)
+    return _result(config, trained, users)
+
+
+def _result(config: ml_collections.ConfigDict, trained: Trained, users: Users) -> Result:
+    last, plan = trained.curve[config.training.epochs], trained.plan
+    spent = None if plan is None else plan.spent(trained.steps)
+    statement = _NONE
+    if plan is not None:
+        lines = _USER.format(config.data.length + 1), plan.statement(trained.steps)
+        statement = "\n".join(lines)
+    return Result(
+        ndcg=last["ndcg"],
+        hit=last["hit"],
+        curve=trained.curve,
+        steps=trained.steps,
+        seconds=trained.seconds,
+        noise_multiplier=None if plan is None else plan.noise_multiplier,
+        epsilon=None if spent is None else spent.epsilon,
+        statement=statement,
+        counts=users.counts,
+        model=trained.model,
+        users=users,
+    )

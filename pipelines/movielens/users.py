@@ -1,0 +1,159 @@
+"""Users as examples: what trains, what is held out of each, and how many were left out.
+
+Everything here is done to each user alone: adding or removing a user changes no other example. The
+item set is declared: the numbers from 1 to `data.num_items`, or the lines of a public file. Items
+outside of it are taken out of a user's sequence. To drop rare items is to look at other users; it
+is done by noisy counts (`filtered`).
+"""
+
+import dataclasses
+from pathlib import Path
+
+import ml_collections
+import numpy as np
+
+import dp_sparse
+from pipelines.movielens.interactions import Interactions, SequenceDataError
+from pipelines.sequences.examples import SequenceExamples, last_of, training_examples
+
+_HELD_OUT = {"test": 1, "validation": 2}  # the place of the item that judges, from a user's end
+
+
+@dataclasses.dataclass(frozen=True)
+class Users:
+    """Examples, and what of each user judges.
+
+    Attributes:
+        training: One example a user, without the items that judge.
+        histories: int32 `[users, length]`: the items before the one that judges.
+        labels: int32 `[users]`: that item; 0 if it was filtered out, which is never found.
+        items: int64 `[num_items]`: the item of each number from 1 on.
+        counts: What was left out, for whoever runs the job.
+    """
+
+    training: SequenceExamples
+    histories: np.ndarray
+    labels: np.ndarray
+    items: np.ndarray
+    counts: dict[str, int]
+
+
+def item_set(config: ml_collections.ConfigDict) -> np.ndarray:
+    """The declared items, int64, unique.
+
+    Raises:
+        SequenceDataError: Neither or both of `num_items` and `items` are given, or the file is not
+            a list of different integers.
+    """
+    if bool(config.num_items) == bool(config.item_list):
+        raise SequenceDataError(
+            f"Expected either data.num_items or data.item_list, a public list, got data.num_items="
+            f"{config.num_items!r} and data.item_list={config.item_list!r}."
+        )
+    if not config.item_list:
+        return np.arange(1, config.num_items + 1)
+    try:
+        items = np.array(Path(config.item_list).read_text().split(), np.int64)
+    except (OSError, ValueError) as error:
+        raise SequenceDataError(
+            f"Expected an integer in each line of data.item_list={config.item_list}, got {error}."
+        ) from error
+    if len(np.unique(items)) != len(items) or not len(items):
+        raise SequenceDataError(
+            f"Expected different items in data.item_list={config.item_list}, got {len(items)} of "
+            f"which {len(np.unique(items))} are different."
+        )
+    return items
+
+
+def users_of(
+    interactions: Interactions, items: np.ndarray, config: ml_collections.ConfigDict
+) -> Users:
+    """Examples of the users with enough interactions.
+
+    Args:
+        interactions: Of all users.
+        items: The item set.
+        config: `data`: `min_interactions`, `length`, `predicted`, `held_out`.
+
+    Raises:
+        SequenceDataError: `held_out` is unknown, or fewer than two users are left.
+    """
+    if config.held_out not in _HELD_OUT:
+        raise SequenceDataError(
+            f"Expected data.held_out to be one of {tuple(_HELD_OUT)}, got {config.held_out!r}."
+        )
+    numbered = [_numbered(each, items) for each in interactions.sequences()]
+    least = max(config.min_interactions, 3)  # two to learn from when validating, one to judge
+    kept = [each for each in numbered if len(each) >= least]
+    if len(kept) < 2:
+        raise SequenceDataError(
+            f"Expected at least 2 users with {least} interactions, got {len(kept)} of "
+            f"{len(numbered)}: one user cannot be hidden among others."
+        )
+    place = _HELD_OUT[config.held_out]
+    before = [each[:-place] for each in kept]
+    labels = np.array([each[-place] for each in kept], np.int32)
+    training = training_examples(before, config.length, config.predicted, len(items))
+    counts = {
+        "users": len(numbered),
+        "users_dropped": len(numbered) - len(kept),
+        "users_cut": sum(len(each) > config.length + 1 for each in before),
+        "interactions_outside_the_item_set": len(interactions.items) - sum(map(len, numbered)),
+        "held_out_items_never_trained": _never_trained(labels, training),
+        "empty_lines": interactions.empty_lines,
+        "bad_lines": interactions.bad_lines,
+        "unsorted_users": interactions.unsorted_users,
+    }
+    return Users(training, last_of(before, config.length), labels, items, counts)
+
+
+def filtered(
+    interactions: Interactions,
+    users: Users,
+    frequencies: dp_sparse.RowFrequencies,
+    config: ml_collections.ConfigDict,
+) -> tuple[Users, dp_sparse.RowFrequencies]:
+    """The users without rare items: those with a noisy count below `filter_items`.
+
+    A held-out item that was filtered out still judges, and is never found.
+
+    Returns:
+        The users, and the frequencies of the items that are left, which cost nothing more.
+    """
+    counts = frequencies.values[1:] * len(users.training)
+    kept = np.flatnonzero(counts >= config.filter_items)
+    if not len(kept):
+        raise SequenceDataError(
+            f"Expected items with a noisy count of {config.filter_items} or more, got none: lower "
+            "data.filter_items, or raise privacy.frequency_share."
+        )
+    number = np.zeros(len(users.items) + 1, np.int32)
+    number[kept + 1] = np.arange(1, len(kept) + 1)
+    place = _HELD_OUT[config.held_out]
+    whole = [_numbered(each, users.items) for each in interactions.sequences()]
+    before = [each[:-place] for each in whole if len(each) >= max(config.min_interactions, 3)]
+    left = [tokens[tokens > 0] for tokens in (number[each] for each in before)]
+    training = training_examples(left, config.length, config.predicted, len(kept))
+    smaller = dp_sparse.RowFrequencies(
+        frequencies.table,
+        frequencies.values[np.append(0, kept + 1)],
+        frequencies.source,
+        frequencies.lookups,
+    )
+    told = users.counts | {"items_filtered_out": len(users.items) - len(kept)}
+    histories = last_of(left, config.length)
+    return Users(training, histories, number[users.labels], users.items[kept], told), smaller
+
+
+def _numbered(items_of_user: np.ndarray, items: np.ndarray) -> np.ndarray:
+    """The numbers from 1 on of a user's items that are in the set."""
+    order = np.argsort(items)
+    places = np.minimum(np.searchsorted(items, items_of_user, sorter=order), len(items) - 1)
+    known = items[order[places]] == items_of_user
+    return (order[places] + 1)[known].astype(np.int32)
+
+
+def _never_trained(labels: np.ndarray, training: SequenceExamples) -> int:
+    """Different held-out items that no example has; they are ranked as all others."""
+    return len(np.setdiff1d(labels, np.concatenate([training.x.ravel(), training.y.ravel()])))

@@ -1,0 +1,106 @@
+"""The plan of a run over sequences, and how often examples contain each token.
+
+Re-Attention needs these frequencies, and a filter of rare items does. They come from a public file,
+or from one noisy histogram of the training examples that the plan pays for. An example counts for
+at most `length` distinct tokens, since it was cut to that length before.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import ml_collections
+import numpy as np
+
+import dp_sparse
+from pipelines.sequences.examples import SequenceExamples
+
+TABLE = "items"
+
+
+def steps_of(config: ml_collections.ConfigDict, examples: int) -> int:
+    """Steps of all epochs."""
+    return max(1, round(config.training.epochs * examples / config.training.batch_size))
+
+
+def plan_of(
+    config: ml_collections.ConfigDict,
+    examples: int,
+    frequencies: dp_sparse.RowFrequencies | None = None,
+) -> dp_sparse.PrivacyPlan:
+    """The plan before it is calibrated; δ is 1/examples if the config has none.
+
+    Raises:
+        ValueError: There are too few examples, or a setting is out of its range.
+    """
+    if examples < 2:
+        raise ValueError(
+            f"Expected at least 2 examples to hide one among others, got {examples}: one sequence "
+            "alone cannot be trained on privately."
+        )
+    paid = frequencies is not None and frequencies.costs
+    return dp_sparse.PrivacyPlan(
+        dp_sparse.PrivacyBudget(config.privacy.epsilon, config.privacy.delta or 1 / examples),
+        dp_sparse.PoissonSampling(
+            examples,
+            config.training.batch_size,
+            steps_of(config, examples),
+        ),
+        releases=(frequencies.release,) if paid else (),
+    )
+
+
+def noisy_frequencies(
+    config: ml_collections.ConfigDict, examples: SequenceExamples
+) -> dp_sparse.RowFrequencies:
+    """The histogram of the examples' tokens, at `privacy.frequency_share` of ε."""
+    table = _table(examples)
+    noise = dp_sparse.calibrate_top_k(
+        plan_of(config, len(examples)), {TABLE: table}, k=1, share=config.privacy.frequency_share
+    )
+    return dp_sparse.noisy_frequencies(
+        ({TABLE: examples.x}, examples.y), TABLE, table, noise.source, progress=False
+    )
+
+
+def public_frequencies(path: Path, num_tokens: int) -> dp_sparse.RowFrequencies:
+    """Of a file with a fraction of examples in each line, for the tokens from 1 on.
+
+    Raises:
+        ValueError: Another number of lines, or a fraction outside of (0, 1].
+    """
+    values = np.loadtxt(path, ndmin=1)
+    if values.shape != (num_tokens,):
+        raise ValueError(
+            f"Expected {num_tokens} lines in privacy.frequencies={path}, one for each token, got "
+            f"{values.shape[0]}."
+        )
+    return dp_sparse.RowFrequencies.public(TABLE, np.concatenate([[1.0], values]))
+
+
+def _table(examples: SequenceExamples) -> dp_sparse.TopKTable:
+    return dp_sparse.TopKTable(
+        examples.num_tokens + 1, max_lookups=examples.x.shape[1], padding_id=0
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Accounted:
+    """A calibrated plan, and the frequencies that it pays for, if any were needed."""
+
+    plan: dp_sparse.PrivacyPlan
+    frequencies: dp_sparse.RowFrequencies | None
+
+
+def accounted(
+    config: ml_collections.ConfigDict,
+    examples: SequenceExamples,
+    frequencies: dp_sparse.RowFrequencies | None = None,
+) -> Accounted:
+    """The calibrated plan of a run; counts tokens if Re-Attention needs it and nobody has yet."""
+    if frequencies is None and config.model.kind == "re_attention":
+        if config.privacy.frequencies:
+            path = Path(config.privacy.frequencies)
+            frequencies = public_frequencies(path, examples.num_tokens)
+        else:
+            frequencies = noisy_frequencies(config, examples)
+    return Accounted(plan_of(config, len(examples), frequencies).calibrate(), frequencies)

@@ -1,0 +1,40 @@
+"""Runs the character model.
+
+`python -m pipelines.shakespeare --config configs/shakespeare.py --config.data.path=FILE.txt`
+"""
+
+import sys
+
+from absl import app
+from ml_collections import config_flags
+
+from pipelines.shakespeare.run import Result, run
+
+_CONFIG = config_flags.DEFINE_config_file("config", "configs/shakespeare.py", "The experiment.")
+
+
+def summary(result: Result) -> str:
+    """The result in one line."""
+    epsilon = "none" if result.epsilon is None else f"{result.epsilon:.3f}"
+    return (
+        f"held-out loss {result.loss:.4f} nats, accuracy {result.accuracy:.4f}, epsilon {epsilon}, "
+        f"{result.steps} steps in {result.seconds:.0f} s; {result.left_out} characters left out"
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Loads, trains, judges and reports."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
+    try:
+        result = run(_CONFIG.value)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(summary(result))
+    print(result.statement)
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)
