@@ -1,7 +1,7 @@
 """How often examples look up each row of a table: known in public, or one noisy histogram.
 
-The noisy histogram is the one of `select_top_k` with Gaussian noise, released whole: at the same
-cost, since that selection is a post-processing of it. O(rows of the table), once before training.
+The noisy histogram costs what `select_top_k` with Gaussian noise does: that selection is a
+post-processing of one. O(rows of the table), once before training.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ import numpy as np
 
 from dp_sparse.accounting import Release
 from dp_sparse.core import validate
-from dp_sparse.selection.top_k.counting import TopKTable, count_rows
+from dp_sparse.selection.top_k.counting import TopKTable
+from dp_sparse.selection.top_k.histograms import noisy_histogram
 from dp_sparse.selection.top_k.noise_sources import GaussianTopK
-from dp_sparse.selection.top_k.order_statistics import random_quantiles, secret_generator
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,9 +133,14 @@ def noisy_frequencies(
         raise ValueError(f"Expected source to be GaussianTopK(...), got source={source!r}.")
     examples_in_all = len(examples[0][table]) if num_examples is None else num_examples
     total = validate.positive_integer("num_examples", examples_in_all)
-    found = count_rows(examples, {table: rows}, num_examples=total, progress=progress)[table]
-    counts, scale = np.zeros(rows.num_rows), source.scale_of(rows.max_lookups)
-    counts[found.row_ids] = found.counts
-    noise = source.quantiles(random_quantiles(rows.num_rows, secret_generator()))
-    noisy = np.clip(np.rint(counts + scale * noise), max(1.0, scale), total)
+    histogram = noisy_histogram(
+        examples,
+        {table: rows},
+        source.noise_multiplier,
+        data=table,
+        num_examples=total,
+        progress=progress,
+    )
+    least = max(1.0, source.scale_of(rows.max_lookups))
+    noisy = np.clip(histogram.counts[table], least, total)
     return RowFrequencies(table, noisy / total, source, rows.max_lookups)
