@@ -95,7 +95,10 @@ class CheckpointFolder:
         return sorted({int(n) for n in found if n.isdigit()})
 
     def save(self, model: keras.Model, plan: int, step: int) -> None:
-        """Writes the weights, then publishes the step, then gives the weights their name."""
+        """Writes the weights and their description, publishes the step, then names both.
+
+        All that needs room on the disk is there before the step is published.
+        """
         unnamed = self._of(f".{_weights(step)}")
         with tempfile.TemporaryDirectory(dir=self.path if self._local else None) as folder:
             own = f"{folder}/{_weights(step)}"
@@ -106,10 +109,11 @@ class CheckpointFolder:
                 os.replace(own, unnamed)
             else:
                 tf.io.gfile.copy(own, unnamed, overwrite=True)
+        about = {"plan": plan, "step": step, "bytes": size, "sha256": digest}
+        self._write_unnamed(_about(step), json.dumps(about).encode())
         self.publish(plan, step)
         tf.io.gfile.rename(unnamed, self._of(_weights(step)), overwrite=True)
-        about = {"plan": plan, "step": step, "bytes": size, "sha256": digest}
-        self._write(_about(step), json.dumps(about).encode())
+        self._name(_about(step))
 
     def load(self, model: keras.Model, plan: int, step: int) -> str | None:
         """Loads the weights of a step into the model, or returns why they are of no use."""
@@ -148,14 +152,23 @@ class CheckpointFolder:
         return f"{self.path}/{name}"
 
     def _write(self, name: str, content: bytes) -> None:
-        unfinished = self._of(f".{name}.tmp")
+        self._write_unnamed(name, content)
+        self._name(name)
+
+    def _write_unnamed(self, name: str, content: bytes) -> None:
+        unfinished = self._unfinished(name)
         with tf.io.gfile.GFile(unfinished, "wb") as file:
             file.write(content)
         if self._local:
             synced(unfinished)
-        tf.io.gfile.rename(unfinished, self._of(name), overwrite=True)
+
+    def _name(self, name: str) -> None:
+        tf.io.gfile.rename(self._unfinished(name), self._of(name), overwrite=True)
         if self._local:
             synced(self.path)
+
+    def _unfinished(self, name: str) -> str:
+        return self._of(f".{name}.tmp")
 
 
 def _weights(step: int) -> str:

@@ -351,7 +351,7 @@ def _noting(monkeypatch: pytest.MonkeyPatch, order: list[str]) -> None:
 
     folder = checkpoint_files.CheckpointFolder
     noting(folder, "publish", lambda plan, step: f"published {step}")
-    noting(folder, "_write", lambda n, _: f"named {int(n[5:14])}" if n[:5] == "step-" else None)
+    noting(folder, "_name", lambda n: f"named {int(n[5:14])}" if n[:5] == "step-" else None)
     noting(monitor_files.LogFolder, "write", lambda line, when: f"line {line['step']}")
 
 
