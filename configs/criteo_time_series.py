@@ -16,6 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.seed = 0  # of the initial weights
     config.hidden = (598, 598, 598, 598)  # widths of the model's ReLU layers
     config.directory = "runs/criteo_time_series"
+    config.export = ""  # a folder for exports after each period: whole, then what it changed
     config.checkpoint_seconds = 600.0
     config.verbose = 0
     config.data = ml_collections.ConfigDict(

@@ -12,6 +12,7 @@ import h5py
 import keras
 import numpy as np
 
+from dp_sparse.accounting import DisjointPlans
 from dp_sparse.core import PrivacyError, whole_folder
 from dp_sparse.export import full, keras_folder, manifest, weights
 from dp_sparse.export.full import StrPath
@@ -20,7 +21,9 @@ from dp_sparse.export.weights import Values
 from dp_sparse.optimizers import PrivateOptimizer
 
 
-def export_delta(model: keras.Model, path: StrPath, base: StrPath) -> ExportDelta:
+def export_delta(
+    model: keras.Model, path: StrPath, base: StrPath, *, plans: DisjointPlans | None = None
+) -> ExportDelta:
     """Writes what training changed since an export, for `apply_deltas`.
 
     It has the rows of tables that changed, by id, the dense variables whole, and the statement. It
@@ -30,6 +33,7 @@ def export_delta(model: keras.Model, path: StrPath, base: StrPath) -> ExportDelt
         model: As in `export_model`, of the same architecture as the base, layers' names included.
         path: A local folder that is not there yet. It appears when it is complete.
         base: The folder of the export that the delta will be applied to.
+        plans: As in `export_model`.
 
     Returns:
         What was written. `DPSGDOptimizer` changes every row, so its deltas have whole tables.
@@ -64,7 +68,7 @@ def export_delta(model: keras.Model, path: StrPath, base: StrPath) -> ExportDelt
     As `export_model`. Which rows differ from the base follows from two sets of weights that are
     both published.
     """
-    optimizer, last = full.checked(model, path), manifest.read_export(Path(base))
+    optimizer, last = full.checked(model, path, plans), manifest.read_export(Path(base))
     if optimizer.delays_noise:
         raise PrivacyError(
             f"Expected an optimizer that changes chosen rows, got {type(optimizer).__name__}, "
@@ -72,7 +76,7 @@ def export_delta(model: keras.Model, path: StrPath, base: StrPath) -> ExportDelt
         )
     require_mapped(last)
     with whole_folder(path) as folder:
-        steps, statement = full.released(optimizer)
+        steps, statement = full.released(optimizer, plans)
         layout = keras_folder.layout(model)
         of = _architecture_of(model, layout, last)
         source = last.path / manifest.KERAS / keras_folder.WEIGHTS

@@ -6,6 +6,7 @@ from pathlib import Path
 import h5py
 import keras
 
+from dp_sparse.accounting import DisjointPlans
 from dp_sparse.core import whole_folder
 from dp_sparse.export import keras_folder, manifest, saved_model, weights
 from dp_sparse.export.manifest import Export, Weight
@@ -14,7 +15,9 @@ from dp_sparse.optimizers import PrivateOptimizer
 StrPath = str | os.PathLike[str]
 
 
-def export_model(model: keras.Model, path: StrPath) -> Export:
+def export_model(
+    model: keras.Model, path: StrPath, *, plans: DisjointPlans | None = None
+) -> Export:
     """Writes a model so that it predicts without `dp_sparse`, with the statement of its privacy.
 
     The folder has the model as Keras saves it (`keras`), a SavedModel (`saved_model`, endpoint
@@ -25,14 +28,16 @@ def export_model(model: keras.Model, path: StrPath) -> Export:
     Args:
         model: Built, compiled with a private optimizer.
         path: A local folder that is not there yet. It appears when it is complete.
+        plans: Of a model that trained on several parts of the data: the plans of all parts so far,
+            the optimizer's own among them. The statement is then that of all of them.
 
     Returns:
         What was written.
 
     Raises:
         FileExistsError: `path` is there.
-        ValueError: A path that is not local, a model without a private optimizer or not built, or
-            one with its tables in an embedding layer of TPUs.
+        ValueError: A path that is not local, a model without a private optimizer or not built, one
+            with its tables in an embedding layer of TPUs, or `plans` without the optimizer's own.
         PrivacyError: The model's predictions use a metric of training, which has no noise.
 
     Examples:
@@ -57,10 +62,12 @@ def export_model(model: keras.Model, path: StrPath) -> Export:
     first. An export publishes the steps so far, so a `PrivateCheckpoint` that restored the model
     saves a checkpoint of them before: a run that is killed does not draw them again.
     """
-    return written(model, checked(model, path), path)
+    return written(model, checked(model, path, plans), path, plans)
 
 
-def checked(model: keras.Model, path: StrPath) -> PrivateOptimizer:
+def checked(
+    model: keras.Model, path: StrPath, plans: DisjointPlans | None = None
+) -> PrivateOptimizer:
     """The model's optimizer.
 
     Raises:
@@ -84,21 +91,42 @@ def checked(model: keras.Model, path: StrPath) -> PrivateOptimizer:
         )
     if "://" in str(path):
         raise ValueError(f"Expected a local path, got path={str(path)!r}: copy the folder after.")
+    if plans is not None and _own(optimizer, plans) is None:
+        raise ValueError(
+            f"Expected the plan of the model's optimizer among plans, got those of "
+            f"{[*plans.plans]}, none of which it is: pass the plans of all parts that trained the "
+            "model."
+        )
     return optimizer
 
 
-def released(optimizer: PrivateOptimizer) -> tuple[int, str]:
-    """Makes the weights what the plan has released, for good; the steps, and their statement."""
+def _own(optimizer: PrivateOptimizer, plans: DisjointPlans) -> str | None:
+    """The name of the part on which the optimizer trains."""
+    own = optimizer.plan.plan_id  # plans of the same numbers have the same fingerprint
+    return next((name for name, plan in plans.plans.items() if plan.plan_id == own), None)
+
+
+def released(optimizer: PrivateOptimizer, plans: DisjointPlans | None) -> tuple[int, str]:
+    """Makes the weights what the plan has released, for good; the steps, and their statement.
+
+    Parts other than the optimizer's own count with all their steps.
+    """
     optimizer.flush()
     optimizer.before_publishing()
     steps = optimizer.plan.sampling.steps - optimizer.steps_left
-    return steps, optimizer.plan.statement(steps)
+    if plans is None:
+        return steps, optimizer.plan.statement(steps)
+    taken = {name: plan.sampling.steps for name, plan in plans.plans.items()}
+    own = _own(optimizer, plans)
+    return steps, plans.statement(taken if own is None else {**taken, own: steps})
 
 
-def written(model: keras.Model, optimizer: PrivateOptimizer, path: StrPath) -> Export:
+def written(
+    model: keras.Model, optimizer: PrivateOptimizer, path: StrPath, plans: DisjointPlans | None
+) -> Export:
     """Writes the export."""
     with whole_folder(path) as folder:
-        steps, statement = released(optimizer)
+        steps, statement = released(optimizer, plans)
         layout = keras_folder.layout(model)
         digests = keras_folder.write(model, layout, folder / manifest.KERAS)
         variables = {v.name: v.variable for v in layout.weights if v.variable is not None}

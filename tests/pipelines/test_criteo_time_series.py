@@ -62,6 +62,7 @@ def running(days: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[TimeSe
     """DP-AdaFEST+ on drawn batches, rows from the running sum of histograms."""
     folder = tmp_path_factory.mktemp("running")
     changes = {"method": "dp_adafest_plus", "data.reading": "drawn"}
+    changes["export"] = str(folder / "exports")
     return train(config_of(days, **changes), folder), folder
 
 
@@ -106,6 +107,21 @@ class TestARun:
         assert [name for name, _ in result.curve] == ["day 1", "day 2"]
         assert result.curve[-1][1] == result.auc
         assert result.reduction > 1
+
+    def test_each_period_is_exported_as_what_it_changed(
+        self, running: tuple[TimeSeriesResult, Path], tmp_path: Path
+    ) -> None:
+        result, folder = running
+        first, delta, last = (
+            folder / "exports" / name for name in ("period-000", "delta-001", "period-001")
+        )
+        made = dp_sparse.apply_deltas(first, [delta], tmp_path / "made")
+        assert made.digest == dp_sparse.check_export(last).digest
+        assert (last / "statement.txt").read_text().strip() == result.statement
+        assert "2 disjoint parts" not in (first / "statement.txt").read_text()
+        weights = json.loads((delta / "export.json").read_text())["weights"]
+        assert any(weight["rows"] is not None for weight in weights)
+        assert keras.models.load_model(last / "keras").count_params() > 0
 
     def test_a_run_that_has_ended_is_not_trained_again(
         self, days: str, running: tuple[TimeSeriesResult, Path], monkeypatch: pytest.MonkeyPatch
@@ -193,6 +209,7 @@ class TestRefused:
             ({"period": 4}, "1 <= period <= 2"),
             ({"method": "dp_fest", "selection.frequencies": "monthly"}, "selection.frequencies"),
             ({"method": "non_private", "data.reading": "drawn"}, "data.reading=records"),
+            ({"method": "non_private", "export": "out"}, "private method with export"),
         ],
     )
     def test_settings(
@@ -254,6 +271,7 @@ def test_a_killed_run_goes_on_and_ends_at_the_epsilon_of_an_undisturbed_one(
 ) -> None:
     """SIGKILL in every period, once it has a checkpoint or soon after the last one ended."""
     folder, more = tmp_path / "run", ["--config.checkpoint_seconds=0.01"]
+    more.append(f"--config.export={tmp_path / 'exports'}")
     resume: list[str] = []
     for number in range(TRAIN_DAYS):
         process = subprocess.Popen(
@@ -280,6 +298,7 @@ def test_a_killed_run_goes_on_and_ends_at_the_epsilon_of_an_undisturbed_one(
     plans = plans_in(folder)
     assert result["steps"] == sum(plan.sampling.steps for plan in plans.values())
     assert result["epsilon"] == max(p.spent(p.sampling.steps).epsilon for p in plans.values())
+    assert dp_sparse.check_export(tmp_path / "exports/period-001").statement == result["statement"]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ import dp_sparse
 from models.pctr import pctr
 from pipelines.criteo.methods import METHODS, NON_PRIVATE, optimizer_under
 from pipelines.criteo.time_series.days import Period, day_files, periods_of
+from pipelines.criteo.time_series.exports import PeriodExports
 from pipelines.criteo.time_series.periods import PeriodPlans
 from pipelines.criteo.time_series.reading import (
     READERS,
@@ -61,15 +62,10 @@ def train(config: ml_collections.ConfigDict, folder: Path) -> TimeSeriesResult:
     """Trains and evaluates, or goes on where the run in `folder` stopped.
 
     Raises:
-        ValueError: An unknown method or reader, days that are missing or empty, or a number out of
-            its range.
+        ValueError: An unknown method or reader, days that are missing or empty, an export without
+            privacy, or a number out of its range.
     """
-    if config.method not in METHODS:
-        raise ValueError(f"Expected method to be one of {METHODS}, got method={config.method!r}.")
-    if config.data.reading not in READERS:
-        raise ValueError(
-            f"Expected data.reading to be one of {tuple(READERS)}, got {config.data.reading!r}."
-        )
+    _check(config)
     files = day_files(config.data.days)
     last = config.data.train_days
     if not 1 <= last < len(files):
@@ -79,6 +75,20 @@ def train(config: ml_collections.ConfigDict, folder: Path) -> TimeSeriesResult:
     keras.utils.set_random_seed(config.seed)  # of the initial weights alone
     run = _Run(config, folder, periods_of(files[:last], config.period), files[last:])
     return run.without_privacy() if config.method == NON_PRIVATE else run.private()
+
+
+def _check(config: ml_collections.ConfigDict) -> None:
+    if config.method not in METHODS:
+        raise ValueError(f"Expected method to be one of {METHODS}, got method={config.method!r}.")
+    if config.data.reading not in READERS:
+        raise ValueError(
+            f"Expected data.reading to be one of {tuple(READERS)}, got {config.data.reading!r}."
+        )
+    if config.export and config.method == NON_PRIVATE:
+        raise ValueError(
+            "Expected a private method with export, which carries a statement of privacy, got "
+            f"method={config.method!r}."
+        )
 
 
 class _Run:
@@ -96,6 +106,7 @@ class _Run:
         self._model = pctr(config.data.vocabularies, hidden=config.hidden)
         self._digests: dict[str, list[str]] = {}
         self._held_out = _held_out(config, folder, held_out)
+        self._exports = PeriodExports(Path(config.export)) if config.export else None
 
     def private(self) -> TimeSeriesResult:
         """A plan, an optimizer and a checkpoint for each period."""
@@ -135,8 +146,14 @@ class _Run:
                 verbose=self._config.verbose,
             )
         if not ended:
+            self._export(period, plans)
             self._end(period, plan.sampling.steps, report.reduction() if report.model else None)
         return optimizer
+
+    def _export(self, period: Period, plans: PeriodPlans) -> None:
+        if self._exports is not None:
+            so_far = {p.name: plans.found(p) for p in self._periods[: period.number + 1]}
+            self._exports.write(self._model, period, dp_sparse.DisjointPlans(so_far))
 
     def without_privacy(self) -> TimeSeriesResult:
         """The same periods and epochs with shuffled batches, neither clipped nor noised."""
