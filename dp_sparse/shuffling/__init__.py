@@ -3,7 +3,7 @@
 May use: all rooms but `distribution` and `auditing`.
 """
 
-from dp_sparse.shuffling.groups import Group, Member, permutation_groups
+from dp_sparse.shuffling.groups import Group, Member, Part, permutation_groups
 from dp_sparse.shuffling.optimizer import ShuffledDPSGDOptimizer
 from dp_sparse.shuffling.permute import permuted, shuffle
 from dp_sparse.shuffling.theorem6 import theorem6_sigma_not_a_guarantee
@@ -11,6 +11,7 @@ from dp_sparse.shuffling.theorem6 import theorem6_sigma_not_a_guarantee
 __all__ = [
     "Group",
     "Member",
+    "Part",
     "ShuffledDPSGDOptimizer",
     "permutation_groups",
     "permuted",

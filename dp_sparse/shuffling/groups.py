@@ -1,9 +1,10 @@
 """Permutation groups: which weights can be permuted together without any change of the output.
 
-A group is a set of places that may change among themselves, and the axes of variables that must
-follow: the hidden units of two dense layers with something elementwise in between, the heads of an
-attention layer, and within each head the units of query and key, and those of value and output
-("Shuffled DP-SGD", Theorems 3 and 4). They are found by the structure of a model.
+A group is a set of units that may change places, and the axes of variables that must follow
+("Shuffled DP-SGD", Theorems 3 and 4): the hidden units of two dense layers with something
+elementwise or a normalisation of all units in between; or the heads of an attention layer, and
+within each head the units of query and key, and those of value and output. They are found by the
+structure of a model.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from dp_sparse.core import UnsupportedLayerError
 
@@ -26,34 +28,44 @@ _HEADS = ("_query_dense", "_key_dense", "_value_dense")
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """An axis of a variable.
+    """Axes of a variable that hold the units of a part.
 
     Attributes:
         variable: The variable.
-        axis: Along which its entries are permuted.
-        head_axis: Along which each entry has a permutation of its own; None for one in all.
+        axis: The first of them: of the heads if there are any, else of the units.
     """
 
     variable: keras.Variable
     axis: int
-    head_axis: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Units that change places within each head, by permutations of their own.
+
+    Attributes:
+        size: How many a head has.
+        members: What follows.
+    """
+
+    size: int
+    members: tuple[Member, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Places that are permuted together.
+    """What is permuted together.
 
     Attributes:
         name: The path of the layer, and what is permuted there.
-        size: How many places.
-        permutations: How many independent permutations: of heads one each, else 1.
-        members: What follows.
+        parts: Each has units of its own.
+        heads: How many, which change places in all parts alike; None if there is one set of units,
+            without an axis of heads.
     """
 
     name: str
-    size: int
-    permutations: int
-    members: tuple[Member, ...]
+    parts: tuple[Part, ...]
+    heads: int | None = None
 
 
 def permutation_groups(model: keras.Model) -> list[Group]:
@@ -73,42 +85,66 @@ def permutation_groups(model: keras.Model) -> list[Group]:
                 f"({type(layer).__name__}): units of a head cannot change places. Train it with "
                 "DPSGDOptimizer."
             )
-    found = [*_dense_pairs(layers)]
+    outputs = _outputs(layers, model)
+    found = [*_dense_pairs(layers, outputs)]
     for layer in layers:
         if isinstance(layer, keras.layers.MultiHeadAttention):
-            found += _attention(layer)
+            found.append(_attention(layer))
     return found
 
 
-def _dense_pairs(layers: list[Any]) -> Iterator[Group]:
+def _outputs(layers: list[Any], model: keras.Model) -> set[int]:
+    """The layers whose results leave a model, by id: others see the order of their units."""
+    models = [each for each in (model, *layers) if isinstance(each, keras.Model)]
+    tensors = tf.nest.flatten([getattr(each, "outputs", None) for each in models])
+    return {id(t._keras_history.operation) for t in tensors if isinstance(t, keras.KerasTensor)}
+
+
+def _dense_pairs(layers: list[Any], outputs: set[int]) -> Iterator[Group]:
     for layer in layers:
         names = _FEEDFORWARD.get(type(layer).__name__)
         if names is not None:
             first, second = (getattr(layer, name) for name in names)
+            chain = [first, second]
         elif type(layer) is keras.layers.Dense:
-            first, second = layer, _next_dense(layer)
+            chain = _chain(layer, outputs)
         else:
             continue
-        if second is not None and _is_elementwise(first):
-            members = [Member(first.kernel, 1), Member(second.kernel, 0)]
-            if first.bias is not None:
-                members.append(Member(first.bias, 0))
-            yield Group(f"{first.path}: units", first.units, 1, tuple(members))
+        if chain and _is_elementwise(chain[0]):
+            yield _pair(chain)
 
 
-def _next_dense(layer: Any) -> Any:
-    """The dense layer that alone uses what this one gives, behind elementwise layers; or None."""
+def _pair(chain: list[Any]) -> Group:
+    """Of two dense layers and what is between them."""
+    first, *between, second = chain
+    members = [Member(first.kernel, 1), Member(second.kernel, 0)]
+    vectors = [first.bias]
+    vectors += [getattr(each, name, None) for each in between for name in ("gamma", "beta")]
+    members += [Member(vector, 0) for vector in vectors if vector is not None]
+    return Group(f"{first.path}: units", (Part(first.units, tuple(members)),))
+
+
+def _chain(layer: Any, outputs: set[int]) -> list[Any]:
+    """From this layer to the dense one that alone uses its units; empty if there is none."""
+    chain = [layer]
     while True:
         nodes = layer._outbound_nodes
-        if len(layer._inbound_nodes) != 1 or len(nodes) != 1:
-            return None
+        if len(layer._inbound_nodes) != 1 or len(nodes) != 1 or id(layer) in outputs:
+            return []
         layer = nodes[0].operation
         if len(layer._inbound_nodes) != 1:
-            return None
+            return []
+        chain.append(layer)
         if type(layer) is keras.layers.Dense:
-            return layer
-        if not isinstance(layer, keras.layers.Dropout) and not _is_activation(layer):
-            return None
+            return chain
+        if not _treats_units_alike(layer):
+            return []
+
+
+def _treats_units_alike(layer: Any) -> bool:
+    if type(layer) is keras.layers.LayerNormalization:
+        return layer.axis in ([-1], [len(layer.input.shape) - 1])
+    return isinstance(layer, keras.layers.Dropout) or _is_activation(layer)
 
 
 def _is_activation(layer: Any) -> bool:
@@ -124,26 +160,13 @@ def _is_elementwise(layer: Any) -> bool:
     }
 
 
-def _attention(layer: keras.layers.MultiHeadAttention) -> list[Group]:
+def _attention(layer: keras.layers.MultiHeadAttention) -> Group:
     """Whole heads; query and key within a head; value and output within a head."""
     query, key, value = (getattr(layer, name) for name in _HEADS)
-    output = layer._output_dense
-    heads = [Member(output.kernel, 0)]
-    inner: dict[str, list[Member]] = {"query and key": [], "value and output": []}
-    for dense, name in (
-        (query, "query and key"),
-        (key, "query and key"),
-        (value, "value and output"),
-    ):
-        heads.append(Member(dense.kernel, 1))
-        inner[name].append(Member(dense.kernel, 2, head_axis=1))
+    members: dict[Any, list[Member]] = {query: [], value: [Member(layer._output_dense.kernel, 0)]}
+    for dense, part in ((query, query), (key, query), (value, value)):
+        members[part].append(Member(dense.kernel, 1))
         if dense.bias is not None:
-            heads.append(Member(dense.bias, 0))
-            inner[name].append(Member(dense.bias, 1, head_axis=0))
-    inner["value and output"].append(Member(output.kernel, 1, head_axis=0))
-    count = query.kernel.shape[1]
-    groups = [Group(f"{layer.path}: heads", count, 1, tuple(heads))]
-    sizes = query.kernel.shape[2], value.kernel.shape[2]
-    for size, (name, members) in zip(sizes, inner.items(), strict=True):
-        groups.append(Group(f"{layer.path}: {name}", size, count, tuple(members)))
-    return groups
+            members[part].append(Member(dense.bias, 0))
+    parts = [Part(dense.kernel.shape[2], tuple(each)) for dense, each in members.items()]
+    return Group(f"{layer.path}: heads and their units", tuple(parts), query.kernel.shape[1])

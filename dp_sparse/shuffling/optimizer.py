@@ -103,7 +103,7 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
         self._groups = [
             group
             for group in permutation_groups(model)
-            if all(id(member.variable) in trained for member in group.members)
+            if all(id(m.variable) in trained for part in group.parts for m in part.members)
         ]
 
     def release(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
