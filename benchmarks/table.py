@@ -143,6 +143,16 @@ ROWS = (
         "{export_memory_over_table}; {delta_memory_over_table}; {apply_memory_over_table}",
     ),
     Row(
+        "Step of shuffled DP-SGD over one of DP-SGD: a small BERT; a small ViT",
+        "shuffling",
+        "{bert_overhead}; {vit_overhead}",
+    ),
+    Row(
+        "Products with permutation matrices over index gathers, 10,000 × 10,000",
+        "shuffling",
+        "{matmul_over_index}",
+    ),
+    Row(
         "What `recommend` learns, as a part of the best gain over a constant that the study found: "
         "ranking; clicks; images ([table](docs/results/defaults.md))",
         "recipes",

@@ -64,7 +64,11 @@ from dp_sparse.selection import (
     select_from_histograms,
     select_top_k,
 )
-from dp_sparse.shuffling import ShuffledDPSGDOptimizer, theorem6_sigma_not_a_guarantee
+from dp_sparse.shuffling import (
+    ShuffledDPSGDOptimizer,
+    theorem6_plan_not_a_guarantee,
+    theorem6_sigma_not_a_guarantee,
+)
 from dp_sparse.training import (
     ModelCheck,
     PrivacyMonitor,
@@ -145,5 +149,6 @@ __all__ = [
     "recommend",
     "select_from_histograms",
     "select_top_k",
+    "theorem6_plan_not_a_guarantee",
     "theorem6_sigma_not_a_guarantee",
 ]

@@ -28,7 +28,7 @@ FLOORS = (
 WITHOUT_KERAS = {"core", "noise", "sampling", "accounting", "selection"}
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 CLOSED = ("dp_sparse.clipping.uses", "dp_sparse.selection.top_k")  # to the rest of their room
-ROOMS_OF_BENCHMARKS = {"noise", "selection", "tied_embedding", "clipping_ways"}
+ROOMS_OF_BENCHMARKS = {"noise", "selection", "tied_embedding", "clipping_ways", "shuffling"}
 
 
 def imports(path: Path) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.accounting.plan_table import PlanTable, plan_table
 from dp_sparse.accounting.releases import Release
 from dp_sparse.accounting.run_cost import RunCost
+from dp_sparse.accounting.statement import beside
 
 __all__ = [
     "EPSILONS",
@@ -34,6 +35,7 @@ __all__ = [
     "PrivacyPlan",
     "Release",
     "RunCost",
+    "beside",
     "default_threshold",
     "epsilon_of",
     "event_config",

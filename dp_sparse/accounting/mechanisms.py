@@ -16,6 +16,11 @@ from dp_sparse.noise import REACH
 class Mechanism(Registered, abc.ABC):
     """A step's releases; `calibrate` finds their one free number, the noise multiplier."""
 
+    @property
+    def not_guaranteed(self) -> tuple[str, float] | None:
+        """Who claims another ε of all steps without proof, and which; None if nobody does."""
+        return None
+
     @abc.abstractmethod
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """The event of one step on one batch."""

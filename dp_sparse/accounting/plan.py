@@ -168,7 +168,8 @@ class PrivacyPlan:
     def statement(self, steps: int | None = None) -> str:
         """What `steps` steps (default: all) guarantee, to whom, and under which assumptions.
 
-        At most 15 short lines: the promise, what attackers can still do, limits, assumptions.
+        At most 15 short lines: the promise, what attackers can still do, limits, assumptions. A
+        claim that is not guaranteed stands above them.
         """
         steps = self.sampling.steps if steps is None else steps
         deltas = self.cost(self._noise_for(steps), steps).deltas(EPSILONS)
@@ -183,6 +184,7 @@ class PrivacyPlan:
             mechanism=self.mechanism.description(self._noise_for(steps)),
             releases=[str(self.price(release)) for release in self.releases],
             true_positive_rates=rates,
+            not_guaranteed=self.mechanism.not_guaranteed,
         )
 
     def explain(

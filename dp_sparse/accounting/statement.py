@@ -45,6 +45,7 @@ def statement(
     mechanism: str,
     releases: Sequence[str],
     true_positive_rates: Sequence[float],
+    not_guaranteed: tuple[str, float] | None = None,
 ) -> str:
     """Sentences on `steps` steps, one or two a line.
 
@@ -57,8 +58,10 @@ def statement(
         releases: Each other release with its price.
         true_positive_rates: The highest of any membership test at each rate of `RATES`, for one
             example, and then for `GROUP` examples.
+        not_guaranteed: Who claims another ε without proof, and which.
     """
     lines = [
+        *([] if not_guaranteed is None else [beside(*not_guaranteed, budget)]),
         f"({rounded_up(spent.epsilon, 4)}, {rounded_up(spent.delta, 3)})-differential privacy "
         f"protects one example after {steps} of {sampling.steps} steps; the budget is "
         f"epsilon={budget.epsilon:g}.",
@@ -75,6 +78,14 @@ def statement(
         *_ASSUMED,
     ]
     return "\n".join(lines)
+
+
+def beside(by: str, claimed: float, budget: PrivacyBudget) -> str:
+    """A claim that is not guaranteed, and what is."""
+    return (
+        f"{by} claims epsilon={claimed:.4g}, which is not guaranteed; "
+        f"epsilon={rounded_up(budget.epsilon, 4)} is."
+    )
 
 
 def _attack(rates: Sequence[float]) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dp_sparse.accounting import PrivacyPlan
+from dp_sparse.accounting import PrivacyPlan, beside
 from dp_sparse.auditing.scores import CanaryScores
 from dp_sparse.core import require_matplotlib, whole_file
 
@@ -74,6 +74,7 @@ class AuditResult:
         )
         return "\n".join(
             [
+                *self._not_guaranteed(),
                 f"Claimed epsilon={self.claim:.4g} at delta={delta:.3g}.",
                 f"{self.scores.count} canaries, {len(self.scores.held_in)} of them in the data; "
                 f"all bounds together hold at {self.confidence:.4%} confidence.",
@@ -86,6 +87,10 @@ class AuditResult:
                 f"{self.spent[1]:.3g} on the examples, beside every other run.",
             ]
         )
+
+    def _not_guaranteed(self) -> list[str]:
+        unproven = self.plan.mechanism.not_guaranteed
+        return [] if unproven is None else [beside(*unproven, self.plan.budget)]
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draws true positives over false ones, as seen and as the plan allows at most.

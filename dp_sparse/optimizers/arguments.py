@@ -9,14 +9,16 @@ from dp_sparse.optimizers.keras_wrapper import NoForeignGradients
 _COUPLED = ("gradient_accumulation_steps", "loss_scale_factor")
 
 
-def checked_plan(plan: PrivacyPlan, mechanism: type[Mechanism]) -> PrivacyPlan:
-    """A calibrated plan for steps of that mechanism; raises ValueError for any other."""
+def checked_plan(
+    plan: PrivacyPlan, mechanism: type[Mechanism], *others: type[Mechanism]
+) -> PrivacyPlan:
+    """A calibrated plan for steps of a mechanism; raises ValueError for any other."""
     if not isinstance(plan, PrivacyPlan) or not (plan.noise_multiplier and plan.plan_id):
         raise ValueError(
             f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate(), or "
             "plan.with_noise(...)."
         )
-    if type(plan.mechanism) is not mechanism:
+    if type(plan.mechanism) not in (mechanism, *others):
         raise ValueError(
             f"Expected a plan with mechanism={mechanism.__name__}(...), got "
             f"mechanism={plan.mechanism!r}: its noise is for other releases than this optimizer's."

@@ -51,6 +51,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
     """
 
     mechanism: type[Mechanism] = GaussianMechanism  # what the plan must pay for
+    unproven_mechanisms: tuple[type[Mechanism], ...] = ()  # others, whose claims are not guaranteed
     delays_noise = False  # whether tables in memory lack noise between steps
     replicable = True  # nothing of a step but what `update` writes is a replica's own
     reads_cotangents = False  # whether `rows_of_step` needs them
@@ -72,7 +73,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
             microbatch_size = validate.positive_integer("microbatch_size", microbatch_size)
         self.microbatch_size = microbatch_size
         self.optimizer = checked_optimizer(optimizer)
-        self._plan = checked_plan(plan, self.mechanism)
+        self._plan = checked_plan(plan, self.mechanism, *self.unproven_mechanisms)
         self._clip_norm = validate.clip_norm("clip_norm", clip_norm)
         self.steps_spent = self.add_variable(
             (), "zeros", "int64", "only_first_replica", name="steps_spent"

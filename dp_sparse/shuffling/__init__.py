@@ -4,6 +4,7 @@ May use: all rooms but `distribution` and `auditing`.
 """
 
 from dp_sparse.shuffling.groups import Group, Member, Part, permutation_groups
+from dp_sparse.shuffling.heuristic import Theorem6Mechanism, theorem6_plan_not_a_guarantee
 from dp_sparse.shuffling.optimizer import ShuffledDPSGDOptimizer
 from dp_sparse.shuffling.permute import permuted, shuffle
 from dp_sparse.shuffling.theorem6 import theorem6_sigma_not_a_guarantee
@@ -13,8 +14,10 @@ __all__ = [
     "Member",
     "Part",
     "ShuffledDPSGDOptimizer",
+    "Theorem6Mechanism",
     "permutation_groups",
     "permuted",
     "shuffle",
+    "theorem6_plan_not_a_guarantee",
     "theorem6_sigma_not_a_guarantee",
 ]

@@ -4,17 +4,20 @@
 are permuted where that changes no output.
 """
 
+import math
+import warnings
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from dp_sparse import noise
-from dp_sparse.accounting import PrivacyPlan
+from dp_sparse.accounting import PrivacyPlan, beside
 from dp_sparse.clipping import ClippedSums, ClippingStyle
 from dp_sparse.core import validate
 from dp_sparse.optimizers import DPSGDOptimizer, NoisyMeans
 from dp_sparse.shuffling.groups import permutation_groups
+from dp_sparse.shuffling.heuristic import Theorem6Mechanism
 from dp_sparse.shuffling.permute import shuffle
 
 
@@ -34,10 +37,13 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
             default it is not.
         microbatch_size: As `DPSGDOptimizer`.
         clipping: As `DPSGDOptimizer`.
+        heuristic: Whether to take a plan of `theorem6_plan_not_a_guarantee`, whose claimed ε is not
+            guaranteed; statements, reports and logs then say so.
         name: As in Keras.
 
     Raises:
-        ValueError: As `DPSGDOptimizer`, or `batch_clip_norm < clip_norm`.
+        ValueError: As `DPSGDOptimizer`, `batch_clip_norm < clip_norm`, or a plan that
+            is not as `heuristic` says.
         UnsupportedLayerError: When training begins, a model with rotary embeddings.
 
     Examples:
@@ -57,6 +63,7 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
     noise, and is post-processing. `theorem6_sigma_not_a_guarantee` is not used here.
     """
 
+    unproven_mechanisms = (Theorem6Mechanism,)
     replicable = False  # each replica would have to permute its own copies alike
 
     def __init__(
@@ -68,6 +75,7 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
         *,
         microbatch_size: int | None = None,
         clipping: ClippingStyle | None = None,
+        heuristic: bool = False,
         name: str | None = None,
     ) -> None:
         super().__init__(
@@ -78,6 +86,8 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
             clipping=clipping,
             name=name,
         )
+        self.heuristic = heuristic
+        self._check_claim(plan)
         if batch_clip_norm is not None:
             batch_clip_norm = validate.clip_norm("batch_clip_norm", batch_clip_norm)
             if batch_clip_norm < self.clip_norm:
@@ -86,6 +96,32 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
                     f"batch_clip_norm={batch_clip_norm!r}."
                 )
         self._batch_clip_norm = batch_clip_norm
+        if heuristic:
+            self._warn_of_claim()
+
+    def _check_claim(self, plan: PrivacyPlan) -> None:
+        claim = plan.mechanism.not_guaranteed
+        if claim is not None and not self.heuristic:
+            raise ValueError(
+                "Expected heuristic=True for a plan of theorem6_plan_not_a_guarantee, got "
+                f"heuristic=False. {beside(*claim, plan.budget)}"
+            )
+        if self.heuristic and claim is None:
+            raise ValueError(
+                "Expected a plan of theorem6_plan_not_a_guarantee with heuristic=True, got "
+                f"plan={plan!r}: use heuristic=False."
+            )
+
+    def _warn_of_claim(self) -> None:
+        mechanism = self.plan.mechanism
+        assert isinstance(mechanism, Theorem6Mechanism)
+        wanted = mechanism.batch_clip_ratio * self.clip_norm
+        if self.batch_clip_norm is None or not math.isclose(self.batch_clip_norm, wanted):
+            raise ValueError(
+                f"Expected batch_clip_norm={wanted:g}, for which the plan's noise was computed, "
+                f"got batch_clip_norm={self.batch_clip_norm!r}."
+            )
+        warnings.warn(beside(*mechanism.not_guaranteed, self.plan.budget), stacklevel=3)
 
     @property
     def batch_clip_norm(self) -> float | None:
@@ -130,7 +166,11 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""
-        return {**super().get_config(), "batch_clip_norm": self.batch_clip_norm}
+        return {
+            **super().get_config(),
+            "batch_clip_norm": self.batch_clip_norm,
+            "heuristic": self.heuristic,
+        }
 
 
 def _clipped(sums: ClippedSums, norm: float) -> Any:

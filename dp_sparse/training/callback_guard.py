@@ -24,7 +24,13 @@ from dp_sparse.training.monitor import PrivacyMonitor
 
 _SAVERS = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
 _HOOKS_WITH_METRICS = ("on_batch_end", "on_train_batch_end", "on_epoch_end", "on_train_end")
-_RELEASED = ("epoch", "batch", "epsilon", "learning_rate")  # in logs and names of files
+_RELEASED = (
+    "epoch",
+    "batch",
+    "epsilon",
+    "epsilon_not_guaranteed",
+    "learning_rate",
+)  # in logs and names of files
 _VALIDATE = "Use a val_ metric (no epsilon covers private held-out examples either)"
 _LEAVE_OUT = "Leave it out (PrivacyReport writes epsilon and validation metrics)"
 

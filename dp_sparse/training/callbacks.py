@@ -128,7 +128,7 @@ class PrivacyReport(keras.callbacks.Callback):
         for name, value in (logs or {}).items():
             if name.startswith("val_"):
                 self.history.validation.setdefault(name, []).append((step, float(value)))
-            elif self.diagnostics == "non_private" and name != "epsilon":
+            elif self.diagnostics == "non_private" and not name.startswith("epsilon"):
                 self.history.diagnostics.setdefault(f"training {name}", []).append(
                     (step, float(value))
                 )
@@ -208,6 +208,9 @@ class PrivacyReport(keras.callbacks.Callback):
         """ε of the next point, if there is one for this plan."""
         if logs is not None and math.isfinite(self._shown):
             logs["epsilon"] = self._shown
+            unproven = self._optimizer.plan.mechanism.not_guaranteed
+            if unproven is not None:
+                logs["epsilon_not_guaranteed"] = unproven[1]
 
     def _write(self) -> None:
         if self.path is not None:

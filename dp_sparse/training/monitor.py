@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.core import validate
 from dp_sparse.optimizers import DPAdaFESTOptimizer, PrivateOptimizer
 from dp_sparse.training.covered_steps import covered_steps_of
@@ -27,14 +28,19 @@ from dp_sparse.training.run_totals import (
 )
 
 _DIAGNOSTICS = ("private", "non_private")
-_RELEASED = ("epsilon", "learning_rate")  # what other callbacks put among training metrics
+_RELEASED = (
+    "epsilon",
+    "epsilon_not_guaranteed",
+    "learning_rate",
+)  # what other callbacks put among training metrics
 
 
 class PrivacyMonitor(keras.callbacks.Callback):
     """Writes a line every so many steps, to `log.jsonl` and as scalars for TensorBoard.
 
     A line has `step`; `epsilon`, of up to a tenth more steps, so it is never below what was spent,
-    and exact after the last one; `delta`; `expected_examples`, of all steps so far; and by
+    and exact after the last one; `delta`; `epsilon_not_guaranteed`, of a plan whose noise follows
+    from such a claim; `expected_examples`, of all steps so far; and by
     the paths of the tables `survivors` (rows noised a step, on average since the line before),
     `expected_false_rows` (of them by noise alone) and `gradient_size` (entries noised a step). Of
     LazyDP it has neither rows nor sizes. After each epoch with validation another line has `step`
@@ -186,6 +192,7 @@ class PrivacyMonitor(keras.callbacks.Callback):
             "step": step,
             "epsilon": self._epsilon.at_least(step),
             "delta": plan.budget.delta,
+            **_claimed(plan),
             "expected_examples": step * plan.sampling.expected_batch_size,
             **_of_tables(self._optimizer, rows_per_step(before, after)),
         }
@@ -212,6 +219,12 @@ class PrivacyMonitor(keras.callbacks.Callback):
         if self._waited.used:
             speed["input_wait_share"] = self._waited.seconds() / seconds
         return speed
+
+
+def _claimed(plan: PrivacyPlan) -> dict[str, float]:
+    """What is claimed of the noise of all steps without proof."""
+    unproven = plan.mechanism.not_guaranteed
+    return {} if unproven is None else {"epsilon_not_guaranteed": unproven[1]}
 
 
 def _of_tables(optimizer: PrivateOptimizer, rows: list[float]) -> dict[str, dict[str, float]]:
