@@ -1,0 +1,1 @@
+"""Sentence classification: text becomes tokens once, and a language model trains privately."""
