@@ -9,7 +9,7 @@ from pipelines.criteo.schema import TABLE3_VOCABULARIES
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The defaults of the Criteo pipeline; `pipelines.criteo.methods` has all methods."""
+    """The defaults of the Criteo pipeline; `pipelines.methods` has all methods."""
     config = ml_collections.ConfigDict()
     config.method = "dp_adafest"
     config.model = "pctr"  # or dlrm or dcn, of keras-rs' layers

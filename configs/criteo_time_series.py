@@ -11,7 +11,7 @@ from pipelines.criteo.schema import TABLE3_VOCABULARIES
 def get_config() -> ml_collections.ConfigDict:
     """DP-AdaFEST at ε = 1, a streaming period of one day."""
     config = ml_collections.ConfigDict()
-    config.method = "dp_adafest"  # or another of pipelines.criteo.methods
+    config.method = "dp_adafest"  # or another of pipelines.methods
     config.period = 1  # days between two updates of the model
     config.seed = 0  # of the initial weights
     config.hidden = (598, 598, 598, 598)  # widths of the model's ReLU layers

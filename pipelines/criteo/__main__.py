@@ -13,12 +13,12 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from pipelines.criteo import exporting
-from pipelines.criteo.methods import NON_PRIVATE
 from pipelines.criteo.records import PreparedData, PrepareError, load_or_prepare, prepared_in
 from pipelines.criteo.report import console_table, write_report
 from pipelines.criteo.sources import title_of
 from pipelines.criteo.tables import tpu_strategy
 from pipelines.criteo.train import train
+from pipelines.methods import NON_PRIVATE
 from pipelines.runs import Run
 
 _TPU = flags.DEFINE_string("tpu", "", "Name of a Cloud TPU, or `local` on its own machine.")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import ml_collections
 
-from pipelines.criteo.methods import NON_PRIVATE
+from pipelines.methods import NON_PRIVATE
 
 
 def check(config: ml_collections.ConfigDict, path: str, *, on_tpu: bool) -> None:

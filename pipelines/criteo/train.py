@@ -23,10 +23,11 @@ import tensorflow as tf
 
 import dp_sparse
 from models.pctr import pctr
-from pipelines.criteo.methods import METHODS, NON_PRIVATE, private_optimizer
+from pipelines.criteo.methods import private_optimizer
 from pipelines.criteo.records import PreparedData
 from pipelines.criteo.sources import batches_from, parts, schedule
 from pipelines.criteo.tables import LayerJob, examples_by_feature
+from pipelines.methods import METHODS, NON_PRIVATE
 from pipelines.optimizers import optimizer_of
 from pipelines.runs import Run
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers.implementations import BertWordPieceTokenizer
 
 from pipelines.glue.tasks import GlueDataError
 
@@ -47,26 +48,49 @@ class TextTokenizer:
         """A hash of all that it does."""
         return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
 
-    def check_table(self, rows: int, padding_id: int | None) -> None:
-        """Refuses a table that is not for these tokens.
-
-        Args:
-            rows: Of the word table. Some are rounded up to a multiple of 128.
-            padding_id: Of the model; None if it does not say.
+    def check_table(self, rows: int) -> None:
+        """Refuses a word table that is not for these tokens; some are rounded up to 128 rows.
 
         Raises:
-            GlueDataError: The table has another number of rows, or other padding.
+            GlueDataError: The table has another number of rows.
         """
         if not self.size <= rows < self.size + 128:
             raise GlueDataError(
                 f"Expected a word table of {self.size} rows for the tokenizer of {self.source}, "
                 f"got one of {rows}: the tokenizer and the weights belong to different models."
             )
-        if padding_id is not None and padding_id != self.padding_id:
-            raise GlueDataError(
-                f"Expected padding of id {self.padding_id}, as the tokenizer of {self.source} has "
-                f"it, got {padding_id} in the model."
-            )
+
+
+def tokenizer_of(source: str) -> TextTokenizer:
+    """The tokenizer of a folder, or that of a preset of keras-hub.
+
+    Raises:
+        GlueDataError: There is none, or one that the `tokenizers` library cannot be given.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir() and any(_is_there(folder, names) for names, _ in _LOADERS):
+        return load_tokenizer(folder)
+    import keras_hub
+
+    try:
+        found = keras_hub.tokenizers.Tokenizer.from_preset(
+            str(folder) if folder.is_dir() else source
+        )
+    except Exception as error:  # of a network, of a folder, of a class that is not there
+        first = str(error).split("\n", maxsplit=1)[0]
+        raise GlueDataError(
+            f"Expected a folder with a tokenizer ({_KNOWN}) or a preset of keras-hub that can be "
+            f"fetched, got {source!r}: {first} Give a folder by --config.model.tokenizer=FOLDER."
+        ) from error
+    if isinstance(found, keras_hub.tokenizers.BytePairTokenizer):
+        merges = [tuple(pair.split(" ")) for pair in found.merges]
+        return checked(byte_level_bpe(dict(found.vocabulary), merges), source)
+    if isinstance(found, keras_hub.tokenizers.WordPieceTokenizer):
+        return checked(word_piece(list(found.vocabulary), found.lowercase), source)
+    raise GlueDataError(
+        f"Expected a tokenizer of BERT or RoBERTa in {source!r}, got {type(found).__name__}: give "
+        "a folder with tokenizer.json by --config.model.tokenizer=FOLDER."
+    )
 
 
 def load_tokenizer(folder: str | Path) -> TextTokenizer:
@@ -77,7 +101,7 @@ def load_tokenizer(folder: str | Path) -> TextTokenizer:
     """
     folder = Path(folder)
     for names, load in _LOADERS:
-        if all((folder / name).is_file() for name in names):
+        if _is_there(folder, names):
             try:
                 tokenizer = load(*(folder / name for name in names))
             except Exception as error:  # the library raises plain Exception
@@ -85,9 +109,8 @@ def load_tokenizer(folder: str | Path) -> TextTokenizer:
                     f"Expected a tokenizer in {', '.join(names)} of {folder}, got {error}."
                 ) from error
             return checked(tokenizer, str(folder))
-    known = "; ".join(" and ".join(names) for names, _ in _LOADERS)
     raise GlueDataError(
-        f"Expected a folder with a tokenizer ({known}), got {folder}: give it by "
+        f"Expected a folder with a tokenizer ({_KNOWN}), got {folder}: give it by "
         "--config.model.tokenizer=FOLDER."
     )
 
@@ -168,19 +191,28 @@ def _merges(path: Path) -> list[tuple[str, str]]:
     return [(first, second) for first, second in pairs]
 
 
-def _word_piece(vocabulary: Path) -> Any:
+def word_piece(names: list[str], lowercase: bool) -> Any:
+    """BERT's tokenizer: `[CLS] a [SEP]`, and `[CLS] a [SEP] b [SEP]` for pairs."""
+    vocabulary = {name: number for number, name in enumerate(names)}
+    made = BertWordPieceTokenizer(vocabulary, lowercase=lowercase)
+    return tokenizers.Tokenizer.from_str(made.to_str())
+
+
+def _of_words(vocabulary: Path) -> Any:
     config = vocabulary.with_name("tokenizer_config.json")
     settings = json.loads(config.read_text("utf-8")) if config.is_file() else {}
-    from tokenizers.implementations import BertWordPieceTokenizer
+    names = vocabulary.read_text("utf-8").splitlines()
+    return word_piece(names, settings.get("do_lower_case", True))
 
-    lowercase = settings.get("do_lower_case", True)
-    made = BertWordPieceTokenizer(str(vocabulary), lowercase=lowercase)
-    return tokenizers.Tokenizer.from_str(made.to_str())
+
+def _is_there(folder: Path, names: tuple[str, ...]) -> bool:
+    return all((folder / name).is_file() for name in names)
 
 
 _LOADERS = (
     (("tokenizer.json",), lambda path: tokenizers.Tokenizer.from_file(str(path))),
     (("vocab.json", "merges.txt"), _of_vocabulary),
     (("encoder.json", "vocab.bpe", "dict.txt"), _of_authors),
-    (("vocab.txt",), _word_piece),
+    (("vocab.txt",), _of_words),
 )
+_KNOWN = "; ".join(" and ".join(names) for names, _ in _LOADERS)

@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from configs.criteo_sample import get_config
 from pipelines.criteo.generate import generate
-from pipelines.criteo.methods import METHODS
 from pipelines.criteo.records import prepare
 from pipelines.criteo.report import console_table, write_report
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 from pipelines.criteo.sparsity import sparsity
 from pipelines.criteo.tables import tpu_strategy
 from pipelines.criteo.train import exact_auc, train
+from pipelines.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 VOCABULARIES = (40, 7) * 13

@@ -14,10 +14,11 @@ from typing import Any
 import ml_collections
 
 import dp_sparse
-from pipelines.criteo.methods import WITH_ROWS, table_names
+from pipelines.criteo.methods import table_names
 from pipelines.criteo.time_series.days import Period
 from pipelines.criteo.time_series.reading import Reader
 from pipelines.files import whole_file
+from pipelines.methods import WITH_ROWS
 
 FIRST_DAY, ALL_DAYS, RUNNING = FREQUENCIES = ("first_day", "all_days", "running")
 _PLAN, _ROWS = "plan.json", "rows.npz"

@@ -17,7 +17,6 @@ import numpy as np
 
 import dp_sparse
 from models.pctr import pctr
-from pipelines.criteo.methods import METHODS, NON_PRIVATE, optimizer_under
 from pipelines.criteo.time_series.days import Period, day_files, periods_of
 from pipelines.criteo.time_series.exports import PeriodExports
 from pipelines.criteo.time_series.periods import PeriodPlans
@@ -30,6 +29,7 @@ from pipelines.criteo.time_series.reading import (
 )
 from pipelines.criteo.train import exact_auc, stock_batches
 from pipelines.files import whole_file
+from pipelines.methods import METHODS, NON_PRIVATE, optimizer_under
 from pipelines.optimizers import optimizer_of
 
 _DONE = "done.json"

@@ -1,0 +1,84 @@
+"""What trains and what judges: records of the training file, some held out, and the dev file."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_collections
+import numpy as np
+
+from pipelines.glue.held_out import split
+from pipelines.glue.reading import source_of
+from pipelines.glue.records import Tokens, tokens_of
+from pipelines.glue.tasks import DEV, TRAIN, GlueDataError, Task
+from pipelines.glue.tokens import TextTokenizer
+
+VALIDATION, HELD_OUT = "validation", "held_out"
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The examples of a run.
+
+    Attributes:
+        training: What it trains on.
+        judging: What judges, by name: `DEV`, and `VALIDATION` and `HELD_OUT` if rows are held out.
+        counts: What was left out, cut or dropped, for whoever runs the job.
+    """
+
+    training: Tokens
+    judging: dict[str, Tokens]
+    counts: dict[str, int]
+
+
+def load(
+    config: ml_collections.ConfigDict, task: Task, tokenizer: TextTokenizer, segments: bool
+) -> Data:
+    """The examples of `config.data`, tokenized once.
+
+    Raises:
+        GlueDataError: The text cannot be used, or not divided as the config asks for.
+    """
+    settings = config.data
+    directory = Path(settings.prepared or f"{config.report.directory}/prepared")
+    sources = {name: source_of(settings, task, name) for name in (TRAIN, DEV)}
+    found = {
+        name: tokens_of(
+            source,
+            name,
+            tokenizer,
+            settings.length,
+            directory,
+            segments=segments,
+            progress=bool(config.report.verbose),
+        )
+        for name, source in sources.items()
+    }
+    counts = {f"{name}: {what}": n for name in found for what, n in found[name].counts.items()}
+    judging = {DEV: found[DEV]}
+    training = found[TRAIN]
+    if settings.held_out:
+        if len(task.splits[TRAIN].texts) > 1:
+            raise GlueDataError(
+                f"Expected data.held_out=0 for task={task.name!r}, got {settings.held_out}: rows "
+                "are held out of tasks on single sentences."
+            )
+        texts = sources[TRAIN].read().texts[0]
+        training, parts, dropped = _held_out(settings, texts, training)
+        judging |= parts
+        counts["train: on no side"] = dropped
+    if settings.judge not in judging:
+        raise GlueDataError(
+            f"Expected data.judge to be one of {tuple(judging)}, got {settings.judge!r}."
+        )
+    return Data(training, judging, counts)
+
+
+def _held_out(
+    settings: ml_collections.ConfigDict, texts: Sequence[str], tokens: Tokens
+) -> tuple[Tokens, dict[str, Tokens], int]:
+    """Rows that train, rows that choose and judge, and how many are on no side."""
+    sides = split(texts, settings.held_out, settings.validation, settings.split_seed)
+    parts = {HELD_OUT: tokens.at(sides.held_out), VALIDATION: tokens.at(sides.validation)}
+    judging = {name: part for name, part in parts.items() if len(part)}
+    return tokens.at(np.asarray(sides.training)), judging, len(sides.dropped)

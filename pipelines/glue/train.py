@@ -1,0 +1,267 @@
+"""Fine-tunes one language model on one task, privately or not, and says how often it is right.
+
+LoRA's matrices, the head and the word table train (Ghazi et al., NeurIPS 2023, 4.1.1 and D.1.2);
+`model.words` freezes the table (their Table 6) or puts LoRA on it (Table 1).
+"""
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import ml_collections
+import numpy as np
+from models.pretrained import load_backbone, minilm_folder
+from models.roberta_lora import TextClassifier, text_classifier, word_table
+
+import dp_sparse
+from pipelines.criteo.train import StepTimer, stock_batches
+from pipelines.glue.data import Data, load
+from pipelines.glue.records import Tokens
+from pipelines.glue.tasks import task_of
+from pipelines.glue.tokens import TextTokenizer, tokenizer_of
+from pipelines.glue.words import selected_rows
+from pipelines.methods import NON_PRIVATE, WITH_ROWS, calibrated, optimizer_under
+from pipelines.optimizers import optimizer_of
+from pipelines.runs import Run
+from pipelines.sequences.schedule import WarmUpAndDecay
+
+METHODS = (NON_PRIVATE, "dp_sgd", "dp_adafest", "dp_fest", "dp_adafest_plus")
+MINILM = "minilm"
+_JUDGED_AT_ONCE = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a run.
+
+    Attributes:
+        method: One of `METHODS`.
+        accuracy: The part of the examples that were classified correctly, by what judged.
+        curve: (step, accuracy) on `data.judge` during training.
+        steps: Steps taken.
+        seconds: The time of all of them.
+        ms_per_step: The median, after the first; NaN if no step was left.
+        entries: Mean entries of the word table, or of LoRA on it, that got noise in a step; without
+            privacy all entries. NaN if no step was left.
+        reduction: Entries of the word table ÷ `entries`; infinite if it is frozen.
+        statement: What is guaranteed, to whom.
+        epsilon: ε spent; infinite without privacy.
+        counts: What was left out, cut or dropped of the data.
+        model: The trained model.
+    """
+
+    method: str
+    accuracy: dict[str, float]
+    curve: list[tuple[int, float]]
+    steps: int
+    seconds: float
+    ms_per_step: float
+    entries: float
+    reduction: float
+    statement: str
+    epsilon: float
+    counts: dict[str, int]
+    model: TextClassifier
+
+
+def train(config: ml_collections.ConfigDict, run: Run | None = None) -> Result:
+    """Loads, trains and judges; with a `run` it goes on where that is.
+
+    Raises:
+        GlueDataError: The text or the tokenizer cannot be used.
+        ValueError: A setting, the weights, or what they are for cannot be used.
+    """
+    if config.method not in METHODS:
+        raise ValueError(f"Expected method to be one of {METHODS}, got method={config.method!r}.")
+    if config.method in WITH_ROWS and config.model.words == "frozen":
+        raise ValueError(
+            f"Expected model.words that trains with method={config.method!r}, got 'frozen': there "
+            "are no rows to select."
+        )
+    keras.utils.set_random_seed(config.seed)  # initial weights; noise and sampling have own keys
+    task, source = task_of(config), source_of_weights(config)
+    backbone = load_backbone(source, max_length=config.data.length, dropout=config.model.dropout)
+    tokenizer = tokenizer_of(config.model.tokenizer or source)
+    tokenizer.check_table(backbone.vocabulary_size)
+    segments = "segment_ids" in backbone.input
+    data = load(config, task, tokenizer, segments)
+    model = text_classifier(
+        backbone,
+        classes=task.classes,
+        rank=config.model.rank,
+        words=config.model.words,
+        word_rank=config.model.word_rank or None,
+        pooling=config.model.pooling,
+        dropout=config.model.dropout,
+    )
+    steps = max(1, round(config.training.epochs * len(data.training) / config.training.batch_size))
+    return _fitted(config, model, data, tokenizer, steps, run)
+
+
+def source_of_weights(config: ml_collections.ConfigDict) -> str:
+    """`model.source`, the folder of its package for MiniLM."""
+    return str(minilm_folder()) if config.model.source == MINILM else config.model.source
+
+
+def _fitted(
+    config: ml_collections.ConfigDict,
+    model: TextClassifier,
+    data: Data,
+    tokenizer: TextTokenizer,
+    steps: int,
+    run: Run | None,
+) -> Result:
+    """The model, trained for the steps that are left, and judged."""
+    timer = StepTimer()
+    curve = _Accuracy(data.judging[config.data.judge])
+    report, spent = None, 0
+    if config.method == NON_PRIVATE:
+        _compile(model, _optimizer(config.optimizer, steps, model))
+        batches = stock_batches(data.training, config.training.batch_size, steps)
+    else:
+        optimizer = _private_optimizer(config, model, data, tokenizer, steps, run)
+        _compile(model, optimizer)
+        report = dp_sparse.PrivacyReport(
+            f"{config.report.directory}/report.html" if config.report.directory else None,
+            diagnostics=config.report.diagnostics,
+        )
+        batches = optimizer.plan.sampling.batches(data.training)
+        if run is not None:
+            spent, batches = run.restore(model), run.timed(batches)
+    if spent < steps:
+        epochs = max(1, min(config.training.evaluations, steps))
+        model.fit(
+            batches,
+            epochs=epochs,
+            initial_epoch=spent * epochs // steps,
+            steps_per_epoch=steps // epochs if report is None else None,  # shares of what is left
+            callbacks=[
+                timer,
+                *([report] if report is not None else []),
+                curve,
+                *(run.callbacks() if run is not None else []),
+            ],
+            verbose=config.report.verbose,
+        )
+    return _result(config, model, data, timer, curve)
+
+
+def _compile(model: TextClassifier, optimizer: keras.optimizers.Optimizer) -> None:
+    model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+
+def _private_optimizer(
+    config: ml_collections.ConfigDict,
+    model: TextClassifier,
+    data: Data,
+    tokenizer: TextTokenizer,
+    steps: int,
+    run: Run | None,
+) -> keras.optimizers.Optimizer:
+    table = word_table(model)
+    sampling = dp_sparse.PoissonSampling(
+        num_examples=len(data.training),
+        expected_batch_size=min(config.training.batch_size, len(data.training)),
+        steps=steps,
+    )
+    select = functools.partial(
+        selected_rows, config, table.name, table.input_dim, data.training, tokenizer
+    )
+    plan, rows = calibrated(config, sampling, select, run)
+    return optimizer_under(
+        config,
+        plan,
+        rows,
+        _optimizer(config.optimizer, steps, model),
+        _optimizer(config.table_optimizer, steps) if config.table_optimizer.name else None,
+        config.training.microbatch_size or None,
+    )
+
+
+def _optimizer(
+    settings: ml_collections.ConfigDict, steps: int, model: TextClassifier | None = None
+) -> keras.optimizers.Optimizer:
+    """Keras' optimizer; weight decay, if it has any, leaves the word table of `model` out."""
+    schedule = WarmUpAndDecay(settings.learning_rate, steps, settings.warm_up)
+    optimizer = optimizer_of(
+        ml_collections.ConfigDict({"optimizer": settings}),
+        learning_rate=keras.optimizers.schedules.serialize(schedule),
+    )
+    if model is not None and getattr(optimizer, "weight_decay", None):
+        optimizer.exclude_from_weight_decay(var_list=list(word_table(model).trainable_variables))
+    return optimizer
+
+
+class _Accuracy(keras.callbacks.Callback):
+    """The accuracy after each epoch."""
+
+    reads_training_metrics = False
+
+    def __init__(self, examples: Tokens) -> None:
+        super().__init__()
+        self._examples = examples
+        self.points: list[tuple[int, float]] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        steps = int(self.model.optimizer.iterations.numpy())
+        self.points.append((steps, accuracy(self.model, self._examples)))
+
+
+def accuracy(model: keras.Model, examples: Tokens) -> float:
+    """The part of the examples whose largest logit is that of their class."""
+    right = 0
+    for begin in range(0, len(examples), _JUDGED_AT_ONCE):
+        x, labels = examples.gather(np.arange(begin, min(begin + _JUDGED_AT_ONCE, len(examples))))
+        logits = np.asarray(model.predict_on_batch(x))
+        right += int((np.nan_to_num(logits).argmax(axis=1) == labels).sum())
+    return right / len(examples)
+
+
+def _result(
+    config: ml_collections.ConfigDict,
+    model: TextClassifier,
+    data: Data,
+    timer: StepTimer,
+    curve: _Accuracy,
+) -> Result:
+    found = {name: accuracy(model, examples) for name, examples in data.judging.items()}
+    entries = _entries(model)
+    table = model.backbone.vocabulary_size * model.backbone.token_embedding.output_dim
+    optimizer = model.optimizer
+    statement, epsilon = "No guarantee: gradients were neither clipped nor noised.", math.inf
+    if config.method != NON_PRIVATE:
+        spent = int(optimizer.steps_spent.numpy())
+        statement = optimizer.plan.statement(spent)
+        epsilon = optimizer.plan.spent(spent).epsilon
+    return Result(
+        method=config.method,
+        accuracy=found,
+        curve=curve.points,
+        steps=int(optimizer.iterations.numpy()),
+        seconds=sum(timer.seconds),
+        ms_per_step=1000 * statistics.median(timer.seconds[1:] or timer.seconds or [math.nan]),
+        entries=entries,
+        reduction=table / entries if entries else math.inf,
+        statement=statement,
+        epsilon=epsilon,
+        counts=data.counts,
+        model=model,
+    )
+
+
+def _entries(model: TextClassifier) -> float:
+    """Entries of the words' weights that a step changes, on average over the steps."""
+    table = word_table(model)
+    lookup = model.word_lookup.trainable_variables
+    sizes: Mapping[str, int] = {v.path: math.prod(v.shape) for v in lookup}
+    optimizer = model.optimizer
+    if not getattr(optimizer, "selects_rows", False):
+        return float(sum(sizes.values()))
+    steps = int(optimizer.iterations.numpy())
+    rows = optimizer.diagnostics.rows.numpy().sum() / steps if steps else math.nan
+    dense = sum(size for path, size in sizes.items() if path != table.embeddings.path)
+    return float(rows * table.output_dim + dense)
