@@ -1,0 +1,191 @@
+"""The paper's comparison of next-item models: which is best at which ε, over seeds.
+
+Source: Ding et al. (ICML 2024), Table 2, Figures 4, 7 and 10. A grid of batch sizes and learning
+rates is run for each model at one ε, with one seed, and judged by the last item but one
+(validation). Its best setting is run at every ε with several seeds, and judged by the last item. No
+ε covers that choice. A finished run is a line of the results file at once; the same command does
+the rest.
+
+`python -m pipelines.movielens.study --config configs/movielens_study.py --config.data.path=FILE`
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import ml_collections
+from absl import app, flags
+from ml_collections import config_flags
+
+from pipelines.files import whole_file
+from pipelines.movielens import study_maps, study_page
+from pipelines.movielens.run import Result, run
+
+_CONFIG = config_flags.DEFINE_config_file("config", "configs/movielens_study.py", "The study.")
+_ONLY_PAGE = flags.DEFINE_bool("only_page", False, "write the page of the runs that are there")
+
+MODELS: dict[str, dict[str, Any]] = {
+    "re_attention": {"kind": "re_attention"},
+    "vanilla": {"kind": "vanilla"},
+    "without_sharing": {"kind": "vanilla", "tied": False},
+    "gru": {"kind": "gru"},
+    "lstm": {"kind": "lstm"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One run.
+
+    Attributes:
+        model: Of `MODELS`.
+        epsilon: Of its budget.
+        batch_size: Expected.
+        learning_rate: The highest.
+        seed: Of the initial weights.
+        held_out: "validation" of the grid, "test" of the comparison.
+    """
+
+    model: str
+    epsilon: float
+    batch_size: int
+    learning_rate: float
+    seed: int = 0
+    held_out: str = "validation"
+
+    def config(self, study: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+        """Of `pipelines.movielens`."""
+        config = study.copy_and_resolve_references()
+        config.seed, config.data.held_out = self.seed, self.held_out
+        config.model.update(MODELS[self.model])
+        config.privacy.epsilon = self.epsilon
+        config.training.batch_size = self.batch_size
+        config.optimizer.learning_rate = self.learning_rate
+        config.report.directory = ""
+        return config
+
+
+class Results:
+    """The results file: a line for each finished run.
+
+    Args:
+        path: The file; it need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        if lines and not lines[-1].endswith("\n"):  # cut off while it was written
+            lines.pop()
+            with whole_file(path) as file:
+                file.write("".join(lines).encode())
+        self.lines: list[dict[str, Any]] = [json.loads(line) for line in lines]
+
+    def of(self, point: Point) -> dict[str, Any] | None:
+        """What came of a run; None if it has not finished."""
+        wanted = dataclasses.asdict(point)
+        return next((line["result"] for line in self.lines if line["point"] == wanted), None)
+
+    def add(self, point: Point, result: dict[str, Any]) -> None:
+        """Writes one line."""
+        self.lines.append({"point": dataclasses.asdict(point), "result": result})
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps(self.lines[-1]) + "\n")
+
+
+def grid(study: ml_collections.ConfigDict, model: str) -> list[Point]:
+    """The settings among which a model's is chosen."""
+    return [
+        Point(model, study.study.grid_epsilon, batch, rate)
+        for batch in study.study.batch_sizes
+        for rate in study.study.learning_rates
+    ]
+
+
+def best(study: ml_collections.ConfigDict, model: str, results: Results) -> Point | None:
+    """The best of a model's finished grid; None while it is not finished."""
+    found = [(point, results.of(point)) for point in grid(study, model)]
+    scores = {point: result["ndcg"] for point, result in found if result is not None}
+    return max(scores, key=lambda point: scores[point]) if len(scores) == len(found) else None
+
+
+def missing(study: ml_collections.ConfigDict, results: Results) -> Iterator[Point]:
+    """Runs to do, in their order; those of the comparison depend on the grids before them."""
+    for models in study.study.models:
+        for model in models:
+            yield from (point for point in grid(study, model) if results.of(point) is None)
+        for seed in study.study.seeds:
+            for epsilon in study.study.epsilons:
+                for model in models:
+                    point = compared(study, model, epsilon, seed, results)
+                    if point is not None and results.of(point) is None:
+                        yield point
+
+
+def compared(
+    study: ml_collections.ConfigDict, model: str, epsilon: float, seed: int, results: Results
+) -> Point | None:
+    """A run of the comparison; None while the model's grid is not finished."""
+    chosen = best(study, model, results)
+    if chosen is None:
+        return None
+    return dataclasses.replace(chosen, epsilon=epsilon, seed=seed, held_out="test")
+
+
+def as_line(result: Result) -> dict[str, Any]:
+    """What is kept of a run."""
+    return {
+        "ndcg": round(result.ndcg, 4),
+        "hit": round(result.hit, 4),
+        "curve": {
+            str(epoch): [round(found["ndcg"], 4), round(found["hit"], 4)]
+            for epoch, found in result.curve.items()
+        },
+        "steps": result.steps,
+        "noise_multiplier": result.noise_multiplier,
+        "seconds": round(result.seconds),
+    }
+
+
+def run_study(
+    study: ml_collections.ConfigDict, results: Results, report: Callable[[], None]
+) -> None:
+    """Runs what is missing, and reports after each run."""
+    for point in missing(study, results):
+        result = run(point.config(study))
+        if point.seed == study.study.seeds[0] and point.held_out == "test":
+            study_maps.save(result, Path(study.study.maps), point.model, point.epsilon)
+        results.add(point, as_line(result))
+        print(f"{point}: NDCG@10 {result.ndcg:.2f} %, {result.seconds:.0f} s", flush=True)
+        report()
+        del result
+        keras.backend.clear_session()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the study, or what of it is missing, and writes its page."""
+    if len(arguments) > 1:
+        raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
+    study = _CONFIG.value
+    results = Results(Path(study.study.results))
+
+    def report() -> None:
+        study_page.write(study, results.lines, Path(study.study.page), Path(study.study.maps))
+
+    try:
+        if not _ONLY_PAGE.value:
+            run_study(study, results, report)
+        report()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,141 @@
+"""The study of next-item models: what it runs, in which order, and the page of what it found."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+import pytest
+
+from configs import movielens_study
+from pipelines.movielens import study, study_page
+from pipelines.movielens.study import MODELS, Point, Results
+
+GRID_RATES = (0.01, 0.03)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> ml_collections.ConfigDict:
+    config = movielens_study.get_config()
+    config.study.update({"batch_sizes": (1000,), "learning_rates": GRID_RATES, "seeds": (0, 1)})
+    for name, file in (("results", "found.jsonl"), ("page", "found.md"), ("maps", "maps")):
+        config.study[name] = str(tmp_path / file)
+    return config
+
+
+def result_of(point: Point) -> dict[str, Any]:
+    """A made-up one: the second rate is the best, and Re-Attention the best model."""
+    score = 5.0 * (point.model == "re_attention") + 100 * point.learning_rate + point.seed
+    curve = {"2": [score / 2, score], "10": [score, 2 * score]}
+    return {
+        "ndcg": score,
+        "hit": 2 * score,
+        "curve": curve,
+        "steps": 40,
+        "noise_multiplier": 1.1,
+        "seconds": 1234,
+    }
+
+
+def finished(config: ml_collections.ConfigDict, runs: int | None = None) -> Results:
+    """All results, or the first ones."""
+    results = Results(Path(config.study.results))
+    for _, point in zip(range(runs or 1000), study.missing(config, results), strict=False):
+        results.add(point, result_of(point))
+    return results
+
+
+def test_grids_come_first_and_their_best_is_compared(small: ml_collections.ConfigDict) -> None:
+    points = [Point(**line["point"]) for line in finished(small).lines]
+    assert len(points) == 5 * 2 + 5 * 2 * 3 == len(set(points))
+    first = points[:4]
+    assert {point.model for point in first} == {"re_attention", "vanilla"}
+    assert all(p.held_out == "validation" and p.epsilon == 8 and p.seed == 0 for p in first)
+    compared = [point for point in points if point.held_out == "test"]
+    assert {point.learning_rate for point in compared} == {0.03}
+    assert {(p.model, p.epsilon, p.seed) for p in compared} == {
+        (model, epsilon, seed) for model in MODELS for epsilon in (5, 8, 10) for seed in (0, 1)
+    }
+    assert points.index(Point("gru", 8.0, 1000, 0.01)) > points.index(
+        Point("vanilla", 10.0, 1000, 0.03, 1, "test")
+    )
+
+
+def test_it_goes_on_behind_the_last_whole_line(small: ml_collections.ConfigDict) -> None:
+    finished(small, 3)
+    path = Path(small.study.results)
+    path.write_text(path.read_text() + '{"point": {"mod')
+    again = Results(path)
+    assert len(again.lines) == 3 and len(path.read_text().splitlines()) == 3
+    rest = study.missing(small, again)
+    assert next(rest) == Point("vanilla", 8.0, 1000, 0.03)
+
+
+def test_a_point_is_a_configuration_of_the_job(small: ml_collections.ConfigDict) -> None:
+    config = Point("without_sharing", 5.0, 512, 0.02, 3, "test").config(small)
+    assert config.model.kind == "vanilla" and not config.model.tied and config.seed == 3
+    assert config.privacy.epsilon == 5 and config.training.batch_size == 512
+    assert config.optimizer.learning_rate == 0.02 and config.data.held_out == "test"
+    assert Point("gru", 5.0, 512, 0.02).config(small).model.tied
+    assert small.model.tied and small.seed == 0
+
+
+def test_a_page_without_runs_says_so(small: ml_collections.ConfigDict) -> None:
+    page = Path(small.study.page)
+    study_page.write(small, [], page, Path(small.study.maps))
+    assert page.read_text().count("No run has finished yet.") == 3
+    assert not list(page.parent.glob("*.png"))
+
+
+def test_the_page_has_means_spreads_and_pictures(small: ml_collections.ConfigDict) -> None:
+    page, maps = Path(small.study.page), Path(small.study.maps)
+    maps.mkdir()
+    for epsilon in (5, 10):
+        np.save(maps / f"vanilla_{epsilon}.npy", np.random.default_rng(0).random((5, 4, 4)))
+    study_page.write(small, finished(small).lines, page, maps)
+    text = page.read_text()
+    row = "| re_attention | 5 | batch 1,000, rate 0.03 | 2 | 8.50 ± 0.71 | 17.00 ± 1.41 | 5.88 |"
+    assert row in text and "| lstm | 10 |" in text
+    assert "At ε = 8 Re-Attention has +5.00 points" in text and "seeds is 0.71" in text
+    assert text.count(".png)") == 3 == len(list(page.parent.glob("found_*.png")))
+    assert all(file.read_bytes()[:4] == b"\x89PNG" for file in page.parent.glob("found_*.png"))
+
+
+def test_renyi_accounting_is_looser_than_privacy_loss_distributions() -> None:
+    """σ = 1.0954642 was calibrated to ε = 8 by privacy loss distributions."""
+    assert 8.0 < float(study_page.renyi_epsilon(1.0954642, 0.25, 40, 1 / 6040)) < 9.5
+
+
+@pytest.mark.slow
+def test_a_run_of_the_study_leaves_a_line_a_map_and_a_page(
+    small: ml_collections.ConfigDict, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.data.update({"path": str(path), "num_items": 12, "length": 4, "predicted": 3})
+    small.model.update({"width": 4, "blocks": 1})
+    small.training.update({"epochs": 1, "score_every": 1})
+    small.study.update({"models": (("vanilla",),), "epsilons": (8.0,), "seeds": (0,)})
+    small.study.update({"batch_sizes": (20,), "learning_rates": (0.01,)})
+    monkeypatch.setattr(study, "_CONFIG", type("Flag", (), {"value": small}))
+    monkeypatch.setattr(study, "_ONLY_PAGE", type("Flag", (), {"value": False}))
+    assert study.main(["study"]) == 0
+    lines = [json.loads(line) for line in Path(small.study.results).read_text().splitlines()]
+    assert [line["point"]["held_out"] for line in lines] == ["validation", "test"]
+    assert np.load(Path(small.study.maps) / "vanilla_8.npy").shape[1:] == (4, 4)
+    assert "| vanilla | 8 |" in Path(small.study.page).read_text()
+    monkeypatch.setattr(study, "run", never)
+    assert study.main(["study"]) == 0  # nothing is missing
+
+
+def never(config: ml_collections.ConfigDict) -> None:
+    raise AssertionError(config)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    starts = rng.integers(0, 12, 40)
+    lines = [f"{u} {(s + i) % 12 + 1}" for u, s in enumerate(starts) for i in range(9)]
+    file = tmp_path / "interactions.txt"
+    file.write_text("\n".join(lines) + "\n")
+    return file
