@@ -21,6 +21,7 @@ from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.core import PrivacyError, whole_file
 
 _FORMAT = "dp_sparse-budget-account-1"
+_PROCESSORS = 1e-6  # by which the epsilon of a plan may differ between two of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +75,9 @@ class BudgetAccount:
     All charged runs together are (ε, δ)-differentially private for the account's budget, by basic
     composition, under the neighbouring relation of their plans, which must be one and the same.
     Basic composition stays true where a plan is chosen after earlier results were seen, since the
-    sum is bounded in advance: it is a privacy filter (Rogers et al., NeurIPS 2016). A plan counts
-    whole, whether or not its run ends early. What is trained without a charge is not covered. The
+    sum is bounded in advance: it is a privacy filter (Rogers et al., NeurIPS 2016). It needs each
+    run to draw its batches by itself, so plans on a shared draw are refused. A plan counts whole,
+    whether or not its run ends early. What is trained without a charge is not covered. The
     file tells nothing of the data.
     """
 
@@ -127,7 +129,9 @@ class BudgetAccount:
         Raises:
             ValueError: A plan without noise, of `not_private_plan`, or with another neighbouring
                 relation than earlier ones.
-            PrivacyError: The plan is beyond what is left; nothing is charged.
+            PrivacyError: The plan is beyond what is left, spends more than its budget says, trains
+                on a shared draw of batches, or has the name of a charged one and another budget;
+                nothing is charged.
         """
         if not isinstance(plan, PrivacyPlan) or plan.plan_id is None:
             raise ValueError(f"Expected a calibrated plan, got {plan!r}: use plan.calibrate().")
@@ -136,9 +140,11 @@ class BudgetAccount:
                 "Expected a plan with an epsilon, got one of not_private_plan: there is nothing to "
                 "charge, and nothing of its run may be released."
             )
+        _refuse_shared(plan)
+        _refuse_dearer(plan)
         with self._locked():
             budget, relation, charges = self._read()
-            if plan.plan_id not in {charge.plan_id for charge in charges}:
+            if not _is_charged(plan, charges):
                 self._refuse_other(relation, plan)
                 self._refuse_beyond(budget, charges, plan.budget)
                 now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -213,6 +219,38 @@ class BudgetAccount:
         with self._path.with_name(f".{self._path.name}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _refuse_shared(plan: PrivacyPlan) -> None:
+    if not plan.sampling.composes:
+        raise PrivacyError(
+            "Expected a plan whose run draws its batches by itself, got one on a draw that other "
+            "runs share: together they may cost several times the sum of their budgets. Prepare "
+            "batches for each run, without shared=True."
+        )
+
+
+def _refuse_dearer(plan: PrivacyPlan) -> None:
+    spent = plan.spent(plan.sampling.steps).epsilon
+    if spent > plan.budget.epsilon * (1 + _PROCESSORS):
+        raise PrivacyError(
+            f"Expected a plan that spends at most its budget, epsilon={plan.budget.epsilon:g}, got "
+            f"one whose {plan.sampling.steps} steps spend epsilon={spent:g}: its noise or its "
+            "sampling was changed by hand. Use calibrate(), or with_noise(...)."
+        )
+
+
+def _is_charged(plan: PrivacyPlan, charges: list[Charge]) -> bool:
+    """Whether the plan is among the charges, with the budget that it has."""
+    own = [charge for charge in charges if charge.plan_id == plan.plan_id]
+    for charge in own:
+        if (charge.epsilon, charge.delta) != (plan.budget.epsilon, plan.budget.delta):
+            raise PrivacyError(
+                f"Expected the plan that was charged, of epsilon={charge.epsilon:g} and delta="
+                f"{charge.delta:g}, got one of the same name with epsilon={plan.budget.epsilon:g} "
+                f"and delta={plan.budget.delta:g}: calibrate() makes a plan with a name of its own."
+            )
+    return bool(own)
 
 
 def _left(budget: PrivacyBudget, charges: list[Charge]) -> tuple[float, float]:

@@ -73,6 +73,11 @@ class Sampling(Registered, abc.ABC):
         """What the keys of a run follow from, if they are no secret, for debugging; else None."""
         return None
 
+    @property
+    def composes(self) -> bool:
+        """Whether the run draws its batches apart from every other run, so that their costs add."""
+        return True
+
     def for_plan(self, fingerprint: int | None) -> "Sampling":
         """The sampler of the calibrated plan with this fingerprint, or of none yet."""
         del fingerprint

@@ -7,19 +7,22 @@ import multiprocessing
 import secrets
 from pathlib import Path
 
+import dp_accounting
 import pytest
 
-from dp_sparse.accounting import BudgetAccount, PrivacyBudget, PrivacyPlan
+from dp_sparse.accounting import BudgetAccount, PrivacyBudget, PrivacyPlan, epsilon_of
 from dp_sparse.core import PrivacyError
 from dp_sparse.sampling import PoissonSampling, Sampling, StreamSampling
+from dp_sparse.sampling.offline import OfflinePoissonSampling
 
 POISSON = PoissonSampling(1000, 100, steps=3)
+SHARED = OfflinePoissonSampling(10_000, 10, steps=3, draw_id=64 * "0", shared=True)
 
 
 def plan(epsilon: float, delta: float = 1e-6, sampling: Sampling = POISSON) -> PrivacyPlan:
-    """Any noise will do: the account takes the budget."""
+    """So much noise that any budget is enough: the account takes the budget."""
     made = PrivacyPlan(PrivacyBudget(epsilon, delta), sampling)
-    return dataclasses.replace(made, noise_multiplier=1.0, plan_id=secrets.token_hex(16))
+    return dataclasses.replace(made, noise_multiplier=1e4, plan_id=secrets.token_hex(16))
 
 
 @pytest.fixture
@@ -56,6 +59,40 @@ def test_a_plan_beyond_either_is_refused_and_not_charged(
 def test_a_plan_is_charged_once(path: Path) -> None:
     account, own = BudgetAccount(path, PrivacyBudget(1.0, 1e-5)), plan(0.7)
     assert account.charge(own) == account.charge(own)
+    assert len(account.charges) == 1
+
+
+def test_one_name_is_one_budget(path: Path) -> None:
+    """Else a plan of the same name, made by hand, would spend without a charge."""
+    account, own = BudgetAccount(path, PrivacyBudget(1.0, 1e-5)), plan(0.2)
+    account.charge(own)
+    larger = dataclasses.replace(own, budget=PrivacyBudget(0.9, 1e-6))
+    with pytest.raises(PrivacyError, match="of the same name with epsilon=0.9"):
+        account.charge(larger)
+    assert len(account.charges) == 1
+
+
+def test_a_plan_that_spends_more_than_it_says_is_refused(path: Path) -> None:
+    account, own = BudgetAccount(path, PrivacyBudget(1.0, 1e-5)), plan(0.1)
+    dearer = dataclasses.replace(own, noise_multiplier=1.0)
+    with pytest.raises(PrivacyError, match=r"whose 3 steps spend epsilon=2\.6"):
+        account.charge(dearer)
+    assert not account.charges
+
+
+def cost_of_runs_on_one_draw(runs: int, noise_multiplier: float, delta: float) -> float:
+    """All of them see one sample at each step: one mechanism of less noise, sampled once."""
+    together = dp_accounting.GaussianDpEvent(noise_multiplier / runs**0.5)
+    return epsilon_of(SHARED.event(together, SHARED.steps), delta, 1e-3)
+
+
+def test_runs_on_one_draw_cost_more_than_their_sum_and_are_refused(path: Path) -> None:
+    one = cost_of_runs_on_one_draw(1, 0.8, 1e-6)
+    assert cost_of_runs_on_one_draw(4, 0.8, 4e-6) > 1.5 * 4 * one
+    account = BudgetAccount(path, PrivacyBudget(1.0, 1e-5))
+    with pytest.raises(PrivacyError, match="got one on a draw that other runs share"):
+        account.charge(plan(0.1, sampling=SHARED))
+    account.charge(plan(0.1, sampling=dataclasses.replace(SHARED, shared=False)))
     assert len(account.charges) == 1
 
 

@@ -65,6 +65,11 @@ class OfflinePoissonSampling(PoissonSampling):
         return self.steps
 
     @property
+    def composes(self) -> bool:
+        """Not where other runs may see the same batches."""
+        return not self.shared
+
+    @property
     def description(self) -> str:
         """Lines for the statement."""
         lines = (
