@@ -14,10 +14,10 @@ from typing import Any
 import keras
 import ml_collections
 import numpy as np
-from models.pretrained import load_backbone, minilm_folder
-from models.roberta_lora import TextClassifier, text_classifier, word_table
 
 import dp_sparse
+from models.pretrained import load_backbone, minilm_folder
+from models.roberta_lora import TextClassifier, text_classifier, word_table
 from pipelines.criteo.train import StepTimer, stock_batches
 from pipelines.glue.data import Data, load
 from pipelines.glue.records import Tokens
