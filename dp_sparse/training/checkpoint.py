@@ -49,10 +49,11 @@ class PrivateCheckpoint(keras.callbacks.Callback):
     A step is published when a checkpoint that holds it gets its name. Before that the folder says
     so, and from then on the step stays spent, whichever checkpoint is loaded. Steps that nobody has
     seen run again with fresh noise and cost nothing. No key is saved, so no noise is drawn twice.
-    This holds for what is written by this callback, by `export_model` and `export_delta`, before
-    which it saves, and by others at the end of epochs and of training; a callback of yours that
-    writes in between publishes steps that this one does not know of. What a plan releases besides,
-    such as selected rows, is yours to save.
+    This holds for what is written by this callback, by `export_model`, `export_delta` and the
+    model's `save`, `save_weights` and `export`, before which it saves, and by others at the end of
+    epochs and of training; a callback of yours that reads weights in between in another way
+    publishes steps that this one does not know of. What a plan releases besides, such as selected
+    rows, is yours to save.
     """
 
     reads_weights = True
@@ -76,7 +77,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         self.keep = validate.positive_integer("keep", keep)
         self._restored: keras.Model | None = None
         self._covered = CoveredSteps()
-        self._terminated = False
+        self._terminated = self._saving = False
 
     @property
     def steps(self) -> list[int]:
@@ -106,6 +107,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
                 f"Expected a built model, got {model.name}: call it on a batch of inputs first."
             )
         self._folder.lock()
+        self._folder.clear()
         plan = optimizer.plan.fingerprint
         published = self._folder.published(plan)
         if not optimizer.built:
@@ -180,8 +182,12 @@ class PrivateCheckpoint(keras.callbacks.Callback):
 
     def _save(self) -> None:
         step = self._step()
-        if step > self._covered.step:
-            self._folder.save(self._restored, self._optimizer.plan.fingerprint, step)
+        if step > self._covered.step and not self._saving:
+            self._saving = True  # which calls save_weights, before which it would save
+            try:
+                self._folder.save(self._restored, self._optimizer.plan.fingerprint, step)
+            finally:
+                self._saving = False
             self._covered.step = step  # logs may tell of it from now on
             for old in self._folder.steps()[: -self.keep]:
                 self._folder.remove(old)

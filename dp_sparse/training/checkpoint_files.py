@@ -4,7 +4,9 @@
 before that can be: steps up to it stay spent, whichever weights a later process finds. Beside it
 are `step-N.weights.h5`, Keras' own format, and `step-N.json` with the size and the SHA-256 of these
 weights, which is written last. No file holds a key. A folder is local, or any path of
-`tf.io.gfile`; a local one has a lock, so that no two processes train in it at once.
+`tf.io.gfile`; a local one has a lock, so that no two processes train in it at once. A process that
+is killed may leave weights of a step that was not published, under a name that begins with a dot:
+they go when the next one begins.
 """
 
 import hashlib
@@ -19,6 +21,7 @@ import tensorflow as tf
 from dp_sparse.core import PrivacyError, exclusive, synced
 
 _PUBLISHED = "published.json"
+_UNNAMED = ".step-"  # what begins so was not published
 
 
 class CheckpointFolder:
@@ -48,6 +51,17 @@ class CheckpointFolder:
                 f"Expected one process in {self.path}, got a second one: both would publish the "
                 "same steps. Wait for the first, or use another folder and plan."
             )
+
+    def clear(self) -> None:
+        """Removes what a process left that was killed before it published the step.
+
+        The step runs again with other noise, and whoever saw both would learn more than one tells.
+        """
+        for name in map(_without_slash, tf.io.gfile.listdir(self.path)):
+            if not name.startswith(_UNNAMED):
+                continue
+            path = self._of(name)
+            (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
 
     def published(self, plan: int) -> int | None:
         """The highest published step, or None if no run of this folder has begun.
@@ -100,7 +114,8 @@ class CheckpointFolder:
         All that needs room on the disk is there before the step is published.
         """
         unnamed = self._of(f".{_weights(step)}")
-        with tempfile.TemporaryDirectory(dir=self.path if self._local else None) as folder:
+        place = self.path if self._local else None
+        with tempfile.TemporaryDirectory(prefix=_UNNAMED, dir=place) as folder:
             own = f"{folder}/{_weights(step)}"
             model.save_weights(own)
             size, digest = _described(own)
@@ -169,6 +184,10 @@ class CheckpointFolder:
 
     def _unfinished(self, name: str) -> str:
         return self._of(f".{name}.tmp")
+
+
+def _without_slash(name: str) -> str:
+    return name.rstrip("/")  # which folders have on some file systems
 
 
 def _weights(step: int) -> str:

@@ -29,6 +29,7 @@ from dp_sparse.training.plan_steps import FitSteps
 from dp_sparse.training.train_step import private_train_step
 
 _HELD_OUT = {"test_step": "model.evaluate(x, y)", "predict_step": "model.predict(x)"}
+_PUBLISHERS = ("save", "save_weights", "export")
 _REPLACED = (
     "fit",
     "train_step",
@@ -36,6 +37,7 @@ _REPLACED = (
     "_maybe_symbolic_build",
     "set_state_tree",
     *_HELD_OUT,
+    *_PUBLISHERS,
 )
 
 
@@ -129,6 +131,8 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     model.train_step = lambda data: (in_graph if tf.executing_eagerly() else step)(data)
     for name, instead in _HELD_OUT.items():
         setattr(model, name, _refusing_batches(getattr(model, name), instead))
+    for name in _PUBLISHERS:
+        setattr(model, name, _covered_first(optimizer, getattr(model, name)))
     model.fit = _refusing_class_weight(model.fit)
     steps = plan_steps.of_fit(model)
     model.make_train_function = _making_train_function(model, optimizer, steps)
@@ -148,6 +152,17 @@ def _refusing_batches(step: Callable[[Any], Any], instead: str) -> Callable[[Any
                 f"random sizes: call {instead} with the examples themselves."
             )
         return step(data)
+
+    return run
+
+
+def _covered_first(optimizer: PrivateOptimizer, write: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that writes weights, once a checkpoint holds them if the run has any."""
+
+    @functools.wraps(write)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        optimizer.before_publishing()
+        return write(*args, **kwargs)
 
     return run
 

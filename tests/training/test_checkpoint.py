@@ -133,6 +133,59 @@ class TestPublished:
         assert checkpoint.steps == [2]
         assert checkpoint.restore(model) == 4
 
+    def test_weights_of_a_step_that_was_not_published_go(
+        self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, new_process: Any
+    ) -> None:
+        """The step runs again: beside the new weights, the old ones would tell twice of it."""
+        plan = plan_of(9)
+
+        def gone(self: Any, of: int, step: int) -> None:
+            if step == 4:
+                raise KeyboardInterrupt
+            published(self, of, step)
+
+        files = checkpoint_files().CheckpointFolder
+        published = files.publish
+        with monkeypatch.context() as patched:
+            patched.setattr(files, "publish", gone)
+            patched.setattr(files, "lock", lambda self: self.path and tmp_path.mkdir(exist_ok=True))
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path, plan, every_steps=2)
+        assert list(tmp_path.glob(".step-000000004*.h5"))
+        (tmp_path / ".step-of_a_killed_process").mkdir()
+        (tmp_path / ".step-of_a_killed_process" / "step-000000004.weights.h5").touch()
+        new_process()
+        model, checkpoint = compiled(plan), PrivateCheckpoint(str(tmp_path))
+        assert checkpoint.restore(model) == 2
+        assert not list(tmp_path.glob(".step*")) and checkpoint.steps == [2]
+
+    @pytest.mark.parametrize("how", ["save", "save_weights", "export"])
+    def test_before_the_model_writes_its_weights(
+        self, tmp_path: pathlib.Path, new_process: Any, how: str
+    ) -> None:
+        """Also after a `fit` that was interrupted, whose steps no callback saved."""
+
+        class Interrupt(keras.callbacks.Callback):
+            reads_training_metrics = False
+
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if batch == 2:
+                    raise KeyboardInterrupt
+
+        plan, folder = plan_of(9), tmp_path / "run"
+        model, checkpoint = compiled(plan), PrivateCheckpoint(str(folder))
+        checkpoint.restore(model)
+        batches = plan.sampling.batches(clicks(8))
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(batches, callbacks=[checkpoint, Interrupt()], verbose=0)
+        assert checkpoint.steps == []
+        path = {"save": "m.keras", "save_weights": "m.weights.h5", "export": "m"}[how]
+        getattr(model, how)(tmp_path / path)
+        assert checkpoint.steps == [3]
+        checkpoint._folder._lock = None
+        new_process()
+        assert PrivateCheckpoint(str(folder)).restore(compiled(plan)) == 3
+
     def test_nothing_that_is_whole(self, tmp_path: pathlib.Path) -> None:
         plan = self.begun(tmp_path)
         for path in tmp_path.glob("*.h5"):
