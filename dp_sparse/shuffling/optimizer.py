@@ -135,6 +135,7 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
         model = self._model() if self._model is not None else None
         super().build(variables)
         assert model is not None
+        self._slots = _slots_of(self.optimizer)
         trained = {id(variable) for variable in variables}
         self._groups = [
             group
@@ -151,18 +152,7 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
     def update(self, noisy: NoisyMeans) -> None:
         """Updates every variable, then permutes."""
         super().update(noisy)
-        shuffle(self._groups, self._account.noise_key.next_draw(), self._slots_of)
-
-    def _slots_of(self, variable: keras.Variable) -> list[keras.Variable]:
-        """The wrapped optimizer's variables that belong to one of the model's."""
-        trained = self.optimizer._trainable_variables
-        index = next(i for i, each in enumerate(trained) if each is variable)
-        lists = [v for v in vars(self.optimizer).values() if isinstance(v, list)]
-        aligned = [v for v in lists if len(v) == len(trained) and v is not trained]
-        slots = [v[index] for v in aligned if isinstance(v[index], keras.Variable)]
-        own = {id(v) for v in self.optimizer.variables}
-        unique = {id(slot): slot for slot in slots if id(slot) in own}
-        return list(unique.values())
+        shuffle(self._groups, self._account.noise_key.next_draw(), lambda v: self._slots[id(v)])
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""
@@ -171,6 +161,32 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
             "batch_clip_norm": self.batch_clip_norm,
             "heuristic": self.heuristic,
         }
+
+
+def _slots_of(optimizer: keras.optimizers.Optimizer) -> dict[int, list[keras.Variable]]:
+    """By the id of each trained variable, what the optimizer gathers for it, entry by entry.
+
+    Raises:
+        ValueError: It gathers something of another shape, which cannot be permuted along.
+    """
+    trained, own = optimizer._trainable_variables, {id(v) for v in optimizer.variables}
+    lists = [v for v in vars(optimizer).values() if isinstance(v, list) and len(v) == len(trained)]
+    rows = [
+        row
+        for row in lists
+        if all(id(s) in own and s.shape == v.shape for s, v in zip(row, trained, strict=True))
+    ]
+    distinct = list({tuple(map(id, row)): row for row in rows}.values())
+    found = {id(v): [row[i] for row in distinct] for i, v in enumerate(trained)}
+    followed = {id(slot) for slots in found.values() for slot in slots}
+    for variable in optimizer.variables:
+        if variable.shape.rank and id(variable) not in followed:
+            raise ValueError(
+                f"Expected an optimizer whose slots have the shapes of their variables, got "
+                f"{optimizer.name} with {variable.path} of shape {tuple(variable.shape)}: wrap "
+                "keras.optimizers.Adam(), or use DPSGDOptimizer."
+            )
+    return found
 
 
 def _clipped(sums: ClippedSums, norm: float) -> Any:

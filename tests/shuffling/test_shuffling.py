@@ -11,6 +11,7 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse import noise, shuffling
 from dp_sparse.core import UnsupportedLayerError
+from dp_sparse.shuffling import optimizer as optimizer_module
 from dp_sparse.shuffling.permute import permutations
 from tests.training_cases import plan_for, weights_of
 
@@ -278,3 +279,31 @@ def test_units_that_leave_a_model_stay() -> None:
     other = keras.Input((4,))
     outer = keras.Model(other, keras.layers.Dense(2)(inner(other)))
     assert shuffling.permutation_groups(outer) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "count"),
+    [
+        ("SGD", {}, 0),
+        ("SGD", {"momentum": 0.9, "use_ema": True}, 2),
+        ("Adagrad", {}, 1),
+        ("Adam", {"amsgrad": True}, 3),
+        ("Lamb", {}, 2),
+        ("Nadam", {"use_ema": True}, 3),
+    ],
+)
+def test_all_slots_of_an_optimizer_follow(name: str, arguments: Any, count: int) -> None:
+    """Also if there are as many variables as the optimizer has numbers, such as its rate."""
+    variables = [keras.Variable(np.ones((3, 4))), keras.Variable(np.ones(4))]
+    optimizer = getattr(keras.optimizers, name)(**arguments)
+    optimizer.build(variables)
+    slots = optimizer_module._slots_of(optimizer)
+    assert [len(slots[id(v)]) for v in variables] == [count, count]
+    assert all(slot.shape == v.shape for v in variables for slot in slots[id(v)])
+
+
+def test_slots_of_other_shapes_are_refused() -> None:
+    plan, model = plan_for(8), mlp()
+    model.compile(dp_sparse.ShuffledDPSGDOptimizer(keras.optimizers.Adafactor(), plan, CLIP), "mse")
+    with pytest.raises(ValueError, match="slots have the shapes of their variables, got adafactor"):
+        model.optimizer.build(model.trainable_variables)
