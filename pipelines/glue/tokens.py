@@ -49,12 +49,15 @@ class TextTokenizer:
         return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
 
     def check_table(self, rows: int) -> None:
-        """Refuses a word table that is not for these tokens; some are rounded up to 128 rows.
+        """Refuses a word table that is not for these tokens.
+
+        Some tables have rows without a token, up to a multiple of 64 or 128.
 
         Raises:
             GlueDataError: The table has another number of rows.
         """
-        if not self.size <= rows < self.size + 128:
+        rounded_up = rows % 64 == 0 and self.size < rows < self.size + 128
+        if rows != self.size and not rounded_up:
             raise GlueDataError(
                 f"Expected a word table of {self.size} rows for the tokenizer of {self.source}, "
                 f"got one of {rows}: the tokenizer and the weights belong to different models."
@@ -68,7 +71,7 @@ def tokenizer_of(source: str) -> TextTokenizer:
         GlueDataError: There is none, or one that the `tokenizers` library cannot be given.
     """
     folder = Path(source).expanduser()
-    if folder.is_dir() and any(_is_there(folder, names) for names, _ in _LOADERS):
+    if any(_is_there(folder, names) for names, _ in _LOADERS) and not _of_keras_hub(folder):
         return load_tokenizer(folder)
     import keras_hub
 
@@ -203,6 +206,12 @@ def _of_words(vocabulary: Path) -> Any:
     settings = json.loads(config.read_text("utf-8")) if config.is_file() else {}
     names = vocabulary.read_text("utf-8").splitlines()
     return word_piece(names, settings.get("do_lower_case", True))
+
+
+def _of_keras_hub(folder: Path) -> bool:
+    """Whether `save_to_preset` wrote it, whose tokenizer.json is another one."""
+    path = folder / "tokenizer.json"
+    return path.is_file() and '"registered_name"' in path.read_text("utf-8")
 
 
 def _is_there(folder: Path, names: tuple[str, ...]) -> bool:

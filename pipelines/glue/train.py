@@ -50,6 +50,7 @@ class Result:
         reduction: Entries of the word table ÷ `entries`; infinite if it is frozen.
         statement: What is guaranteed, to whom.
         epsilon: ε spent; infinite without privacy.
+        training_rows: Examples that trained.
         counts: What was left out, cut or dropped of the data.
         model: The trained model.
     """
@@ -64,6 +65,7 @@ class Result:
     reduction: float
     statement: str
     epsilon: float
+    training_rows: int
     counts: dict[str, int]
     model: TextClassifier
 
@@ -248,6 +250,7 @@ def _result(
         reduction=table / entries if entries else math.inf,
         statement=statement,
         epsilon=epsilon,
+        training_rows=len(data.training),
         counts=data.counts,
         model=model,
     )

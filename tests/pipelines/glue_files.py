@@ -2,6 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import ml_collections
+from safetensors.numpy import save_file
+
+from configs import glue_sst2
+from pipelines.glue.tokens import load_tokenizer
+from tests.models import language
 
 SPECIAL = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 WORDS = ("a", "film", "fine", "dull", "joy", "mess", "what", "no", "the", "is")
@@ -41,3 +50,29 @@ def sst2_folder(folder: Path, rows: int = 60) -> Path:
     for name, own in (("train", lines), ("dev", lines[: rows // 3])):
         written(folder / f"{name}.tsv", "sentence\tlabel\n" + "\n".join(own) + "\n")
     return folder
+
+
+def model_folder(folder: Path, kind: str, positions: int = 16) -> Path:
+    """A tokenizer, and random weights of a small model for its words."""
+    make = bert_folder if kind == "bert" else roberta_folder
+    rows = load_tokenizer(make(folder)).size
+    with mock.patch.multiple(language, ROWS=rows, LENGTH=positions - 2):
+        (folder / "config.json").write_text(json.dumps(language.config(kind)))
+        save_file(language.tensors(kind), folder / "model.safetensors")
+    return folder
+
+
+def small(folder: Path, kind: str = "roberta", **changes: Any) -> ml_collections.ConfigDict:
+    """A config that trains for some steps, on files of `folder`."""
+    config = glue_sst2.get_config()
+    config.model.source = str(model_folder(folder / kind, kind))
+    config.model.rank = 2
+    config.data.path = str(folder)
+    config.data.length = 12
+    config.training.update(
+        {"batch_size": 16, "microbatch_size": 8, "epochs": 1.0, "evaluations": 2}
+    )
+    config.selection.update({"rows": 20, "share": 0.1})
+    config.report.update({"directory": str(folder / "run"), "verbose": 0})
+    config.update_from_flattened_dict(changes)
+    return config

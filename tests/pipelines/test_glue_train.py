@@ -1,0 +1,268 @@
+"""Runs of the language pipeline: what they report, what is refused before training."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dp_sparse
+from configs import glue_qnli, glue_qqp, glue_sst2, glue_sst2_minilm, xnli
+from pipelines.glue import words
+from pipelines.glue.records import Tokens, record_dtype
+from pipelines.glue.tasks import TASKS, GlueDataError
+from pipelines.glue.tokens import load_tokenizer, tokenizer_of
+from pipelines.glue.train import METHODS, train
+from pipelines.runs import Run, flattened
+from tests.models import language
+from tests.pipelines.glue_files import (
+    bert_folder,
+    model_folder,
+    roberta_folder,
+    small,
+    sst2_folder,
+    written,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def qnli_folder(folder: Path) -> Path:
+    lines = [f"{n}\twhat is {n} ?\ta fine {'film' if n % 2 else 'mess'}" for n in range(40)]
+    for name in ("train", "dev"):
+        rows = [f"{x}\t{'not_' * (n % 2)}entailment" for n, x in enumerate(lines)]
+        text = "index\tquestion\tsentence\tlabel\n" + "\n".join(rows) + "\n"
+        written(folder / f"{name}.tsv", text)
+    return folder
+
+
+# Runs
+
+
+def command(config: Any, *arguments: str, status: int = 0) -> str:
+    """What the job prints for this config, or says of its error."""
+    default, own = flattened(glue_sst2.get_config()), flattened(config)
+    changed = [f"--config.{name}={own[name]}" for name in own if own[name] != default[name]]
+    process = subprocess.run(
+        [sys.executable, "-m", "pipelines.glue", *changed, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert process.returncode == status, process.stderr[-3000:]
+    return process.stdout if status == 0 else process.stderr
+
+
+def test_a_private_run_reports_and_goes_on_from_its_end(tmp_path: Path) -> None:
+    sst2_folder(tmp_path)
+    config = small(tmp_path, **{"data.held_out": 9, "data.validation": 5})
+    printed = command(config, "--monitor=1")
+    assert "accuracy dev " in printed and "held_out " in printed and "validation " in printed
+    assert "Of two neighbouring datasets" in printed and "gradient size reduction" in printed
+    assert (tmp_path / "run" / "report.html").is_file()
+    found = train(config, Run(config, resume=True))
+    assert math.isnan(found.ms_per_step)  # no step was left
+    assert found.epsilon == pytest.approx(3.0, rel=1e-3)
+    for name, value in found.accuracy.items():
+        assert f"{name} {100 * value:.2f} %" in printed
+    assert f"{found.steps} steps of" in printed
+    assert f"reduction {found.reduction:,.1f}x" in printed
+    rows = load_tokenizer(tmp_path / "roberta").size
+    assert 1 < found.reduction == pytest.approx(rows * 8 / found.entries)
+
+
+def test_the_command_names_what_is_wrong(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    assert "error: No such file:" in command(config, status=1)
+    config.method = "non_private"
+    message = "error: Expected a private method with --resume or --monitor"
+    assert message in command(config, "--resume", status=1)
+
+
+def test_without_privacy_the_made_up_task_is_learned(tmp_path: Path) -> None:
+    """Tokens, classes and predictions belong together, or nothing could be learned."""
+    sst2_folder(tmp_path)
+    changes = {"method": "non_private", "training.epochs": 40.0, "model.pooling": "mean"}
+    config = small(tmp_path, "bert", **changes, **{"optimizer.learning_rate": 0.02})
+    found = train(config)
+    assert found.accuracy["dev"] >= 0.85
+    assert math.isinf(found.epsilon) and "No guarantee" in found.statement
+    assert found.reduction == 1.0 and found.entries == load_tokenizer(tmp_path / "bert").size * 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "trained", "entries"),
+    [
+        ("dp_sgd", "trained", "all"),
+        ("dp_sgd", "frozen", 0),
+        ("dp_sgd", "lora", "lora"),
+        ("dp_fest", "trained", 10 * 8),
+        ("dp_fest", "lora", 10 * 3 + 3 * 8),
+        ("dp_adafest_plus", "trained", None),
+        ("non_private", "lora", "lora"),
+    ],
+)
+def test_every_method_trains_pairs(method: str, trained: str, entries: Any, tmp_path: Path) -> None:
+    qnli_folder(tmp_path)
+    changes = {"task": "qnli", "method": method, "model.words": trained, "selection.rows": 10}
+    config = small(tmp_path, "bert", **changes, **{"model.word_rank": 3 * (trained == "lora")})
+    found = train(config)
+    rows = load_tokenizer(tmp_path / "bert").size
+    wanted = {"all": rows * 8, "lora": rows * 3 + 3 * 8}.get(entries, entries)
+    if wanted is None:
+        assert 0 < found.entries < 10 * 8
+    else:
+        assert found.entries == wanted
+    assert set(found.accuracy) == {"dev"} and np.isfinite(found.accuracy["dev"])
+
+
+def test_every_method_has_a_name() -> None:
+    assert set(METHODS) == {"non_private", "dp_sgd", "dp_adafest", "dp_fest", "dp_adafest_plus"}
+
+
+@pytest.mark.parametrize("config", [glue_qnli, glue_qqp, glue_sst2_minilm, xnli])
+def test_configs_name_a_task(config: Any) -> None:
+    assert config.get_config().task in TASKS
+
+
+# Refusals, all of them before training
+
+
+@pytest.fixture
+def refuses(tmp_path: Path) -> Any:
+    sst2_folder(tmp_path)
+
+    def check(match: str, error: type[Exception] = ValueError, **changes: Any) -> None:
+        config = small(tmp_path, **{k.replace("__", "."): v for k, v in changes.items()})
+        with pytest.raises(error, match=match):
+            train(config)
+
+    return check
+
+
+def test_settings_that_cannot_be_used_are_refused(refuses: Any) -> None:
+    refuses("Expected method to be one of", method="lazy_dp_sgd")
+    refuses("Expected model.words that trains", method="dp_fest", model__words="frozen")
+    refuses("Expected data.judge to be one of .'dev',.", GlueDataError, data__judge="held_out")
+    refuses("Expected task to be one of", GlueDataError, task="cola")
+    refuses("Expected 0 < selection.rows < 103", method="dp_fest", selection__rows=103)
+    refuses("selection.source to be one of", method="dp_fest", selection__source="zipf")
+    refuses("Expected selection.counts, a folder", method="dp_fest", selection__source="public")
+
+
+def test_a_sequence_longer_than_the_position_table_is_refused(refuses: Any) -> None:
+    refuses("Expected 1 <= max_length <= 16, the table of positions", data__length=17)
+
+
+def test_a_source_that_is_nowhere_is_refused_with_the_offline_ways(refuses: Any) -> None:
+    refuses("Expected a preset of keras-hub .*config.json", model__source="no_such_preset")
+
+
+def test_a_tokenizer_of_another_model_is_refused(refuses: Any, tmp_path: Path) -> None:
+    other = bert_folder(tmp_path / "other")
+    refuses("got one of 103: the tokenizer and the weights", model__tokenizer=str(other))
+    refuses("a preset of keras-hub that can be", model__tokenizer=str(tmp_path))
+
+
+def test_rows_of_pairs_are_not_held_out(tmp_path: Path) -> None:
+    qnli_folder(tmp_path)
+    config = small(tmp_path, "bert", **{"task": "qnli", "data.held_out": 5})
+    with pytest.raises(GlueDataError, match="rows are held out of tasks on single sentences"):
+        train(config)
+
+
+def test_lines_left_out_are_counted(tmp_path: Path) -> None:
+    sst2_folder(tmp_path)
+    with (tmp_path / "train.tsv").open("a") as file:
+        file.write(" \t1\n")
+    config = small(tmp_path, **{"method": "non_private", "data.quarantine": True})
+    assert train(config).counts["train: empty sentence"] == 1
+    config.data.quarantine = False
+    with pytest.raises(GlueDataError, match="Expected a sentence in line 62"):
+        train(config)
+
+
+# Rows selected before training
+
+
+def records(*rows: list[int], length: int = 4, padding: int = 1) -> Tokens:
+    found = np.zeros(len(rows), record_dtype(length))
+    found["tokens"] = padding
+    for record, row in zip(found, rows, strict=True):
+        record["tokens"][: len(row)] = row
+        record["length"] = len(row)
+    return Tokens(found, {})
+
+
+def selecting(source: str, rows: int, counts: str = "") -> Any:
+    config = glue_sst2_minilm.get_config()
+    config.selection.update({"source": source, "rows": rows, "counts": counts, "share": 0.5})
+    return config
+
+
+def test_padding_is_never_selected(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(roberta_folder(tmp_path))
+    training = records(*([[0, 5, 2]] * 2000), [0, 6, 2])
+    plan = dp_sparse.PrivacyPlan(
+        dp_sparse.PrivacyBudget(8.0, 1e-5), dp_sparse.PoissonSampling(2001, 100, 10)
+    )
+    rows = words.selected_rows(
+        selecting("gaussian", 3), "words", tokenizer.size, training, tokenizer, plan
+    )
+    assert rows.row_ids["words"].tolist() == [0, 2, 5] and rows.costs
+
+
+def authors(folder: Path) -> str:
+    """RoBERTa's files with the tokens `film`, ` film` and ` a`, from rare to frequent."""
+    tokens = ["film", "Ġfilm", "Ġa", *"filmaĠ", "fi", "lm"]
+    merges = ["f i", "l m", "fi lm", "Ġ film", "Ġ a"]
+    written(folder / "encoder.json", json.dumps({name: n for n, name in enumerate(tokens)}))
+    written(folder / "vocab.bpe", "#version: 0.2\n" + "\n".join(merges) + "\n")
+    written(folder / "dict.txt", "2 90\n1 50\n0 7\n" + "".join(f"{n} 0\n" for n in range(3, 11)))
+    return str(folder)
+
+
+def test_public_counts_select_rows_at_no_cost(tmp_path: Path) -> None:
+    folder = authors(tmp_path)
+    theirs = load_tokenizer(folder)
+    counts = words.public_counts(folder, theirs)
+    assert counts[4:7].tolist() == [90, 50, 7]
+    assert counts[[0, 2]].tolist() == [91, 91] and counts[1] == 0  # <s> and </s>, never <pad>
+    rows = words.selected_rows(
+        selecting("public", 3, folder), "words", theirs.size, records([0]), theirs, None
+    )
+    assert rows.row_ids["words"].tolist() == [0, 2, 4] and not rows.costs
+
+
+def test_public_counts_go_to_the_words_of_another_tokenizer(tmp_path: Path) -> None:
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film", "##film", "joy"]
+    written(tmp_path / "bert" / "vocab.txt", "\n".join(names) + "\n")
+    counts = words.public_counts(authors(tmp_path / "authors"), load_tokenizer(tmp_path / "bert"))
+    assert counts.tolist() == [0, 0, 91, 91, 0, 90, 50, 7, 0]
+
+
+# Presets
+
+
+def test_the_tokenizer_of_a_preset_is_that_of_its_folder(tmp_path: Path) -> None:
+    keras_hub = pytest.importorskip("keras_hub")
+    folder = model_folder(tmp_path / "roberta", "roberta")
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    merges = (folder / "merges.txt").read_text().splitlines()[1:]
+    preset = tmp_path / "preset"
+    language.backbone("roberta").save_to_preset(str(preset))
+    keras_hub.models.RobertaTokenizer(vocabulary, merges).save_to_preset(str(preset))
+    found = tokenizer_of(str(preset))
+    assert found.tokenizer.encode("a film", "fine").ids == (
+        load_tokenizer(folder).tokenizer.encode("a film", "fine").ids
+    )
+    assert found.padding_id == 1
