@@ -246,6 +246,10 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         """Those of `diagnostics.energies`; how many rows delayed noise reaches is not released."""
         return [*self.dense_variables, *([] if self.delays_noise else self.tables)]
 
+    def stays_in_place(self, variable: keras.Variable) -> bool:
+        """Whether updates alone change a variable, so that its movement tells what they added."""
+        return True
+
     def load_own_variables(self, store: Any) -> None:
         """Restores slots and spent steps, and draws a new noise key.
 

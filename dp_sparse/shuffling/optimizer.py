@@ -143,6 +143,11 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
             if all(id(m.variable) in trained for part in group.parts for m in part.members)
         ]
 
+    def stays_in_place(self, variable: keras.Variable) -> bool:
+        """As `PrivateOptimizer`; not if it is permuted."""
+        members = [m for group in self._groups for part in group.parts for m in part.members]
+        return all(member.variable is not variable for member in members)
+
     def release(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """Clips the sums together to c′, then adds noise."""
         if self.batch_clip_norm is not None:

@@ -62,7 +62,7 @@ def snapshot(optimizer: PrivateOptimizer) -> Snapshot:
         totals.rows.numpy(),
         totals.energies.numpy(),
         float(totals.unclipped.numpy()),
-        {v.path: keras.ops.convert_to_numpy(v) for v in dense},
+        {v.path: keras.ops.convert_to_numpy(v) for v in dense if optimizer.stays_in_place(v)},
     )
 
 

@@ -357,6 +357,10 @@ def test_what_is_refused() -> None:
 
     refused("Expected no tf.distribute strategy with LazyDP", lazy)
     refused("Expected no tf.distribute strategy with LazyDP", lazy, strategy_of(1))
+    refused(
+        "Expected no tf.distribute strategy with ShuffledDPSGD",
+        lambda plan: dp_sparse.ShuffledDPSGDOptimizer("sgd", plan, 1.0),
+    )
     for option in ({"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 1.0}):
         refused(
             f"without {next(iter(option))} on several replicas",
@@ -420,7 +424,14 @@ def test_a_distributed_dataset_is_refused() -> None:
         model.fit(model.distribute_strategy.experimental_distribute_dataset(batches), verbose=0)
 
 
-@pytest.mark.parametrize("make", [dp_sparse.DPSGDOptimizer, dp_sparse.LazyDPSGDOptimizer])
+NOT_ALONE = (
+    dp_sparse.DPSGDOptimizer,
+    dp_sparse.LazyDPSGDOptimizer,
+    dp_sparse.ShuffledDPSGDOptimizer,
+)
+
+
+@pytest.mark.parametrize("make", NOT_ALONE)
 def test_a_step_under_another_strategy_is_refused(make: Any) -> None:
     """Each replica would draw of its own accord."""
     plan = plan_for(12, capacity=12)

@@ -15,8 +15,9 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from dp_sparse import distribution
+from dp_sparse import distribution, noise
 from dp_sparse.sampling import marker
+from dp_sparse.shuffling.permute import permutations
 from tests.replicas import strategy_of
 from tests.training_cases import marked, plan_for
 
@@ -62,6 +63,7 @@ METHODS = {
     ),
     "exponential": Method(lambda m, w, p, **a: exponential(w, p, **a)),
     "lazy": Method(lambda m, w, p, **a: dp_sparse.LazyDPSGDOptimizer(w, p, CLIP, **a)),
+    "shuffled": Method(lambda m, w, p, **a: dp_sparse.ShuffledDPSGDOptimizer(w, p, CLIP, **a)),
     "quantile": Method(
         lambda m, w, p, **a: dp_sparse.DPSGDOptimizer(
             w, p, CLIP, clipping=dp_sparse.QuantileClipping(noise_ratio=1.1), **a
@@ -77,8 +79,8 @@ WAYS = {
     "train_tables": ("adafest",),
 }
 REST = {
-    "xla": ("dpsgd", "fest", "adafest_plus", "exponential"),
-    "microbatches": ("fest", "adafest", "adafest_plus"),
+    "xla": ("dpsgd", "fest", "adafest_plus", "exponential", "shuffled"),
+    "microbatches": ("fest", "adafest", "adafest_plus", "shuffled"),
     "mirrored": ("dpsgd", "fest", "adafest_plus", "exponential"),
 }
 
@@ -134,6 +136,32 @@ class _Weights(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.weights.append(self._read())
         self.clip_norms.append(self._clip_norm())
+
+
+class UnPermuted:
+    """The weights of a model, all permutations since the first reading undone by the noise key."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._orders: dict[tuple[int, int], np.ndarray] | None = None
+
+    def __call__(self) -> list[np.ndarray]:
+        optimizer, variables = self._model.optimizer, self._model.trainable_variables
+        values = {id(v): np.array(v) for v in variables}
+        if self._orders is None:
+            self._orders = {}
+            return list(values.values())
+        key = optimizer._account.noise_key
+        last = noise.Draw(key._key + 0, key._draws - 1, key._offset[0])
+        for number, group in enumerate(optimizer._groups):
+            for part, places in zip(group.parts, permutations(group, last, number), strict=True):
+                for member in part.members:
+                    at = id(member.variable), member.axis
+                    before = self._orders.get(at, np.arange(len(places)))
+                    self._orders[at] = before[places.numpy()]
+        for (variable, axis), order in self._orders.items():
+            values[variable] = np.take(values[variable], np.argsort(order), axis)
+        return list(values.values())
 
 
 def data(lookups: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
@@ -218,6 +246,8 @@ def run(
         optimizer.use_noise_key(tf.constant([123, 456], tf.int64))
         model.compile(optimizer, "mse", jit_compile=way == "xla")
     read = lambda: [np.array(v) for v in model.trainable_variables]  # noqa: E731
+    if method == "shuffled":
+        read = UnPermuted(model)
     taken = _Weights(read, lambda: float(optimizer.current_clip_norm))
     dataset = marked_batches(optimizer.plan, batches, sample_weight)
     kept = model.fit(

@@ -26,6 +26,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "DPSGDOptimizer": {},
     "DPAdaFESTOptimizer": {},
     "LazyDPSGDOptimizer": {},
+    "ShuffledDPSGDOptimizer": {},
 }
 
 

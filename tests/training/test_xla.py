@@ -38,12 +38,20 @@ VOCABULARIES = (40, 25)
 METHODS: dict[str, Callable[..., Any]] = {
     **CHOOSING,
     "lazy": lambda model, plan: dp_sparse.LazyDPSGDOptimizer("sgd", plan, 0.5),
+    "shuffled": lambda model, plan: shuffled(plan),
     "exponential": lambda model, plan: dp_sparse.ExponentialSelectionOptimizer(
         "adagrad",
         with_selection(plan, sum(w.shape[0] for w in model.weights if "emb" in w.path)),
         0.5,
     ),
 }
+
+
+def shuffled(plan: Any) -> Any:
+    """Always the same permutations, so that weights can be compared."""
+    optimizer = dp_sparse.ShuffledDPSGDOptimizer("adam", plan, 0.5, 1.0)
+    optimizer.use_noise_key(tf.constant([123, 456], tf.int64))
+    return optimizer
 
 
 def with_selection(plan: Any, rows: int) -> Any:
