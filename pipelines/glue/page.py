@@ -108,7 +108,7 @@ def _row(
     own: dict[int, dict[str, Any]],
     baseline: dict[int, dict[str, Any]],
 ) -> str:
-    reductions = [x["reduction"] for x in own.values()]
+    reductions = [x["reduction"] for x in own.values()]  # NaN if a run was killed after its end
     shown = "no gradient" if None in reductions else f"{statistics.fmean(reductions):,.1f}×"
     cells = (
         "none" if epsilon is None else f"{epsilon:g}",

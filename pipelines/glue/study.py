@@ -130,7 +130,7 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> dict[str, Any]
         **point,
         "accuracy": {name: round(value, 5) for name, value in found.accuracy.items()},
         "steps": found.steps,
-        "reduction": round(found.reduction, 2) if math.isfinite(found.reduction) else None,
+        "reduction": None if math.isinf(found.reduction) else round(found.reduction, 2),
         "seconds": round(found.seconds),
         "training_rows": found.training_rows,
     }

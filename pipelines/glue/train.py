@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -149,7 +148,8 @@ def _fitted(
             ],
             verbose=config.report.verbose,
         )
-    return _result(config, model, data, timer, curve)
+    rows = np.mean(report.history.rows, axis=0) if report and report.history.rows else None
+    return _result(config, model, data, timer, curve, _entries(model, rows, bool(timer.seconds)))
 
 
 def _compile(model: TextClassifier, optimizer: keras.optimizers.Optimizer) -> None:
@@ -229,9 +229,9 @@ def _result(
     data: Data,
     timer: StepTimer,
     curve: _Accuracy,
+    entries: float,
 ) -> Result:
     found = {name: accuracy(model, examples) for name, examples in data.judging.items()}
-    entries = _entries(model)
     table = model.backbone.vocabulary_size * model.backbone.token_embedding.output_dim
     optimizer = model.optimizer
     statement, epsilon = "No guarantee: gradients were neither clipped nor noised.", math.inf
@@ -256,15 +256,19 @@ def _result(
     )
 
 
-def _entries(model: TextClassifier) -> float:
-    """Entries of the words' weights that a step changes, on average over the steps."""
-    table = word_table(model)
-    lookup = model.word_lookup.trainable_variables
-    sizes: Mapping[str, int] = {v.path: math.prod(v.shape) for v in lookup}
-    optimizer = model.optimizer
-    if not getattr(optimizer, "selects_rows", False):
+def _entries(model: TextClassifier, rows: np.ndarray | None, trained: bool) -> float:
+    """Entries of the words' weights that a step changes, on average.
+
+    Args:
+        model: After its run.
+        rows: Mean rows of each table that got noise in a step, if steps chose rows.
+        trained: Whether any step was taken.
+    """
+    sizes = {each.path: math.prod(each.shape) for each in model.word_lookup.trainable_variables}
+    if not getattr(model.optimizer, "selects_rows", False) or not sizes:
         return float(sum(sizes.values()))
-    steps = int(optimizer.iterations.numpy())
-    rows = optimizer.diagnostics.rows.numpy().sum() / steps if steps else math.nan
+    if not trained or rows is None:
+        return math.nan
+    table = word_table(model)
     dense = sum(size for path, size in sizes.items() if path != table.embeddings.path)
-    return float(rows * table.output_dim + dense)
+    return float(rows.sum() * table.output_dim + dense)

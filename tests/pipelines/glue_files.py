@@ -57,8 +57,8 @@ def model_folder(folder: Path, kind: str, positions: int = 16) -> Path:
     make = bert_folder if kind == "bert" else roberta_folder
     rows = load_tokenizer(make(folder)).size
     with mock.patch.multiple(language, ROWS=rows, LENGTH=positions - 2):
-        (folder / "config.json").write_text(json.dumps(language.config(kind)))
-        save_file(language.tensors(kind), folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(language.config(kind, layers=1)))
+        save_file(language.tensors(kind, layers=1), folder / "model.safetensors")
     return folder
 
 
