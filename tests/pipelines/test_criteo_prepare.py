@@ -167,6 +167,14 @@ class TestKey:
         assert seen and set(seen) == {0o600}
         assert not Path(made.key_file).exists() and not manifest.seeded
 
+    @pytest.mark.parametrize(("seeded", "seed"), [(False, 7), (True, None)])
+    def test_of_a_seed_that_the_manifest_would_not_name(
+        self, shards: list[str], tmp_path: Path, seeded: bool, seed: int | None
+    ) -> None:
+        with pytest.raises(PrepareError, match="Expected a seed with new_job"):
+            run.prepare(job_of(shards, tmp_path / "out", seeded=seeded), seed=seed)
+        assert not (tmp_path / "out").exists() and not (tmp_path / "out.key").exists()
+
     def test_each_preparation_draws_anew(self, shards: list[str], tmp_path: Path) -> None:
         names = {
             run.prepare(job_of(shards, tmp_path / name, seeded=False)).draw_id for name in "ab"

@@ -38,9 +38,15 @@ def prepare(
         seed: For tests alone: private training refuses batches of a seed.
 
     Raises:
-        PrepareError: The output holds other data, an input is damaged, or N is not what was found.
+        PrepareError: The output holds other data, an input is damaged, N is not what was found, or
+            a seed is given for a job that does not say so.
         PrivacyError: A batch is larger than the capacity.
     """
+    if job.seeded != (seed is not None):
+        raise PrepareError(
+            f"Expected a seed with new_job(..., seeded=True) alone, got seed={seed} and seeded="
+            f"{job.seeded}: the manifest would not say what private training must refuse."
+        )
     ended = _ended(job)
     if ended is not None:
         return ended
