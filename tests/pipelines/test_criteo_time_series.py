@@ -192,6 +192,18 @@ class TestRefused:
             train(config, tmp_path / "run")
         assert len(list((tmp_path / "run").glob("period-*/plan.json"))) == 1
 
+    def test_rows_of_a_later_period_before_their_histogram_is_used(
+        self, days: str, tmp_path: Path
+    ) -> None:
+        """With `all_days` its histogram would count them a second time, which nothing pays."""
+        for k, path in enumerate(day_files(days)):
+            source = day_files(days)[0] if k == 1 else path
+            (tmp_path / f"day_{k}.gz").write_bytes(source.read_bytes())
+        changes = {"method": "dp_fest", "selection.frequencies": "all_days"}
+        with pytest.raises(PrepareError, match="an example in two periods would pay in both"):
+            train(config_of(str(tmp_path / "day_*.gz"), **changes), tmp_path / "run")
+        assert not list((tmp_path / "run").glob("period-*/rows.npz"))
+
     def test_rows_twice_in_a_period(self, days: str, tmp_path: Path) -> None:
         for k, path in enumerate(day_files(days)):
             source = day_files(days)[0] if k == 1 else path

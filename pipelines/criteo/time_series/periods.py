@@ -81,10 +81,14 @@ class PeriodPlans:
         self._frequencies = Frequencies(config.selection.frequencies, periods)
         self._found: dict[tuple[object, ...], float] = {}  # noise of periods that are alike
 
+    def read_for(self, period: Period) -> list[Period]:
+        """The period, and all whose histograms its rows come from, each once."""
+        counted = self._frequencies.of(period) if self._with_rows else []
+        return list({p.number: p for p in [*counted, period]}.values())
+
     def prepare(self, period: Period) -> None:
         """Makes the period's examples ready, and every histogram that its rows come from."""
-        needed = self._frequencies.of(period) if self._with_rows else []
-        for other in {p.number: p for p in [*needed, period]}.values():
+        for other in self.read_for(period):
             self._reader.prepare(other, self._noise_of(other), self._frequencies.counted(other))
 
     def _noise_of(self, period: Period) -> float | None:

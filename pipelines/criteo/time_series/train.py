@@ -125,7 +125,7 @@ class _Run:
         """Trains on a period, or loads what training on it ended with; returns its optimizer."""
         if not ended:
             plans.prepare(period)
-            self._refuse_repeated(period)
+            self._refuse_repeated([*self._periods[: period.number], *plans.read_for(period)])
         plan, rows = plans.of(period)
         optimizer = optimizer_under(self._config, plan, rows)
         self._compile(optimizer)
@@ -177,14 +177,15 @@ class _Run:
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
         self._model.compile(optimizer=optimizer, loss=loss)
 
-    def _refuse_repeated(self, period: Period) -> None:
-        """Compares the rows of a period with those of all before it, also of earlier processes."""
-        for other in self._periods[: period.number + 1]:
+    def _refuse_repeated(self, periods: Sequence[Period]) -> None:
+        """Compares the rows of all that was read, also by earlier processes."""
+        for other in periods:
             path = self._reader.folder_of(other) / "digests.json"
             if not path.exists():
                 _write_json(path, self._reader.digests(other))
             self._digests[other.name] = json.loads(path.read_text())
-        refuse_repeated(self._digests, period)
+        for other in periods:
+            refuse_repeated(self._digests, other)
 
     def _end(self, period: Period, steps: int, reduction: float | None) -> None:
         """Evaluates, and writes that the period has ended.
