@@ -1,6 +1,7 @@
 """`export_model`: a model leaves training as plain Keras and TensorFlow read it."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -13,10 +14,15 @@ from dp_sparse.export.manifest import Export, Weight
 from dp_sparse.optimizers import PrivateOptimizer
 
 StrPath = str | os.PathLike[str]
+AsModel = Callable[[keras.Model], keras.Model]
 
 
 def export_model(
-    model: keras.Model, path: StrPath, *, plans: DisjointPlans | None = None
+    model: keras.Model,
+    path: StrPath,
+    *,
+    plans: DisjointPlans | None = None,
+    as_model: AsModel | None = None,
 ) -> Export:
     """Writes a model so that it predicts without `dp_sparse`, with the statement of its privacy.
 
@@ -30,6 +36,8 @@ def export_model(
         path: A local folder that is not there yet. It appears when it is complete.
         plans: Of a model that trained on several parts of the data: the plans of all parts so far,
             the optimizer's own among them. The statement is then that of all of them.
+        as_model: Makes what is written of the trained model, whose weights are final by then: such
+            as the same model with LoRA merged, or with a tokenizer in front of it.
 
     Returns:
         What was written.
@@ -60,9 +68,10 @@ def export_model(
     What is written follows from weights that the plan's steps have released, from the plan and from
     the model's configuration: `statement.txt` holds for it. Noise that an optimizer delays is added
     first. An export publishes the steps so far, so a `PrivateCheckpoint` that restored the model
-    saves a checkpoint of them before: a run that is killed does not draw them again.
+    saves a checkpoint of them before: a run that is killed does not draw them again. `as_model` may
+    use the model's weights and what is public, and nothing of the data.
     """
-    return written(model, checked(model, path, plans), path, plans)
+    return written(model, checked(model, path, plans), path, plans, as_model)
 
 
 def checked(
@@ -122,11 +131,16 @@ def released(optimizer: PrivateOptimizer, plans: DisjointPlans | None) -> tuple[
 
 
 def written(
-    model: keras.Model, optimizer: PrivateOptimizer, path: StrPath, plans: DisjointPlans | None
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    path: StrPath,
+    plans: DisjointPlans | None,
+    as_model: AsModel | None = None,
 ) -> Export:
     """Writes the export."""
     with whole_folder(path) as folder:
         steps, statement = released(optimizer, plans)
+        model = model if as_model is None else as_model(model)
         layout = keras_folder.layout(model)
         digests = keras_folder.write(model, layout, folder / manifest.KERAS)
         variables = {v.name: v.variable for v in layout.weights if v.variable is not None}

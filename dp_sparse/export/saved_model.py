@@ -120,7 +120,7 @@ def _place(weight: Values, start: int, stop: int) -> str:
 
 
 def _resources(model: keras.Model) -> Iterator[Any]:
-    """Lookup tables of preprocessing layers, which are no variables."""
-    kind = tf.saved_model.experimental.TrackableResource
+    """Lookup tables of preprocessing layers, and modules with such tables; no variables."""
+    kinds = (tf.saved_model.experimental.TrackableResource, tf.Module)
     for layer in model._flatten_layers():
-        yield from (value for value in vars(layer).values() if isinstance(value, kind))
+        yield from (value for value in vars(layer).values() if isinstance(value, kinds))

@@ -187,8 +187,15 @@ def test_a_file_that_is_cut_is_noticed(tmp_path: pathlib.Path) -> None:
         dp_sparse.check_export(tmp_path / "export")
 
 
-def test_delayed_noise_is_added_first(tmp_path: pathlib.Path) -> None:
-    """Between two steps, where a row that was not looked up lacks it."""
+@pytest.mark.parametrize("as_model", [None, keras.models.clone_model])
+def test_delayed_noise_is_added_first(tmp_path: pathlib.Path, as_model: Any) -> None:
+    """Between two steps, where a row that was not looked up lacks it; a copy is made after that."""
+
+    def copied(trained: keras.Model) -> keras.Model:
+        made = as_model(trained)
+        made.set_weights(trained.get_weights())
+        return made
+
     model = exported.compiled(click_model(), "lazy")
     before = [np.array(variable) for variable in model.trainable_variables]
     x = np.zeros((8, 2), np.int32)
@@ -199,7 +206,8 @@ def test_delayed_noise_is_added_first(tmp_path: pathlib.Path) -> None:
         reads_training_metrics = False
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            dp_sparse.export_model(model, tmp_path / "export")
+            made = as_model and copied
+            dp_sparse.export_model(model, tmp_path / "export", as_model=made)
 
     model.fit(batches, steps_per_epoch=1, callbacks=[Exporting()], verbose=0)
     plain = keras.models.load_model(tmp_path / "export" / "keras")
