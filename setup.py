@@ -39,6 +39,7 @@ RECOMMENDERS = [
 
 DATA = [
     "tensorflow-datasets>=4.9.10,<5",
+    "importlib_resources>=6,<8",  # its data sets import it, and it does not require it
     "pyarrow>=23,<26",  # apache-beam's upper bound
     "apache-beam>=2.77,<3",
 ]

@@ -213,7 +213,10 @@ def test_a_loaded_model_gives_the_same_outputs(correction: str, tmp_path: Path) 
     model, x = encoder(correction), ids(3, LENGTH, rows=TOKENS)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5)
+    model.export(tmp_path / "served", verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    for again in (loaded(x), served.serve(x)):
+        np.testing.assert_allclose(again, model(x), rtol=1e-5)
     variances = [w for w in loaded.weights if w.path.endswith("variances")]
     np.testing.assert_allclose(variances[0], token_variances(), rtol=1e-6)
     assert not variances[0].trainable
