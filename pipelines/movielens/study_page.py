@@ -129,9 +129,9 @@ def _accountings(budgets: dict[tuple[float, int, bool], dict[str, Any]]) -> list
         rows.append((f"{epsilon:g}", with_counts, f"{batch:,}", str(steps), f"{noise:.3f}", found))
     text = (
         "Batches are true Poisson samples, and ε is by privacy loss distributions of the whole run."
-        " The paper calibrates the noise as if its batches were such samples, too, but takes them "
-        "from a shuffled order. The last column is what the common Rényi accountant says of the "
-        "noise of the steps, so it is the ε that such accounting would print for these runs."
+        " The paper cites Rényi accounting of subsampled batches, and does not say how it draws "
+        "them. The last column is what Rényi accounting says of the steps' noise, so it is the ε "
+        "that would be printed in that way for these runs."
     )
     headers = ("ε", "Re-Attention", "batch", "steps", "σ", "ε by Rényi accounting, steps alone")
     return [_section("Noise and accounting", headers, rows, text)]
@@ -160,7 +160,7 @@ def _grids(lines: Lines) -> list[str]:
         for point, result in ((e["point"], e["result"]) for e in _of(lines, held_out="validation"))
     ]
     headers = ("model", "batch", "learning rate", "NDCG@10 in %", "HIT@10 in %", "seconds")
-    text = "One seed. Seconds are of training, on a machine that others used at the same time."
+    text = "One seed. Seconds are of training."
     return [_section("The grid (validation items)", headers, rows, text)]
 
 
@@ -207,7 +207,7 @@ def plot_sharing(lines: Lines, path: Path) -> bool:
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("NDCG@10 in %")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, handlelength=4)
     _save(figure, path)
     return True
 
