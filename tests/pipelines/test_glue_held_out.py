@@ -136,3 +136,15 @@ def test_single_words_link_almost_all_of_sst2() -> None:
     by_words = {line["linking_words"]: line for line in held_out.measure(sst2_rows(), 10_000)}
     assert by_words[1]["largest"] > 65_000
     assert by_words[held_out.LINKING_WORDS]["largest"] < 300
+
+
+def test_the_command_prints_groups_and_dropped_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in TREE)
+    (tmp_path / "train.tsv").write_text(text)
+    assert held_out.main([f"--data={tmp_path}", "--rows=2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("| 1 | 2 | 6 | 0 |") and lines[3].startswith("| 2 | 3 | ")
+    assert held_out.main([f"--data={tmp_path / 'nowhere'}"]) == 1
+    assert "error: No such file" in capsys.readouterr().err
