@@ -66,10 +66,11 @@ def export_model(
 
     ### Formal Guarantees
     What is written follows from weights that the plan's steps have released, from the plan and from
-    the model's configuration: `statement.txt` holds for it. Noise that an optimizer delays is added
-    first. An export publishes the steps so far, so a `PrivateCheckpoint` that restored the model
-    saves a checkpoint of them before: a run that is killed does not draw them again. `as_model` may
-    use the model's weights and what is public, and nothing of the data.
+    the model's configuration: `statement.txt` holds for it. It is that of the optimizer's plan, or
+    of `plans`: what else the weights were trained on before adds to it. Noise that an optimizer
+    delays is added first. An export publishes the steps so far, so a `PrivateCheckpoint` that
+    restored the model saves a checkpoint of them before: a run that is killed does not draw them
+    again. `as_model` may use the model's weights and what is public, and nothing of the data.
     """
     return written(model, checked(model, path, plans), path, plans, as_model)
 

@@ -23,7 +23,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
 
     It runs before all other callbacks and also saves at the end of each epoch, so that whatever
     others write then is covered by a checkpoint. On SIGTERM it saves after the step and exits with
-    status 143.
+    status 143; on a second one it exits at once.
 
     Args:
         folder: Where to; local, or any path of `tf.io.gfile`. One run and its plan each.
@@ -78,6 +78,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         self._restored: keras.Model | None = None
         self._covered = CoveredSteps()
         self._terminated = self._saving = False
+        self._waiting = contextlib.ExitStack()
 
     @property
     def steps(self) -> list[int]:
@@ -145,8 +146,8 @@ class PrivateCheckpoint(keras.callbacks.Callback):
                 f"{self._folder.path} as if nothing was spent: call checkpoint.restore(model)."
             )
         self._when = time.monotonic()
+        self._waiting.close()  # of a run that an exception ended
         self._terminated = False
-        self._waiting = contextlib.ExitStack()
         self._waiting.enter_context(self._waits_for_sigterm())
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -206,6 +207,8 @@ class PrivateCheckpoint(keras.callbacks.Callback):
             return
 
         def note(number: int, frame: Any) -> None:
+            if self._terminated:
+                raise SystemExit(TERMINATED)
             self._terminated = True
 
         before = signal.signal(signal.SIGTERM, note)

@@ -430,3 +430,25 @@ def test_sigterm_saves_and_exits_143(tmp_path: pathlib.Path) -> None:
     assert saved >= last
     assert logged(tmp_path) == list(range(2, saved + 1, 2))
     assert not any("ended" in line for line in lines)
+
+
+def test_an_interrupted_fit_does_not_keep_sigterm(tmp_path: pathlib.Path) -> None:
+    """The first one is noted for a step that does not come; the second one ends the process."""
+
+    class Interrupted(keras.callbacks.Callback):
+        reads_training_metrics = False
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    before, plan = signal.getsignal(signal.SIGTERM), plan_of(4)
+    model, checkpoint = compiled(plan), PrivateCheckpoint(str(tmp_path))
+    checkpoint.restore(model)
+    batches = plan.sampling.batches(clicks(8))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(batches, callbacks=[checkpoint, Interrupted()], verbose=0)
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"):
+        signal.raise_signal(signal.SIGTERM)
+    model.fit(batches, callbacks=[checkpoint], verbose=0)  # after the next one, all is as before
+    assert signal.getsignal(signal.SIGTERM) is before
