@@ -1,8 +1,9 @@
 """Fine-tunes a language model privately.
 
 `python -m pipelines.glue --config configs/glue_sst2_minilm.py --config.data.path=FOLDER`, a folder
-with `train.tsv` and `dev.tsv`. `--resume` goes on with a private run that was killed, and
-`--monitor=N` logs every N steps.
+with `train.tsv` and `dev.tsv`. `--export=PATH` writes the model for use on strings, without this
+package. `--resume` goes on with a private run that was killed, and `--monitor=N` logs every N
+steps.
 """
 
 import sys
@@ -16,6 +17,7 @@ from pipelines.glue.train import Result, train
 from pipelines.methods import NON_PRIVATE
 from pipelines.runs import Run
 
+_EXPORT = flags.DEFINE_string("export", "", "A folder that is not there yet, for the model.")
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
 _MONITOR = flags.DEFINE_integer("monitor", 0, "Log each time so many steps were taken.", 0)
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/glue_sst2.py", "The experiment.")
@@ -41,7 +43,7 @@ def main(arguments: list[str]) -> int:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
     config = _CONFIG.value
     try:
-        result = train(config, _run(config))
+        result = train(config, _run(config), _EXPORT.value)
     except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -50,6 +52,8 @@ def main(arguments: list[str]) -> int:
     print(summary(result))
     if config.method != NON_PRIVATE:
         print(f"report: {Path(config.report.directory) / 'report.html'}")
+    if _EXPORT.value:
+        print(f"export: {_EXPORT.value}")
     return 0
 
 

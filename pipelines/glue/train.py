@@ -18,6 +18,7 @@ import dp_sparse
 from models.pretrained import load_backbone, minilm_folder
 from models.roberta_lora import TextClassifier, text_classifier, word_table
 from pipelines.criteo.train import StepTimer, stock_batches
+from pipelines.glue import exporting
 from pipelines.glue.data import Data, load
 from pipelines.glue.records import Tokens
 from pipelines.glue.tasks import task_of
@@ -69,8 +70,10 @@ class Result:
     model: TextClassifier
 
 
-def train(config: ml_collections.ConfigDict, run: Run | None = None) -> Result:
-    """Loads, trains and judges; with a `run` it goes on where that is.
+def train(config: ml_collections.ConfigDict, run: Run | None = None, export: str = "") -> Result:
+    """Loads, trains and judges, and exports the model if a path is given.
+
+    With a `run` it goes on where that is.
 
     Raises:
         GlueDataError: The text or the tokenizer cannot be used.
@@ -88,8 +91,9 @@ def train(config: ml_collections.ConfigDict, run: Run | None = None) -> Result:
     backbone = load_backbone(source, max_length=config.data.length, dropout=config.model.dropout)
     tokenizer = tokenizer_of(config.model.tokenizer or source)
     tokenizer.check_table(backbone.vocabulary_size)
-    segments = "segment_ids" in backbone.input
-    data = load(config, task, tokenizer, segments)
+    if export:
+        exported = exporting.tokenizer_to_export(config, export, source, tokenizer, backbone)
+    data = load(config, task, tokenizer, "segment_ids" in backbone.input)
     model = text_classifier(
         backbone,
         classes=task.classes,
@@ -100,7 +104,10 @@ def train(config: ml_collections.ConfigDict, run: Run | None = None) -> Result:
         dropout=config.model.dropout,
     )
     steps = max(1, round(config.training.epochs * len(data.training) / config.training.batch_size))
-    return _fitted(config, model, data, tokenizer, steps, run)
+    result = _fitted(config, model, data, tokenizer, steps, run)
+    if export:
+        exporting.export(config, task, model, export, exported)
+    return result
 
 
 def source_of_weights(config: ml_collections.ConfigDict) -> str:

@@ -7,6 +7,7 @@ from unittest import mock
 
 import ml_collections
 from safetensors.numpy import save_file
+from tokenizers.pre_tokenizers import ByteLevel
 
 from configs import glue_sst2
 from pipelines.glue.tokens import load_tokenizer
@@ -23,8 +24,8 @@ def written(path: Path, text: str) -> Path:
 
 
 def roberta_folder(folder: Path) -> Path:
-    """A byte-level BPE of the printable letters, and a few merges."""
-    letters = [chr(n) for n in range(33, 127)] + ["Ġ"]
+    """A byte-level BPE of single bytes, and a few merges."""
+    letters = sorted(ByteLevel.alphabet())
     merges = ["Ġ a", "Ġ f", "i n"]
     names = [*SPECIAL, *letters, *(pair.replace(" ", "") for pair in merges), "<mask>"]
     vocabulary = {name: number for number, name in enumerate(names)}

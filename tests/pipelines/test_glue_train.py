@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import dp_sparse
 from configs import glue_qnli, glue_qqp, glue_sst2, glue_sst2_minilm, xnli
 from pipelines.glue import words
-from pipelines.glue.records import Tokens, record_dtype
+from pipelines.glue.reading import Sentences
+from pipelines.glue.records import Tokens, encoded, record_dtype
 from pipelines.glue.tasks import TASKS, GlueDataError
 from pipelines.glue.tokens import load_tokenizer, tokenizer_of
 from pipelines.glue.train import METHODS, train
@@ -70,7 +72,9 @@ def test_a_private_run_reports_and_goes_on_from_its_end(tmp_path: Path) -> None:
     assert "accuracy dev " in printed and "held_out " in printed and "validation " in printed
     assert "Of two neighbouring datasets" in printed and "gradient size reduction" in printed
     assert (tmp_path / "run" / "report.html").is_file()
-    found = train(config, Run(config, resume=True))
+    export = tmp_path / "export"
+    found = train(config, Run(config, resume=True), str(export))
+    assert_predicts(export, found.model, tmp_path)
     assert math.isnan(found.ms_per_step)  # no step was left
     assert found.epsilon == pytest.approx(3.0, rel=1e-3)
     for name, value in found.accuracy.items():
@@ -82,10 +86,19 @@ def test_a_private_run_reports_and_goes_on_from_its_end(tmp_path: Path) -> None:
     assert math.isnan(found.entries) and math.isnan(found.reduction)
 
 
+def assert_predicts(export: Path, model: Any, folder: Path) -> None:
+    """The export predicts on strings, as the model does on their tokens."""
+    texts = ["a fine film 3", "no mess", "what a dull joy , and a very long sentence indeed"]
+    sentences = Sentences((texts,), np.zeros(3, np.int8), {})
+    found, _ = encoded(sentences, load_tokenizer(folder / "roberta"), 12, "", False)
+    x, _ = Tokens(found, {}).all()
+    logits = tf.saved_model.load(str(export / "saved_model")).serve(tf.constant(texts))
+    np.testing.assert_allclose(logits, model.predict_on_batch(x), rtol=1e-3, atol=1e-4)
+    assert "Of two neighbouring datasets" in (export / "statement.txt").read_text()
+
+
 def test_the_command_names_what_is_wrong(tmp_path: Path) -> None:
-    config = small(tmp_path)
-    assert "error: No such file:" in command(config, status=1)
-    config.method = "non_private"
+    config = small(tmp_path, method="non_private")
     message = "error: Expected a private method with --resume or --monitor"
     assert message in command(config, "--resume", status=1)
 
@@ -157,7 +170,7 @@ def test_settings_that_cannot_be_used_are_refused(refuses: Any) -> None:
     refuses("Expected model.words that trains", method="dp_fest", model__words="frozen")
     refuses("Expected data.judge to be one of .'dev',.", GlueDataError, data__judge="held_out")
     refuses("Expected task to be one of", GlueDataError, task="cola")
-    refuses("Expected 0 < selection.rows < 103", method="dp_fest", selection__rows=103)
+    refuses("Expected 0 < selection.rows < 264", method="dp_fest", selection__rows=264)
     refuses("selection.source to be one of", method="dp_fest", selection__source="zipf")
     refuses("Expected selection.counts, a folder", method="dp_fest", selection__source="public")
 
@@ -172,7 +185,7 @@ def test_a_source_that_is_nowhere_is_refused_with_the_offline_ways(refuses: Any)
 
 def test_a_tokenizer_of_another_model_is_refused(refuses: Any, tmp_path: Path) -> None:
     other = bert_folder(tmp_path / "other")
-    refuses("got one of 103: the tokenizer and the weights", model__tokenizer=str(other))
+    refuses("got one of 264: the tokenizer and the weights", model__tokenizer=str(other))
     refuses("a preset of keras-hub that can be", model__tokenizer=str(tmp_path))
 
 
@@ -192,6 +205,16 @@ def test_lines_left_out_are_counted(tmp_path: Path) -> None:
     config.data.quarantine = False
     with pytest.raises(GlueDataError, match="Expected a sentence in line 62"):
         train(config)
+
+
+def test_exports_that_cannot_be_are_refused_before_training(tmp_path: Path) -> None:
+    sst2_folder(tmp_path)
+    config = small(tmp_path)
+    with pytest.raises(ValueError, match="Expected a path where nothing is yet"):
+        train(config, export=str(tmp_path))
+    config.method = "non_private"
+    with pytest.raises(ValueError, match="Expected a private method with export"):
+        train(config, export=str(tmp_path / "export"))
 
 
 # Rows selected before training
