@@ -85,6 +85,17 @@ ROWS = (
         "{step_over_nonprivate_50000}; {memory_over_nonprivate_50000}",
     ),
     Row(
+        "Private step of a language model (6 layers of width 384, LoRA, 64 x 64 tokens) over the "
+        "leanest non-private one, word table of 50,265 rows; 250,002",
+        "language_step",
+        "{step_over_nonprivate_50k}; {step_over_nonprivate_250k}",
+    ),
+    Row(
+        "Table's share of such a step, DP-SGD over DP-AdaFEST, 50,265 rows; 250,002",
+        "language_step",
+        "{dpsgd_table_over_adafest_table_50k}; {dpsgd_table_over_adafest_table_250k}",
+    ),
+    Row(
         "Selection of rows alone, 1e9 rows over 1e5 rows",
         "selection",
         "{threshold_flatness_1e9_over_1e5}",
