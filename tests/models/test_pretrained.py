@@ -1,10 +1,12 @@
 """Weights from folders give the numbers of a NumPy forward pass; what is wrong is said at once."""
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 from safetensors.numpy import load_file
 
 from models import pretrained
@@ -42,6 +44,34 @@ def test_a_folder_gives_the_numbers_of_its_model(tmp_path: Path, kind: str, pref
     np.testing.assert_allclose(outputs(backbone, x)[there], expected[there], rtol=2e-4, atol=2e-5)
 
 
+def test_xlm_roberta_counts_the_tokens_of_its_sentencepiece_model(tmp_path: Path) -> None:
+    """Of its 16 pieces three are special, for which XLM-R has four tokens, and `<mask>` behind."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a fine film", "no film at all", "fine fine fine"] * 5),
+        model_writer=model,
+        vocab_size=16,
+        model_type="unigram",
+        minloglevel=2,
+    )
+    weights, config = language.tensors("xlm-roberta"), language.config("xlm-roberta")
+    words = "embeddings.word_embeddings.weight"
+    folder = language.write_folder(tmp_path, "xlm-roberta", weights, "roberta.")
+    (folder / "sentencepiece.bpe.model").write_bytes(model.getvalue())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 17}))
+    with pytest.raises(ValueError, match="tokenizer of 17 tokens .* got 18 in sentencepiece"):
+        pretrained.load_backbone(str(folder), max_length=language.LENGTH)
+    weights[words] = weights[words][:18]
+    language.write_folder(tmp_path, "xlm-roberta", weights, "roberta.")
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 18}))
+    backbone = pretrained.load_backbone(str(folder), max_length=language.LENGTH, dropout=0.0)
+    x = language.batch("xlm-roberta")
+    x["token_ids"] %= 18
+    expected = bert.hidden_states(weights, language.HEADS, x["token_ids"], x["padding_mask"])
+    there = x["padding_mask"] > 0
+    np.testing.assert_allclose(outputs(backbone, x)[there], expected[there], rtol=2e-4, atol=2e-5)
+
+
 def test_segments_and_the_pooler_of_bert_are_read(tmp_path: Path) -> None:
     weights = language.tensors("bert")
     folder = language.write_folder(tmp_path, "bert", weights)
@@ -69,7 +99,7 @@ def test_the_first_names_of_layer_normalisation_are_known(tmp_path: Path) -> Non
         ({"model_type": "gpt2"}, "model_type in .* to be one of bert, roberta, xlm-roberta"),
         ({"hidden_act": "relu"}, "hidden_act='gelu'"),
         ({"layer_norm_eps": 1e-6}, "layer_norm_eps=1e-05"),
-        ({"vocab_size": 22}, "tokenizer of 22 tokens .* got 23 in vocab.json"),
+        ({"vocab_size": 18}, "tokenizer of 22 tokens .* got 23 in vocab.json"),
         ({"vocab_size": 23 + 64}, "tokenizer of 87 tokens .* got 23"),
         ({"vocab_size": 24}, "word_embeddings.weight of shape .24, 8."),
         ({"num_hidden_layers": 3}, "without encoder.layer.2.attention.self.query.weight"),
