@@ -108,7 +108,7 @@ class AuditResult:
         axes = figure.subplots()
         allowed = [self.plan.attack_power(float(rate)) for rate in _RATES[:-1]]
         axes.plot(_RATES[:-1], allowed, label=f"allowed, epsilon = {self.claim:.3g}", color="black")
-        axes.step(*self._seen(), where="post", label=f"seen, epsilon >= {self.bound:.3g}")
+        axes.plot(*self._seen(), label=f"seen, epsilon >= {self.bound:.3g}")
         axes.plot(_RATES, _RATES, linestyle=":", color="gray", label="guessing")
         axes.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.1))
         axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
@@ -119,10 +119,18 @@ class AuditResult:
             figure.savefig(file, format=Path(path).suffix[1:] or "png", dpi=120)
 
     def _seen(self) -> tuple[np.ndarray, np.ndarray]:
-        """False- and true-positive rates at each score, from the highest on."""
-        thresholds = np.sort(np.concatenate([self.scores.held_in, self.scores.held_out]))[::-1]
+        """False-positive rates, and the highest true-positive ones seen there.
+
+        Between two thresholds an attacker may toss a coin, so that canaries of equal scores, such
+        as those whose rows never survived, are on a line.
+        """
+        scores = np.sort(np.concatenate([self.scores.held_in, self.scores.held_out]))
+        thresholds = np.concatenate([[np.inf], scores[::-1]])
         rates = [
             np.searchsorted(np.sort(-each), -thresholds, side="right") / len(each)
             for each in (self.scores.held_out, self.scores.held_in)
         ]
-        return rates[0], rates[1]
+        at, last = np.unique(rates[0][::-1], return_index=True)
+        highest = rates[1][::-1][last]
+        between = np.union1d(at, _RATES)
+        return between, np.interp(between, at, highest)

@@ -2,12 +2,14 @@
 
 from tests.mutations import (
     of_accounting,
+    of_auditing,
     of_checks,
     of_clipping,
     of_exports,
     of_layers,
     of_noise,
     of_selection,
+    of_shuffling,
     of_steps,
 )
 from tests.mutations.fault import Fault
@@ -21,4 +23,6 @@ FAULTS: tuple[Fault, ...] = (
     *of_layers.FAULTS,
     *of_steps.FAULTS,
     *of_exports.FAULTS,
+    *of_shuffling.FAULTS,
+    *of_auditing.FAULTS,
 )
