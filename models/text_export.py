@@ -23,7 +23,6 @@ Tokenizer = tokenizers.Tokenizer | keras_hub.tokenizers.Tokenizer
 _PREPROCESSORS = {
     "BertBackbone": keras_hub.models.BertTextClassifierPreprocessor,
     "RobertaBackbone": keras_hub.models.RobertaTextClassifierPreprocessor,
-    "XLMRobertaBackbone": keras_hub.models.XLMRobertaTextClassifierPreprocessor,
 }
 _PROBES = (  # where tokenizers differ: accents, case, apostrophes, digits, dashes, other scripts
     "A naïve film that doesn't quite work ( 1 hour 45 minutes ) — but it's 100% fun !",
@@ -50,7 +49,7 @@ def export_text_classifier(
     Args:
         model: Compiled with a private optimizer.
         path: A folder that is not there yet.
-        tokenizer: The one of training; or one of keras-hub, as XLM-R needs.
+        tokenizer: The one of training, or keras-hub's form of it.
         length: Tokens of a sequence, as in training.
         texts: 2 for pairs of sentences.
 
@@ -75,7 +74,8 @@ def on_strings(
         texts: 2 for pairs of sentences.
 
     Raises:
-        ValueError: The tokenizer does not belong to the model, or has no equal in keras-hub.
+        ValueError: The tokenizer does not belong to the model or has no equal in keras-hub, or the
+            model is XLM-R, whose tokenizer is not exported.
     """
     preprocessor = preprocessor_of(model.backbone, tokenizer, length * (1 if texts == 1 else _READ))
     names = ("text",) if texts == 1 else ("first", "second")
@@ -98,7 +98,13 @@ def preprocessor_of(backbone: Any, tokenizer: Tokenizer, length: int) -> keras.l
     Raises:
         ValueError: As `on_strings`.
     """
-    kind = _PREPROCESSORS[type(backbone).__name__]
+    kind = _PREPROCESSORS.get(type(backbone).__name__)
+    if kind is None:
+        raise ValueError(
+            f"Expected a backbone of {' or '.join(_PREPROCESSORS)}, got {type(backbone).__name__}, "
+            "whose tokenizer is not exported: let dp_sparse.export_model write it on tokens, "
+            "with as_model=models.roberta_lora.merged."
+        )
     inside = tokenizer
     if isinstance(tokenizer, tokenizers.Tokenizer):
         inside = in_graph(tokenizer)
@@ -184,8 +190,8 @@ def in_graph(tokenizer: tokenizers.Tokenizer) -> keras_hub.tokenizers.Tokenizer:
         )
     raise ValueError(
         "Expected BERT's WordPiece or RoBERTa's byte-level BPE, which keras-hub has in a graph, "
-        f"got a {model['type']} model: for XLM-R give "
-        "keras_hub.models.XLMRobertaTokenizer(proto=FILE) with its sentencepiece.bpe.model."
+        f"got a {model['type']} model: let dp_sparse.export_model write the model on tokens, with "
+        "as_model=models.roberta_lora.merged."
     )
 
 
@@ -195,8 +201,6 @@ def _keep_vocabulary(tokenizer: Any) -> None:
     keras-hub keeps it in a file beside the config, which Keras reads after it has called all layers
     of a model anew.
     """
-    if isinstance(tokenizer, keras_hub.tokenizers.SentencePieceTokenizer):
-        return  # which has it there
     vocabulary = tokenizer.vocabulary
     kept: dict[str, Any] = {"vocabulary": vocabulary}
     if isinstance(tokenizer, keras_hub.tokenizers.BytePairTokenizer):

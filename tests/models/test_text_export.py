@@ -196,8 +196,10 @@ def test_roberta_has_the_tokens_of_training_on_real_sentences() -> None:
 
 
 def test_tokenizers_of_other_models_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"got a Unigram model.*XLMRobertaTokenizer"):
+    with pytest.raises(ValueError, match=r"got a Unigram model.*roberta_lora\.merged"):
         text_export.in_graph(tokenizers.Tokenizer(models.Unigram([("a", 0.0)], unk_id=0)))
+    with pytest.raises(ValueError, match=r"got XLMRobertaBackbone.*roberta_lora\.merged"):
+        text_export.preprocessor_of(language.backbone("xlm-roberta"), byte_pairs(), LENGTH)
     with pytest.raises(ValueError, match="a BertTokenizer, got RobertaTokenizer"):
         text_export.preprocessor_of(language.backbone("bert"), byte_pairs(), LENGTH)
     with pytest.raises(ValueError, match="at most 18 tokens, the rows of the word table, got 19"):
