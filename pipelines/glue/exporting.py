@@ -8,10 +8,10 @@ from typing import Any
 
 import keras_hub
 import ml_collections
-from models.text_export import export_text_classifier, preprocessor_of
 
 from models.pretrained import Backbone
 from models.roberta_lora import TextClassifier
+from models.text_export import export_text_classifier, preprocessor_of
 from pipelines.glue.tasks import TRAIN, Task
 from pipelines.glue.tokens import TextTokenizer
 from pipelines.methods import NON_PRIVATE
