@@ -94,6 +94,8 @@ ROWS = (
         "Table's share of such a step, DP-SGD over DP-AdaFEST, 50,265 rows; 250,002",
         "language_step",
         "{dpsgd_table_over_adafest_table_50k}; {dpsgd_table_over_adafest_table_250k}",
+    ),
+    Row(
         "Private step of a next-item Transformer over stock Keras, batch 1,024, 200 items: step; "
         "memory, by micro-batches of 256; Re-Attention over plain attention, both private",
         "sequence_step",

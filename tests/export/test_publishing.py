@@ -83,7 +83,7 @@ def test_what_cannot_be_recorded_is_not_exported(
     monkeypatch.setattr(CheckpointFolder, "publish", full_disk)
     for write in (
         lambda: dp_sparse.export_model(model, tmp_path / "export"),
-        lambda: full.written(model, model.optimizer, tmp_path / "export"),
+        lambda: full.written(model, model.optimizer, tmp_path / "export", None, None),
     ):
         with pytest.raises(OSError, match="no space"):
             write()
