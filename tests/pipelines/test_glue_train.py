@@ -92,7 +92,8 @@ def assert_predicts(export: Path, model: Any, folder: Path) -> None:
     sentences = Sentences((texts,), np.zeros(3, np.int8), {})
     found, _ = encoded(sentences, load_tokenizer(folder / "roberta"), 12, "", False)
     x, _ = Tokens(found, {}).all()
-    logits = tf.saved_model.load(str(export / "saved_model")).serve(tf.constant(texts))
+    served = tf.saved_model.load(str(export / "saved_model"))  # its functions do not keep it
+    logits = served.serve(tf.constant(texts))
     np.testing.assert_allclose(logits, model.predict_on_batch(x), rtol=1e-3, atol=1e-4)
     assert "Of two neighbouring datasets" in (export / "statement.txt").read_text()
 
