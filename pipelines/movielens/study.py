@@ -25,8 +25,13 @@ from pipelines.files import whole_file
 from pipelines.movielens import study_maps, study_page
 from pipelines.movielens.run import Result, run
 
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/movielens_study.py", "The study.")
-_ONLY_PAGE = flags.DEFINE_bool("only_page", False, "write the page of the runs that are there")
+_FLAGS = flags.FlagValues()  # other modules of one process define a config, too
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", "configs/movielens_study.py", "The study.", flag_values=_FLAGS
+)
+_ONLY_PAGE = flags.DEFINE_bool(
+    "only_page", False, "write the page of the runs that are there", flag_values=_FLAGS
+)
 
 MODELS: dict[str, dict[str, Any]] = {
     "re_attention": {"kind": "re_attention"},
@@ -187,5 +192,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _parsed(arguments: Sequence[str]) -> Sequence[str]:
+    flags.FLAGS(arguments[:1])  # which absl itself has read
+    try:
+        return _FLAGS(arguments)
+    except flags.Error as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
 if __name__ == "__main__":
-    app.run(main)
+    app.run(main, flags_parser=_parsed)

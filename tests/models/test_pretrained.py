@@ -99,7 +99,7 @@ def test_the_first_names_of_layer_normalisation_are_known(tmp_path: Path) -> Non
         ({"model_type": "gpt2"}, "model_type in .* to be one of bert, roberta, xlm-roberta"),
         ({"hidden_act": "relu"}, "hidden_act='gelu'"),
         ({"layer_norm_eps": 1e-6}, "layer_norm_eps=1e-05"),
-        ({"vocab_size": 18}, "tokenizer of 22 tokens .* got 23 in vocab.json"),
+        ({"vocab_size": 18}, "tokenizer of 18 tokens .* got 23 in vocab.json"),
         ({"vocab_size": 23 + 64}, "tokenizer of 87 tokens .* got 23"),
         ({"vocab_size": 24}, "word_embeddings.weight of shape .24, 8."),
         ({"num_hidden_layers": 3}, "without encoder.layer.2.attention.self.query.weight"),
