@@ -1,10 +1,8 @@
 """Whether a run can end with an export, found out before it begins."""
 
-from pathlib import Path
-
 import ml_collections
 
-from pipelines.methods import NON_PRIVATE
+from pipelines.exports import require_free, require_private
 
 
 def check(config: ml_collections.ConfigDict, path: str, *, on_tpu: bool) -> None:
@@ -16,13 +14,8 @@ def check(config: ml_collections.ConfigDict, path: str, *, on_tpu: bool) -> None
     """
     if not path:
         return
-    if Path(path).exists():
-        raise ValueError(f"Expected a path where nothing is yet, got export={path!r}.")
-    if config.method == NON_PRIVATE:
-        raise ValueError(
-            "Expected a private method with export, which carries a statement of privacy, got "
-            f"method={config.method!r}."
-        )
+    require_free(path)
+    require_private(config.method)
     if on_tpu or config.tables != "keras":
         raise ValueError(
             "Expected tables in Keras' layers with export, got those of an embedding layer: use "

@@ -8,7 +8,6 @@ the best on the validation examples go on to all steps; of these, the best get m
 import concurrent.futures
 import dataclasses
 import functools
-import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ from typing import Any
 from pipelines.defaults.run import Result, run, task_of
 from pipelines.defaults.settings import NON_PRIVATE, Setting, drawn, fixed, methods_of
 from pipelines.defaults.tasks import Sources, Task
-from pipelines.files import whole_file
+from pipelines.finished_runs import FinishedRuns
 
 FIRST_PART = 0.25  # of the steps, of the first round
 WHOLE = 1.0
@@ -59,13 +58,8 @@ class Results:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        if lines and not lines[-1].endswith("\n"):  # cut off while it was written
-            lines.pop()
-            with whole_file(path) as file:
-                file.write("".join(lines).encode())
-        self._found: dict[Run, Result] = dict(map(_read, lines))
+        self._file = FinishedRuns(path)
+        self._found: dict[Run, Result] = dict(map(_read, self._file.lines))
 
     def __contains__(self, one: Run) -> bool:
         return one in self._found
@@ -80,15 +74,12 @@ class Results:
     def add(self, one: Run, result: Result) -> None:
         """Writes one line."""
         self._found[one] = result
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            file.write(json.dumps({**one.description(), "result": result}) + "\n")
+        self._file.add({**one.description(), "result": result})
 
 
-def _read(line: str) -> tuple[Run, Result]:
-    found = json.loads(line)
-    result = found.pop("result")
-    return Run(**{**found, "setting": Setting(**found["setting"])}), result
+def _read(line: dict[str, Any]) -> tuple[Run, Result]:
+    named = {name: value for name, value in line.items() if name != "result"}
+    return Run(**{**named, "setting": Setting(**named["setting"])}), line["result"]
 
 
 def study(

@@ -12,7 +12,6 @@ that choice: it reads validation rows.
 import argparse
 import concurrent.futures
 import itertools
-import json
 import math
 import multiprocessing
 import os
@@ -25,6 +24,7 @@ import ml_collections
 
 from configs import glue_language
 from pipelines.files import whole_file
+from pipelines.finished_runs import FinishedRuns
 from pipelines.glue.data import VALIDATION
 from pipelines.glue.page import page
 from pipelines.runs import Run
@@ -33,28 +33,9 @@ Point = dict[str, Any]  # method, epsilon (None without privacy), setting, seed
 _NAMES = ("method", "epsilon", "setting", "seed")
 
 
-class Results:
-    """The finished runs: a line of JSON for each."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        if lines and not lines[-1].endswith("\n"):  # cut off while it was written
-            with whole_file(path) as file:
-                file.write("".join(lines[:-1]).encode())
-            lines.pop()
-        self.lines = [json.loads(line) for line in lines]
-
-    def of(self, point: Point) -> dict[str, Any] | None:
-        """The result of a point, if it is finished."""
-        return next((x for x in self.lines if all(x[n] == point[n] for n in _NAMES)), None)
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Writes one line."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        self.lines.append(line)
+def result_of(results: FinishedRuns, point: Point) -> dict[str, Any] | None:
+    """The line of a point, if it has ended."""
+    return next((x for x in results.lines if all(x[n] == point[n] for n in _NAMES)), None)
 
 
 def settings_of(config: ml_collections.ConfigDict, method: str) -> list[dict[str, Any]]:
@@ -63,28 +44,28 @@ def settings_of(config: ml_collections.ConfigDict, method: str) -> list[dict[str
 
 
 def chosen(
-    config: ml_collections.ConfigDict, results: Results, method: str
+    config: ml_collections.ConfigDict, results: FinishedRuns, method: str
 ) -> dict[str, Any] | None:
     """The setting with the best validation accuracy at the first ε; None until all have run."""
     private = not _is_non_private(config, method)
     epsilon, seed = config.epsilons[0] if private else None, config.seeds[0]
     settings = settings_of(config, method)
     points = [dict(zip(_NAMES, (method, epsilon, s, seed), strict=True)) for s in settings]
-    found = [results.of(point) for point in points]
+    found = [result_of(results, point) for point in points]
     if None in found:
         return None
     scores = [result["accuracy"][VALIDATION] for result in found if result is not None]
     return settings[scores.index(max(scores))]
 
 
-def missing(config: ml_collections.ConfigDict, results: Results) -> Iterator[Point]:
+def missing(config: ml_collections.ConfigDict, results: FinishedRuns) -> Iterator[Point]:
     """The points to run next, in their order; ask again after each of them."""
     for point in _all(config, results):
-        if results.of(point) is None:
+        if result_of(results, point) is None:
             yield point
 
 
-def _all(config: ml_collections.ConfigDict, results: Results) -> Iterator[Point]:
+def _all(config: ml_collections.ConfigDict, results: FinishedRuns) -> Iterator[Point]:
     """The first setting of every method, the second, …; then seeds of the chosen ones, ε by ε."""
     methods, seeds = list(config.methods), list(config.seeds)
     first = config.epsilons[0]
@@ -136,7 +117,7 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> dict[str, Any]
     }
 
 
-def run_all(config: ml_collections.ConfigDict, results: Results, page_path: Path) -> list[str]:
+def run_all(config: ml_collections.ConfigDict, results: FinishedRuns, page_path: Path) -> list[str]:
     """Runs what is missing, with the page after each run; a line for each that failed."""
     failed: dict[str, str] = {}
     while True:
@@ -153,7 +134,7 @@ def run_all(config: ml_collections.ConfigDict, results: Results, page_path: Path
         print(f"{_name(point)}: {results.lines[-1]['accuracy']}", flush=True)
 
 
-def write_page(config: ml_collections.ConfigDict, results: Results, path: Path) -> None:
+def write_page(config: ml_collections.ConfigDict, results: FinishedRuns, path: Path) -> None:
     """Writes the page of what is finished."""
     settings = {method: chosen(config, results, method) for method in config.methods}
     count = len(list(missing(config, results)))
@@ -186,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=Path("docs/results/language.md"))
     parser.add_argument("--threads", type=int, default=0, help="of TensorFlow; 0: all cores")
     options = parser.parse_args(arguments)
-    config, results = glue_language.get_config(), Results(options.results)
+    config, results = glue_language.get_config(), FinishedRuns(options.results)
     failed = []
     if options.data is not None:
         config.data.path, config.directory = str(options.data), options.directory

@@ -91,8 +91,7 @@ def train(config: ml_collections.ConfigDict, run: Run | None = None, export: str
     backbone = load_backbone(source, max_length=config.data.length, dropout=config.model.dropout)
     tokenizer = tokenizer_of(config.model.tokenizer or source)
     tokenizer.check_table(backbone.vocabulary_size)
-    if export:
-        exported = exporting.tokenizer_to_export(config, export, source, tokenizer, backbone)
+    exporting.check(config, export, tokenizer, backbone)
     data = load(config, task, tokenizer, "segment_ids" in backbone.input)
     model = text_classifier(
         backbone,
@@ -106,7 +105,7 @@ def train(config: ml_collections.ConfigDict, run: Run | None = None, export: str
     steps = max(1, round(config.training.epochs * len(data.training) / config.training.batch_size))
     result = _fitted(config, model, data, tokenizer, steps, run)
     if export:
-        exporting.export(config, task, model, export, exported)
+        exporting.export(config, task, model, export, tokenizer)
     return result
 
 

@@ -10,7 +10,6 @@ the rest.
 """
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
-from pipelines.files import whole_file
+from pipelines.finished_runs import FinishedRuns
 from pipelines.movielens import study_maps, study_page
 from pipelines.movielens.run import Result, run
 
@@ -82,13 +81,12 @@ class Results:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        if lines and not lines[-1].endswith("\n"):  # cut off while it was written
-            lines.pop()
-            with whole_file(path) as file:
-                file.write("".join(lines).encode())
-        self.lines: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self._file = FinishedRuns(path)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """What each line says."""
+        return self._file.lines
 
     def of(self, point: Point) -> dict[str, Any] | None:
         """What came of a run; None if it has not finished."""
@@ -97,10 +95,7 @@ class Results:
 
     def add(self, point: Point, result: dict[str, Any]) -> None:
         """Writes one line."""
-        self.lines.append({"point": dataclasses.asdict(point), "result": result})
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            file.write(json.dumps(self.lines[-1]) + "\n")
+        self._file.add({"point": dataclasses.asdict(point), "result": result})
 
 
 def grid(study: ml_collections.ConfigDict, model: str) -> list[Point]:

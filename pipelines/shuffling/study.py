@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipelines.files import whole_file
+from pipelines.finished_runs import FinishedRuns
 from pipelines.shuffling import attack, pictures, theory, training
 from pipelines.shuffling.page import page
 
@@ -36,16 +38,12 @@ def points(mnist: Path, sst2: Path, ways: Callable[[], dict[str, float]]) -> dic
 
 def run(compute: dict[str, Callable[[], Any]], folder: Path) -> Results:
     """Computes the points that have no line yet, and writes page and pictures of all."""
-    lines = folder / "shuffling.jsonl"
-    results: Results = {}
-    if lines.exists():
-        for line in map(json.loads, lines.read_text(encoding="utf-8").splitlines()):
-            results[line["point"]] = line["result"]
-    folder.mkdir(parents=True, exist_ok=True)
+    finished = FinishedRuns(folder / "shuffling.jsonl")
+    results: Results = {line["point"]: line["result"] for line in finished.lines}
     for name in [name for name in compute if name not in results]:
         results[name] = json.loads(json.dumps(compute[name]()))
-        with lines.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"point": name, "result": results[name]}) + "\n")
+        finished.add({"point": name, "result": results[name]})
     pictures.draw(results, folder)
-    (folder / "shuffling.md").write_text(page(results), encoding="utf-8")
+    with whole_file(folder / "shuffling.md") as file:
+        file.write(page(results).encode())
     return results

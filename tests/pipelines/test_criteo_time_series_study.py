@@ -9,7 +9,8 @@ pytest.importorskip("apache_beam")
 from pipelines.criteo.generate import generate_days
 from pipelines.criteo.time_series import study as module
 from pipelines.criteo.time_series.page import page
-from pipelines.criteo.time_series.study import Point, points, read, study
+from pipelines.criteo.time_series.study import Point, points, study
+from pipelines.finished_runs import FinishedRuns
 
 SMALL = {"hidden": (2,), "training.batch_size": 60, "training.epochs": 1.0, "data.train_days": 2}
 
@@ -32,13 +33,14 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
         Point("figure_5", (("method", "dp_adafest"), ("period", 2))),
     ]
     results = tmp_path / "results.jsonl"
-    study(data, results, wanted[:1], SMALL)
+    study(data, FinishedRuns(results), wanted[:1], SMALL)
     results.write_text(results.read_text() + '{"cut off')
-    study(data, results, wanted, SMALL)
-    assert [line["name"] for line in read(results)] == [point.name for point in wanted]
+    study(data, FinishedRuns(results), wanted, SMALL)
+    names = [line["name"] for line in FinishedRuns(results).lines]
+    assert names == [point.name for point in wanted]
     monkeypatch.setattr(module, "run", None)
-    study(data, results, wanted, SMALL)
-    page(read(results), tmp_path / "page.md", 42)
+    study(data, FinishedRuns(results), wanted, SMALL)
+    page(FinishedRuns(results).lines, tmp_path / "page.md", 42)
     text = (tmp_path / "page.md").read_text()
     assert "2 of 42 runs are finished" in text
     assert "| 2 | not run | not run | not run | 0." in text

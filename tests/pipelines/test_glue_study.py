@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from configs import glue_language
+from pipelines.finished_runs import FinishedRuns
 from pipelines.glue import study
 from pipelines.runs import flattened
 from tests.pipelines.glue_files import small, sst2_folder
@@ -38,10 +39,10 @@ def config() -> Any:
 
 
 def test_settings_come_first_then_seeds_then_other_budgets(config: Any, tmp_path: Path) -> None:
-    results = study.Results(tmp_path / "language.jsonl")
+    results = FinishedRuns(tmp_path / "language.jsonl")
     done = []
     while point := next(study.missing(config, results), None):
-        assert results.of(point) is None
+        assert study.result_of(results, point) is None
         results.add(finished(point))
         done.append(point)
     assert len(done) == SETTINGS + 2 * METHODS + 2 * 3 * PRIVATE
@@ -52,32 +53,32 @@ def test_settings_come_first_then_seeds_then_other_budgets(config: Any, tmp_path
     private = [p for p in done[SETTINGS:] if p["epsilon"] is not None]
     assert {p["setting"]["optimizer.learning_rate"] for p in private} == {glue_language.RATES[1]}
     assert [p["epsilon"] for p in done[-3 * PRIVATE :]] == [8.0] * 3 * PRIVATE
-    again = study.Results(tmp_path / "language.jsonl")
+    again = FinishedRuns(tmp_path / "language.jsonl")
     assert again.lines == results.lines and not list(study.missing(config, again))
 
 
 def test_a_line_that_was_cut_off_runs_again(config: Any, tmp_path: Path) -> None:
     path = tmp_path / "language.jsonl"
-    results = study.Results(path)
+    results = FinishedRuns(path)
     for _ in range(2):
         results.add(finished(next(study.missing(config, results))))
     path.write_text(path.read_text()[:-5])
-    cut = study.Results(path)
+    cut = FinishedRuns(path)
     assert len(cut.lines) == 1 and next(study.missing(config, cut))["method"] == "DP-FEST"
     cut.add(finished(next(study.missing(config, cut))))
-    assert study.Results(path).lines == results.lines
+    assert FinishedRuns(path).lines == results.lines
 
 
 def test_a_run_changes_the_base_by_its_point(config: Any) -> None:
     config.data.path, config.directory = "somewhere", "runs/x"
-    point = list(study.missing(config, study.Results(Path("nowhere"))))[3]
+    point = list(study.missing(config, FinishedRuns(Path("nowhere"))))[3]
     own = study.run_config(config, {**point, "epsilon": 1.0, "seed": 2})
     assert (own.model.words, own.method) == ("frozen", "dp_sgd")
     assert (own.privacy.epsilon, own.seed) == (1.0, 2)
     assert own.data.path == "somewhere" and own.report.directory.startswith("runs/x/frozen-words_")
     directories = {
         study.run_config(config, point).report.directory
-        for point in study.missing(config, study.Results(Path("nowhere")))
+        for point in study.missing(config, FinishedRuns(Path("nowhere")))
     }
     assert len(directories) == SETTINGS
 
@@ -87,7 +88,7 @@ def run_all(
 ) -> tuple[list[str], str]:
     """What failed, and the page."""
     monkeypatch.setattr(study, "_in_own_process", lambda _, point: run(point))
-    results = study.Results(folder / "language.jsonl")
+    results = FinishedRuns(folder / "language.jsonl")
     failed = study.run_all(config, results, folder / "language.md")
     study.write_page(config, results, folder / "language.md")
     return failed, (folder / "language.md").read_text()
@@ -149,7 +150,7 @@ def test_a_point_trains_and_goes_on(config: Any, tmp_path: Path) -> None:
     base = small(tmp_path, **{"data.held_out": 9, "data.validation": 5})
     config.base = base
     config.data.path, config.directory = str(tmp_path), str(tmp_path / "runs")
-    point = next(study.missing(config, study.Results(tmp_path / "language.jsonl")))
+    point = next(study.missing(config, FinishedRuns(tmp_path / "language.jsonl")))
     line = json.loads(json.dumps(study.run_point(config, point)))
     assert {name: line[name] for name in point} == point
     assert set(line["accuracy"]) == {"dev", "held_out", "validation"} and line["reduction"] == 1.0

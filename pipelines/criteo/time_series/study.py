@@ -8,7 +8,6 @@ FILE.md`, each PATTERN naming the 24 days of one data set.
 """
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import ml_collections
 from configs import criteo_time_series
 from pipelines.criteo.time_series.page import page
 from pipelines.criteo.time_series.train import train
-from pipelines.files import whole_file
+from pipelines.finished_runs import FinishedRuns
 
 PERIODS = (1, 2, 4, 8, 16, 18)
 EPSILONS = (1.0, 3.0, 8.0)
@@ -108,28 +107,18 @@ def run(point: Point, days: str, changes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read(results: Path) -> list[dict[str, Any]]:
-    """The finished runs; a line that was cut off while it was written is left out."""
-    lines = results.read_text().splitlines(keepends=True) if results.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def study(
-    data: dict[str, str], results: Path, wanted: Sequence[Point], changes: dict[str, Any]
+    data: dict[str, str], results: FinishedRuns, wanted: Sequence[Point], changes: dict[str, Any]
 ) -> None:
     """Runs what is missing; each finished run is a line at once."""
-    found = read(results)
-    with whole_file(results) as file:
-        file.write("".join(json.dumps(line) + "\n" for line in found).encode())
-    done = {(line["data"], line["name"]) for line in found}
+    done = {(line["data"], line["name"]) for line in results.lines}
     for name, days in data.items():
         for point in wanted:
             if (name, point.name) in done:
                 continue
             line = {"data": name, "name": point.name, "part": point.part}
             line |= {"changes": dict(point.changes), "result": run(point, days, changes)}
-            with results.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            results.add(line)
             print(f"{name}: {point.name}: {line['result']}", flush=True)
 
 
@@ -146,11 +135,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     data = dict(given.split("=", 1) for given in options.data)
     try:
-        study(data, options.results, points(), {})
+        results = FinishedRuns(options.results)
+        study(data, results, points(), {})
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    page(read(options.results), options.page, len(points()))
+    page(results.lines, options.page, len(points()))
     return 0
 
 

@@ -28,6 +28,7 @@ from pipelines.criteo.time_series.reading import (
     refuse_repeated,
 )
 from pipelines.criteo.train import exact_auc, stock_batches
+from pipelines.exports import require_private
 from pipelines.files import whole_file
 from pipelines.methods import METHODS, NON_PRIVATE, optimizer_under
 from pipelines.optimizers import optimizer_of
@@ -84,11 +85,8 @@ def _check(config: ml_collections.ConfigDict) -> None:
         raise ValueError(
             f"Expected data.reading to be one of {tuple(READERS)}, got {config.data.reading!r}."
         )
-    if config.export and config.method == NON_PRIVATE:
-        raise ValueError(
-            "Expected a private method with export, which carries a statement of privacy, got "
-            f"method={config.method!r}."
-        )
+    if config.export:
+        require_private(config.method)
 
 
 class _Run:
