@@ -15,7 +15,7 @@ RATES = (2e-3, 5e-3)  # of Adam
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The study; a run takes about 15 minutes of a core."""
+    """The study."""
     config = ml_collections.ConfigDict()
     config.directory = ""  # of checkpoints and tokens
     config.data = ml_collections.ConfigDict({"path": ""})

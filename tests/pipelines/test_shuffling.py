@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dp_sparse
+from pipelines.shuffling import __main__ as command
 from pipelines.shuffling import attack, study, theory, training
 from pipelines.shuffling.page import page
 
@@ -118,3 +119,11 @@ def test_finished_points_are_not_computed_again(tmp_path: Path) -> None:
     assert (tmp_path / "shuffling.md").read_text() == page(results)
     for name in ("figure_2", "figure_3", "figure_4"):
         assert (tmp_path / f"shuffling_{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_data_that_is_missing_is_said_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--mnist", str(tmp_path / "none.npz"), "--sst2", str(tmp_path), "--out", "nowhere"]
+    assert command.main(given) == 1
+    assert "No such file or folder" in capsys.readouterr().err
