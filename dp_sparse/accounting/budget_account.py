@@ -21,7 +21,7 @@ from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.core import PrivacyError, whole_file
 
 _FORMAT = "dp_sparse-budget-account-1"
-_PROCESSORS = 1e-6  # by which the epsilon of a plan may differ between two of them
+_ROUNDING = 1e-6  # one plan's epsilon differs by less, relatively, between two processors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _refuse_shared(plan: PrivacyPlan) -> None:
 
 def _refuse_dearer(plan: PrivacyPlan) -> None:
     spent = plan.spent(plan.sampling.steps).epsilon
-    if spent > plan.budget.epsilon * (1 + _PROCESSORS):
+    if spent > plan.budget.epsilon * (1 + _ROUNDING):
         raise PrivacyError(
             f"Expected a plan that spends at most its budget, epsilon={plan.budget.epsilon:g}, got "
             f"one whose {plan.sampling.steps} steps spend epsilon={spent:g}: its noise or its "
