@@ -178,6 +178,43 @@ def test_criteo_goes_on_and_ends_as_an_undisturbed_run(criteo: list[str], tmp_pa
     assert (tmp_path / "report.html").exists()
 
 
+def in_order(folder: Path, reading: str) -> list[str]:
+    """The arguments for rows that are read in their order, 3,000 of them, batches of 128."""
+    stream = folder / "day_0.tsv"
+    generate(3000, stream, seed=2, progress=False)
+    if reading == "stream":
+        return [f"--config.data.stream={stream}", "--config.data.num_examples=3000"]
+    from pipelines.criteo.prepare import run
+    from pipelines.criteo.prepare.job import new_job
+
+    output = folder / "prepared"
+    run.prepare(new_job([str(stream)], str(output), num_examples=3000, batch_size=128, epochs=3))
+    return [f"--config.data.offline={output}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reading", ["stream", "offline"])
+def test_criteo_goes_on_behind_the_batches_it_has_used(
+    criteo: list[str], tmp_path: Path, reading: str
+) -> None:
+    arguments = [
+        *criteo,
+        *in_order(tmp_path, reading),
+        f"--config.report.directory={tmp_path / 'run'}",
+        "--monitor=1",
+    ]
+    terminated("criteo", tmp_path / "run", *arguments)
+    printed = finished("criteo", *arguments, "--resume")
+    text = (tmp_path / "run" / "plan.json").read_text()
+    plan = dp_sparse.PrivacyPlan.from_config(json.loads(text))
+    total = plan.sampling.steps
+    assert total == (72 if reading == "stream" else 70)  # ceil(3000 / 128) * 3; 3 * 3000 / 128
+    steps = [line["step"] for line in logged(tmp_path / "run") if "epsilon" in line]
+    assert steps == list(range(1, total + 1))
+    assert f"after {total} of {total} steps" in printed
+    assert f"{plan.spent(total).epsilon:.3f}" in printed
+
+
 @pytest.mark.slow
 def test_criteo_that_is_there_is_refused_and_complete_it_is_evaluated(
     criteo: list[str], tmp_path: Path
