@@ -90,7 +90,10 @@ def last_position(model: keras.Model) -> keras.Model:
 
 
 def attention_maps(model: keras.Model) -> keras.Model:
-    """The same layers, from items to each block's scores `[batch, heads, length, length]`."""
+    """The same layers, from items to each block's scores `[batch, heads, length, length]`.
+
+    Of a model with one block the scores are in no list, as Keras has it.
+    """
     attentions = [
         each for each in model.layers if isinstance(each, keras.layers.MultiHeadAttention)
     ]

@@ -6,6 +6,7 @@ picture is published.
 
 from pathlib import Path
 
+import keras
 import matplotlib.figure
 import numpy as np
 
@@ -22,7 +23,8 @@ def save(result: Result, folder: Path, model: str, epsilon: float) -> None:
     if model not in _KINDS:
         return
     whole = result.users.histories[(result.users.histories > 0).all(axis=1)][:USERS]
-    scores = np.asarray(attention_maps(result.model)(whole)[0])  # [users, heads, length, length]
+    blocks = keras.tree.flatten(attention_maps(result.model)(whole))  # Keras unpacks a list of one
+    scores = np.asarray(blocks[0])  # [users, heads, length, length]
     last = scores.mean(axis=1)[:, -ITEMS:, -ITEMS:]
     with whole_file(_path(folder, model, epsilon)) as file:
         np.save(file, last.astype(np.float32))
