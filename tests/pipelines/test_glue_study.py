@@ -153,6 +153,7 @@ def test_a_point_trains_and_goes_on(config: Any, tmp_path: Path) -> None:
     point = next(study.missing(config, FinishedRuns(tmp_path / "language.jsonl")))
     line = json.loads(json.dumps(study.run_point(config, point)))
     assert {name: line[name] for name in point} == point
-    assert set(line["accuracy"]) == {"dev", "held_out", "validation"} and line["reduction"] == 1.0
+    assert set(line["accuracy"]) == {"dev", "held_out", "validation"}
+    assert point["method"] == "DP-AdaFEST" and line["reduction"] > 1.0
     assert line["steps"] == round(line["training_rows"] / 16)
     assert flattened(study.run_config(config, point))["privacy.epsilon"] == 3.0
