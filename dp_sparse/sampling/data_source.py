@@ -89,6 +89,7 @@ class _Arrays:
     def __init__(self, arrays: Example) -> None:
         names = ("x", "y", "sample_weight")
         arrays = plain(arrays)
+        _refuse_mixed_frames(dict(zip(names, arrays, strict=False)))
         parts = zip(names, arrays, strict=False)
         named = [pair for name, part in parts for pair in _named_leaves(part, name)]
         _refuse_missing_text(named)
@@ -188,6 +189,22 @@ def _named_leaves(nest: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
         yield name, np.asarray(nest)
 
 
+def _is_frame(value: Any) -> bool:
+    """Whether it is a table of pandas or the like, of which Keras makes one array."""
+    return type(value).__name__ == "DataFrame"
+
+
+def _refuse_mixed_frames(parts: Mapping[str, Any]) -> None:
+    """Raises ValueError for a table of text and numbers, which has no array of one dtype."""
+    for name, part in parts.items():
+        if _is_frame(part) and len({dtype.kind in "biuf" for dtype in part.dtypes}) == 2:
+            kinds = ", ".join(dict.fromkeys(map(str, part.dtypes)))
+            raise ValueError(
+                f"Expected columns of one type in {name}, got a DataFrame with columns of {kinds}, "
+                "of which Keras would make one array: pass dict(frame) for named inputs."
+            )
+
+
 def _refuse_missing_text(named: list[tuple[str, np.ndarray]]) -> None:
     """Raises ValueError for columns of Python objects with something that is no text."""
     for name, leaf in named:
@@ -225,11 +242,10 @@ def as_data_source(source: Any) -> DataSource:
         return _Arrays(source)
     if hasattr(source, "gather") and hasattr(source, "__len__"):
         return source
-    frame = type(source).__name__ == "DataFrame"
     raise ValueError(
         "Expected (x, y) or (x, y, sample_weight) arrays, a dp_sparse.RecordFile, or a "
         f"tf.data.Dataset with random access, got {type(source).__name__}."
-        + (" Give its columns: ({name: frame[name] ...}, frame[label])." if frame else "")
+        + (" Give (dict(frame.drop(columns=label)), frame[label])." if _is_frame(source) else "")
     )
 
 

@@ -265,5 +265,32 @@ def test_a_list_of_arrays_is_a_tuple_of_inputs() -> None:
 
 def test_a_data_frame_is_told_what_to_give() -> None:
     frame = type("DataFrame", (), {})()
-    with pytest.raises(ValueError, match=r"got DataFrame\. Give its columns: \(\{name: frame"):
+    with pytest.raises(ValueError, match=r"Give \(dict\(frame\.drop\(columns=label"):
         as_data_source(frame)
+
+
+class DataFrame:  # as much of pandas' as is read
+    """Columns of equal length."""
+
+    def __init__(self, **columns: np.ndarray) -> None:
+        self._columns = columns
+        self.dtypes = [column.dtype for column in columns.values()]
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        return np.stack(list(self._columns.values()), axis=1)
+
+
+def test_a_data_frame_of_numbers_is_one_array_as_for_keras() -> None:
+    frame = DataFrame(user=np.arange(4), price=np.array([0.5, 1.5, 2.5, 3.5]))
+    x, _ = as_data_source((frame, np.zeros(4))).gather(np.array([1, 3]))
+    assert x.tolist() == [[1, 1.5], [3, 3.5]]
+
+
+def test_a_data_frame_of_text_and_numbers_is_told_to_be_a_dict() -> None:
+    frame = DataFrame(user=np.arange(2), city=np.array(["a", "b"], object))
+    message = r"one type in x, got a DataFrame with columns of int64, object, .* dict\(frame\)"
+    with pytest.raises(ValueError, match=message):
+        as_data_source((frame, np.zeros(2)))
