@@ -1,4 +1,4 @@
-"""The examples of the README and of docs/tpu.md run as printed, one after the other."""
+"""The examples of the README, of docs/first_model.md and of docs/tpu.md run as printed."""
 
 import re
 import shlex
@@ -89,6 +89,21 @@ def test_the_statement_begins_as_printed() -> None:
     statement = dp_sparse.PrivacyPlan(budget, sampling, noise_multiplier=1.413288).statement()
     (printed,) = re.findall(r"```\n(\(.*?)```", README.read_text(), re.DOTALL)
     assert len(printed.splitlines()) == 4 and statement.startswith(printed)
+
+
+def test_the_first_model_from_a_csv_runs_as_printed(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = [f"u{rng.integers(300)},{rng.integers(50)},0.5,{i % 2}\n" for i in range(3000)]
+    Path("clicks.csv").write_text("".join(["user,item,price,clicked\n", *lines]))
+    (example,) = python_of(README.parent / "docs" / "first_model.md")
+    assert len(example.splitlines()) == 1 + 1 + 10  # an import, an empty line and ten
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert "after 15 of 15 steps; the budget is epsilon=3." in capsys.readouterr().out
+    assert int(names["model"].optimizer.steps_spent) == 15
 
 
 def test_the_example_of_embedding_layers_runs_as_printed() -> None:
