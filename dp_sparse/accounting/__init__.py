@@ -4,7 +4,13 @@ May use: `core`, `noise` (how far its tails reach) and `sampling`. Nothing here 
 """
 
 from dp_sparse.accounting.accountant import Accountant, epsilon_of
-from dp_sparse.accounting.adafest import default_threshold, split_noise, survival_probability
+from dp_sparse.accounting.adafest import (
+    FALSE_ROWS,
+    NOISE_RATIO,
+    default_threshold,
+    split_noise,
+    survival_probability,
+)
 from dp_sparse.accounting.attack_power import EPSILONS, true_positive_rate
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.budget_account import BudgetAccount
@@ -22,6 +28,8 @@ from dp_sparse.accounting.statement import beside
 
 __all__ = [
     "EPSILONS",
+    "FALSE_ROWS",
+    "NOISE_RATIO",
     "Accountant",
     "BudgetAccount",
     "DisjointPlans",

@@ -4,6 +4,8 @@ import math
 
 import scipy.stats
 
+NOISE_RATIO, FALSE_ROWS = 1.0, 10.0  # best of docs/results/defaults.md, and forgiving
+
 
 def split_noise(noise_multiplier: float, ratio: float) -> tuple[float, float]:
     """σ1 = σ√(1 + r²) of the map and σ2 = σ√(1 + 1/r²) of the gradient, with `ratio` r = σ1/σ2.

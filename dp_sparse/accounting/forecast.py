@@ -16,7 +16,13 @@ import numpy as np
 import scipy.optimize
 import scipy.stats
 
-from dp_sparse.accounting.adafest import default_threshold, split_noise, survival_probability
+from dp_sparse.accounting.adafest import (
+    FALSE_ROWS,
+    NOISE_RATIO,
+    default_threshold,
+    split_noise,
+    survival_probability,
+)
 from dp_sparse.accounting.lookup_frequencies import (
     ZIPF_EXPONENT,
     LookupFrequencies,
@@ -117,7 +123,7 @@ def forecast(
     *,
     lookups: int | None = None,
     contribution_clip_norm: float = 1.0,
-    noise_ratio: float = 5.0,
+    noise_ratio: float = NOISE_RATIO,
     threshold: float | None = None,
     expected_false_rows: float | None = None,
     false_positive_rate: float | None = None,
@@ -188,7 +194,8 @@ def _threshold(
             )
         return default_threshold(rate * rows, rows, deviation)
     if "rows_per_step" not in given:
-        wanted = validate.positive("expected_false_rows", given.get("expected_false_rows", 32.0))
+        wanted = given.get("expected_false_rows", FALSE_ROWS)
+        wanted = validate.positive("expected_false_rows", wanted)
         if "expected_false_rows" in given and wanted > rows / 2:
             raise ValueError(
                 f"Expected expected_false_rows <= {rows / 2:g}, half of all rows, got {wanted:g}."

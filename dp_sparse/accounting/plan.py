@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dp_sparse.accounting.accountant import epsilon_of
+from dp_sparse.accounting.adafest import NOISE_RATIO
 from dp_sparse.accounting.attack_power import EPSILONS, of_a_group
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.calibration import (
@@ -193,7 +194,7 @@ class PrivacyPlan:
         *,
         lookups: int | None = None,
         contribution_clip_norm: float = 1.0,
-        noise_ratio: float = 5.0,
+        noise_ratio: float = NOISE_RATIO,
         threshold: float | None = None,
         expected_false_rows: float | None = None,
         false_positive_rate: float | None = None,
@@ -213,7 +214,7 @@ class PrivacyPlan:
             contribution_clip_norm: As of `DPAdaFESTOptimizer`.
             noise_ratio: Likewise.
             threshold: Likewise; or give one of the next three, from which it follows.
-            expected_false_rows: Likewise, by default 32 and at most half of all rows.
+            expected_false_rows: Likewise, by default 10 and at most half of all rows.
             false_positive_rate: Of one row that no example has, below ½.
             rows_per_step: The wanted size of the gradient.
 

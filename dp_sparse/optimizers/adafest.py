@@ -15,9 +15,17 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import noise
-from dp_sparse.accounting import PrivacyPlan, default_threshold, split_noise, survival_probability
+from dp_sparse.accounting import (
+    FALSE_ROWS,
+    NOISE_RATIO,
+    PrivacyPlan,
+    default_threshold,
+    split_noise,
+    survival_probability,
+)
 from dp_sparse.clipping import ClippingStyle
 from dp_sparse.core import validate
+from dp_sparse.optimizers.base import PrivateOptimizer
 from dp_sparse.optimizers.sparse_base import SparseOptimizer
 from dp_sparse.selection import (
     Restricted,
@@ -42,11 +50,12 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         clip_norm: C2 > 0, for each example's whole gradient, dense and sparse together.
         contribution_clip_norm: C1 > 0. Above √(lookups of an example) it only adds noise, and a
             warning says so.
-        noise_ratio: r = σ1/σ2 > 0.
+        noise_ratio: r = σ1/σ2 > 0; by default half of the budget chooses rows.
         threshold: τ, in units of the contribution map: an example with p distinct rows adds
             min(1, C1/√p) to each of its rows. By default such that `expected_false_rows` rows
             survive on noise alone.
-        expected_false_rows: λ > 0, for the default threshold; at most half of all rows count.
+        expected_false_rows: λ > 0, for the default threshold; by default 10, and at most half of
+            all rows.
         rows: DP-AdaFEST+: rows selected beforehand, which alone can survive; the plan must pay for
             them. By default all rows.
         table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
@@ -56,7 +65,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         name: As in Keras.
 
     Raises:
-        ValueError: A number out of its range, a threshold together with another
+        ValueError: A number out of its range, a threshold together with
             `expected_false_rows`, or an optimizer that would touch every row of a table; when
             training begins, rows for other tables than the model's.
         PrivacyError: The plan does not pay for `rows`.
@@ -86,9 +95,9 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         plan: PrivacyPlan,
         clip_norm: float,
         contribution_clip_norm: float = 1.0,
-        noise_ratio: float = 5.0,
+        noise_ratio: float = NOISE_RATIO,
         threshold: float | None = None,
-        expected_false_rows: float = 32,
+        expected_false_rows: float | None = None,
         rows: SelectedRows | None = None,
         table_optimizer: keras.optimizers.Optimizer | None = None,
         microbatch_size: int | None = None,
@@ -105,8 +114,9 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         self._noise_ratio = validate.positive("noise_ratio", noise_ratio)
         fixed = None if threshold is None else validate.finite("threshold", threshold)
         self._fixed_threshold = fixed
-        self._expected_false_rows = validate.positive("expected_false_rows", expected_false_rows)
-        if threshold is not None and self.expected_false_rows != 32:
+        wanted = FALSE_ROWS if expected_false_rows is None else expected_false_rows
+        self._expected_false_rows = validate.positive("expected_false_rows", wanted)
+        if threshold is not None and expected_false_rows is not None:
             raise ValueError(
                 f"Expected threshold or expected_false_rows, got threshold={threshold!r} and "
                 f"expected_false_rows={expected_false_rows!r}: leave one out."
@@ -207,8 +217,15 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             "contribution_clip_norm": self.contribution_clip_norm,
             "noise_ratio": self.noise_ratio,
             "threshold": self.threshold,
-            "expected_false_rows": self.expected_false_rows,
+            "expected_false_rows": self.expected_false_rows if self.threshold is None else None,
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PrivateOptimizer:
+        """As Keras calls it; a threshold was once saved with false rows, which it did not use."""
+        if config["threshold"] is not None:
+            config = {**config, "expected_false_rows": None}
+        return super().from_config(config, custom_objects)
 
 
 def _unrestricted(rows: StepRows, table: Restricted) -> StepRows:

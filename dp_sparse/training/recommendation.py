@@ -12,7 +12,13 @@ from typing import Any
 import keras
 
 from dp_sparse import clipping
-from dp_sparse.accounting import Forecast, GaussianMechanism, PrivacyPlan
+from dp_sparse.accounting import (
+    FALSE_ROWS,
+    NOISE_RATIO,
+    Forecast,
+    GaussianMechanism,
+    PrivacyPlan,
+)
 from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer, PrivateOptimizer
 from dp_sparse.training.outlook import (
     noised_entries,
@@ -30,7 +36,6 @@ RATE = 0.01  # of Adam, in runs of few steps
 WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
 ADAGRAD_RATE, ACCUMULATOR = 0.067, 1e-7
 TABLE_CLIP_NORM = 0.1
-NOISE_RATIO, FALSE_ROWS = 1.0, 10.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,9 +44,10 @@ def test_the_two_releases_are_one_gaussian_of_the_plans_sigma(ratio: float) -> N
     assert (one**-2 + two**-2) ** -0.5 == pytest.approx(0.9)
 
 
-def test_the_default_ratio_costs_the_gradient_two_percent() -> None:
+def test_by_default_votes_and_gradients_share_the_noise_alike() -> None:
     optimizer = Optimizer("sgd", plan_for(8, noise_multiplier=1.0), 1.0)
-    assert optimizer.gradient_noise_multiplier == pytest.approx(math.sqrt(1 + 1 / 25))
+    assert optimizer.gradient_noise_multiplier == pytest.approx(math.sqrt(2))
+    assert optimizer.contribution_noise_multiplier == pytest.approx(math.sqrt(2))
 
 
 def false_rows(**arguments: Any) -> list[int]:
@@ -186,7 +187,6 @@ def test_configuration_round_trip() -> None:
         0.7,
         noise_ratio=3.0,
         threshold=4.0,
-        expected_false_rows=32,
         table_optimizer=keras.optimizers.Adam(0.5),
     )
     twin = Optimizer.from_config(optimizer.get_config())
@@ -200,6 +200,12 @@ def test_configuration_round_trip() -> None:
         assert getattr(twin, name) == getattr(optimizer, name)
     assert isinstance(twin.table_optimizer, keras.optimizers.Adam)
     assert twin.get_config() == optimizer.get_config()
+
+
+def test_a_threshold_saved_with_false_rows_that_it_does_not_use_loads() -> None:
+    config = Optimizer("sgd", plan_for(8), 1.0, threshold=4.0).get_config()
+    twin = Optimizer.from_config({**config, "expected_false_rows": 32})
+    assert twin.threshold == 4.0
 
 
 @pytest.mark.parametrize("name", ["regularizer", "constraint"])

@@ -166,7 +166,7 @@ def test_passes_differ() -> None:
 def test_padding_chooses_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Examples of weight 0 and rows of padding add nothing to a map without noise."""
     monkeypatch.setattr(noise, "normal", lambda draw, purpose, count: tf.zeros([count], tf.float64))
-    optimizer = two_tables.private_optimizer(expected_false_rows=32, threshold=1e-3)
+    optimizer = two_tables.private_optimizer(threshold=1e-3)
     tables, (x, y) = two_tables.private_tables(optimizer), two_tables.data()
     weights = np.r_[1.0, np.zeros(two_tables.SIZE - 1)].astype("float32")
     batch = next(
