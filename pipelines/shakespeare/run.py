@@ -13,7 +13,7 @@ from pipelines.shakespeare.text import load
 
 _WINDOW = (
     "An example is a window of {} characters: the guarantee is for such a window, and not for a "
-    "speech, a play or an author."
+    "speech, a play or an author. Where windows begin, and which are held out, counts as public."
 )
 _NONE = "No privacy: this run was trained without noise."
 
