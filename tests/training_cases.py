@@ -1,9 +1,8 @@
 """Small plans, batches and models for the tests of the private step."""
 
 import dataclasses
-import itertools
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -69,15 +68,9 @@ def marked_dataset(
 ) -> tf.data.Dataset:
     """The same examples `steps` times, each time under a marker of its own, as at q = 1."""
     nonce = marker.new_nonce(None)
-    first = marked(plan, x, y, nonce=nonce, **fields)
-    spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
-
-    def generate() -> Iterator[Any]:
-        for index in itertools.islice(itertools.count(), steps):
-            yield marked(plan, x, y, index=index, nonce=nonce, **fields)
-
-    dataset = tf.data.Dataset.from_generator(generate, output_signature=spec)
-    return dataset.apply(tf.data.experimental.assert_cardinality(steps))
+    batches = [marked(plan, x, y, index=index, nonce=nonce, **fields) for index in range(steps)]
+    stacked = tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *batches)
+    return tf.data.Dataset.from_tensor_slices(stacked)
 
 
 def fit_on(

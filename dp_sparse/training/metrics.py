@@ -44,11 +44,12 @@ def update(
             y = tf.nest.map_structure(tf.identity, examples.y)
             count = tf.math.count_nonzero(present > 0)
         _track_losses(model, losses, output_losses, count)
-        y, y_pred = (_real(part, present) for part in (y, outputs))
-        sample_weight = _by_output(_real(examples.sample_weight, present), y_pred)
-        x = examples.x
-        if type(model).compute_metrics is not keras.Model.compute_metrics:  # which reads no x
-            x = _real(x, present)
+        stock = getattr(model.compute_metrics, "__func__", None) is keras.Model.compute_metrics
+        if stock and model._compile_metrics is None:  # so that Keras' own reads nothing of these
+            return model.get_metrics_result()
+        y, y_pred, sample_weight = _real((y, outputs, examples.sample_weight), present)
+        x = examples.x if stock else _real(examples.x, present)  # Keras' own reads no x
+        sample_weight = _by_output(sample_weight, y_pred)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
