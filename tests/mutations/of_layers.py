@@ -3,7 +3,7 @@
 from tests.mutations.fault import Fault
 
 _RE_ATTENTION = "dp_sparse/layers/re_attention.py"
-_FREQUENCIES = "dp_sparse/selection/top_k/frequencies.py"
+_HISTOGRAMS = "dp_sparse/selection/top_k/histograms.py"
 _DETACHED = "dp_sparse/clipping/detached.py"
 
 _OF_RE_ATTENTION = "tests/layers/test_re_attention.py"
@@ -40,9 +40,9 @@ FAULTS = (
     ),
     Fault(
         "histogram_noise_of_one_lookup",
-        _FREQUENCIES,
-        "source.scale_of(rows.max_lookups)",
-        "source.scale_of(1)",
+        _HISTOGRAMS,
+        "source.scale_of(lookups), rng",
+        "source.scale_of(1), rng",
         (f"{_OF_FREQUENCIES}::test_the_noise_is_that_of_its_source_and_rejects_others",),
     ),
 )
