@@ -115,8 +115,7 @@ def _transformer(
     values += keras.layers.Embedding(encoder.length, encoder.width, name="positions")(places)
     variance = None
     if encoder.errors is not None:
-        of_tokens = encoder.errors.token_variances
-        variance = layers.TokenVariance(encoder.num_items + 1, of_tokens)(items)
+        variance = layers.TokenVariance(encoder.num_items + 1, encoder.errors)(items)
         variance += encoder.errors.weight_variance  # of the position's row
     there = keras.ops.not_equal(items, 0)[:, None, :]  # what may be attended to
     values = keras.layers.Dropout(encoder.dropout)(values)

@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from dp_sparse.accounting import PrivacyPlan
+from dp_sparse.accounting import PrivacyPlan, Release
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.selection import RowFrequencies
 
@@ -22,6 +22,7 @@ class EffectiveErrors:
     Attributes:
         weight_variance: (σ·C/B)², of every entry of a layer that all examples use.
         token_variances: float32 `[tokens]`: (σ·C/(B·p_i))², of every entry of a token's row.
+        release: What a plan must pay for them; None if they follow from public numbers.
 
     Examples:
         >>> import dp_sparse, numpy as np
@@ -32,6 +33,7 @@ class EffectiveErrors:
 
     weight_variance: float
     token_variances: np.ndarray
+    release: Release | None = None
 
     def __post_init__(self) -> None:
         variances = np.array(self.token_variances, np.float32)
@@ -75,7 +77,8 @@ def effective_errors(
         1.0e-04 [0.0004 0.04 ]
 
     ### Formal Guarantees
-    All arguments are public, or released at a cost that the plan pays.
+    All arguments are public, or released at a cost that the plan pays. The errors keep that
+    release, and a model that has them trains under no plan without it.
     """
     if plan.noise_multiplier is None:
         raise ValueError("Expected a calibrated plan, got noise_multiplier=None: use calibrate().")
@@ -87,4 +90,6 @@ def effective_errors(
         )
     clip_norm = validate.clip_norm("clip_norm", clip_norm)
     deviation = plan.noise_multiplier * clip_norm / plan.sampling.expected_batch_size
-    return EffectiveErrors(deviation**2, np.square(deviation / frequencies.values))
+    release = frequencies.release if frequencies.costs else None
+    of_tokens = np.square(deviation / frequencies.values)
+    return EffectiveErrors(deviation**2, of_tokens, release)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from dp_sparse.clipping import detached
 from dp_sparse.core import validate
 from dp_sparse.layers import error_propagation
+from dp_sparse.layers.effective_errors import EffectiveErrors
 
 _ACTIVATIONS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "linear": lambda mean, variance: variance,
@@ -30,27 +31,35 @@ class TokenVariance(keras.layers.Layer):
 
     Args:
         num_tokens: Rows of the table.
-        variances: float `[num_tokens]`, `effective_errors(...).token_variances`. They are weights
-            that do not train, so a model that is loaded has them again; None leaves them at 0.
+        errors: `effective_errors(...)` of `num_tokens` tokens. Their variances are weights that do
+            not train, so a model that is loaded has them again; None leaves them at 0.
 
     Raises:
-        ValueError: `variances` has another shape.
+        ValueError: `errors` has another number of tokens.
+        PrivacyError: When training begins, an optimizer whose plan does not pay for the errors.
 
     Examples:
         >>> import dp_sparse, numpy as np
-        >>> layer = dp_sparse.layers.TokenVariance(3, [0.0, 0.5, 2.0])
+        >>> errors = dp_sparse.layers.EffectiveErrors(0.0, np.array([0.0, 0.5, 2.0]))
+        >>> layer = dp_sparse.layers.TokenVariance(3, errors)
         >>> layer(np.array([[2, 1]])).numpy()[..., 0]
         array([[2. , 0.5]], dtype=float32)
+
+    ### Formal Guarantees
+    The variances tell what their frequencies do. The plan that trains the model must have the
+    release of noisy ones. A model that was loaded is not asked for it again: its variances were
+    published with the weights, under the statement of the run that trained them.
     """
 
-    def __init__(self, num_tokens: int, variances: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, num_tokens: int, errors: EffectiveErrors | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs | {"dtype": "float32", "trainable": False})
         self.num_tokens = validate.positive_integer("num_tokens", num_tokens)
-        given = np.zeros(num_tokens) if variances is None else np.asarray(variances)
+        given = np.zeros(num_tokens) if errors is None else errors.token_variances
         if given.shape != (num_tokens,):
-            raise ValueError(
-                f"Expected variances of shape [{num_tokens}], got {list(given.shape)}."
-            )
+            raise ValueError(f"Expected errors of {num_tokens} tokens, got {len(given)}.")
+        self.release = None if errors is None else errors.release
         self.variances = self.add_weight(
             shape=(num_tokens,), initializer="zeros", trainable=False, name="variances"
         )

@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dp_sparse.core import PrivacyError
+from dp_sparse.layers import TokenVariance
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Examples
 from dp_sparse.training import flush_hooks
@@ -60,7 +62,9 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
 
     Raises:
         ValueError: Nothing of the model is trained, or something in another type than float32.
+        PrivacyError: The plan does not pay for frequencies that the model was made with.
     """
+    _require_paid(model, optimizer)
     if not model.trainable_variables:
         raise ValueError(
             f"Expected a model with something to train, got {model.name} without trainable "
@@ -76,3 +80,15 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
         optimizer.build(model.trainable_variables)
     if optimizer.delays_noise:
         flush_hooks.guard_layers(model, optimizer)
+
+
+def _require_paid(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    """Of Re-Attention's frequencies."""
+    for layer in model._flatten_layers():
+        release = layer.release if isinstance(layer, TokenVariance) else None
+        if release is not None and release not in optimizer.plan.releases:
+            raise PrivacyError(
+                f"Expected a plan that pays for {release.name!r}, with which {layer.path} was made,"
+                f" got releases={[each.name for each in optimizer.plan.releases]}: train with the "
+                "plan that was given to effective_errors."
+            )

@@ -1,8 +1,10 @@
 """Re-Attention beside its reference and Keras' layer; privacy: no gradient, no company, exact."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
@@ -30,7 +32,9 @@ def encoder(correction: str = CORRECTIONS[0], tied: bool = True, heads: int = 2)
     tokens = keras.Input((LENGTH,), dtype="int32")
     table = keras.layers.ReversibleEmbedding(TOKENS, WIDTH, tie_weights=tied)
     mean = table(tokens)
-    variance = layers.TokenVariance(TOKENS, token_variances())(tokens)
+    variance = layers.TokenVariance(TOKENS, layers.EffectiveErrors(NOISE, token_variances()))(
+        tokens
+    )
     for activation in ("relu", "gelu"):
         attention = layers.ReAttention(heads, 3, NOISE, correction)
         attended, error = attention(
@@ -232,8 +236,8 @@ def test_bad_arguments_are_refused() -> None:
         layers.ReAttention(1, 2, correction="later")
     with pytest.raises(ValueError, match="got use_gate=True"):
         layers.ReAttention(1, 2, use_gate=True)
-    with pytest.raises(ValueError, match=r"shape \[3\], got \[2\]"):
-        layers.TokenVariance(3, [1.0, 2.0])
+    with pytest.raises(ValueError, match="errors of 3 tokens, got 2"):
+        layers.TokenVariance(3, layers.EffectiveErrors(0.0, np.ones(2)))
     for layer in (keras.layers.Dense(2, "tanh"), keras.layers.LSTM(2)):
         with pytest.raises(ValueError, match="Expected a Dense or Activation"):
             layers.WithVariance(layer)
@@ -285,7 +289,25 @@ def test_frequencies_of_private_data_must_be_paid_for() -> None:
     with pytest.raises(dp_sparse.PrivacyError, match="Expected a plan that pays for 'frequencies"):
         layers.effective_errors(plan.with_noise(3.0), 1.0, found)
     paying = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=(found.release,))
-    assert layers.effective_errors(paying.with_noise(3.0), 1.0, found).token_variances.shape == (2,)
+    errors = layers.effective_errors(paying.with_noise(3.0), 1.0, found)
+    assert errors.token_variances.shape == (2,) and errors.release == found.release
+
+
+def test_a_model_with_private_frequencies_trains_under_the_plan_that_pays_alone() -> None:
+    plan = plan_for(50, steps=1)
+    event = dp_accounting.GaussianDpEvent(20.0)
+    paid = dp_sparse.Release("frequencies of 2 rows", event)
+    tokens = keras.Input((1,), dtype="int32")
+    variance = layers.TokenVariance(2, layers.EffectiveErrors(NOISE, np.ones(2), paid))(tokens)
+    model = keras.Model(tokens, keras.layers.Dense(1)(variance))
+    paying = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=(paid,)).with_noise(3.0)
+    for each, refused in ((plan.with_noise(3.0), True), (paying, False)):
+        model.compile(dp_sparse.DPSGDOptimizer("sgd", each, 1.0), "mse")
+        batches = each.sampling.batches((np.ones((50, 1), np.int32), np.ones((50, 1))))
+        told = pytest.raises(dp_sparse.PrivacyError, match="pays for 'frequencies of 2 rows'")
+        with told if refused else contextlib.nullcontext():
+            model.fit(batches, verbose=0)
+        assert int(model.optimizer.steps_spent) == (0 if refused else 1)
 
 
 def test_bad_errors_are_refused() -> None:

@@ -39,6 +39,16 @@ FAULTS = (
         (f"{_OF_RE_ATTENTION}::test_frequencies_of_private_data_must_be_paid_for",),
     ),
     Fault(
+        "frequencies_paid_by_another_plan_accepted",
+        "dp_sparse/training/building.py",
+        "if release is not None and release not in optimizer.plan.releases:",
+        "if False:",
+        (
+            f"{_OF_RE_ATTENTION}::"
+            "test_a_model_with_private_frequencies_trains_under_the_plan_that_pays_alone",
+        ),
+    ),
+    Fault(
         "histogram_noise_of_one_lookup",
         _HISTOGRAMS,
         "source.scale_of(lookups), rng",
