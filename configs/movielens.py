@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
             "num_items": 3416,  # public: items are numbered from 1 on
             "item_list": "",  # or a public file with an item in each line
             "min_interactions": 5,  # users with fewer are left out
-            "filter_items": 0,  # items with a smaller noisy count are left out; in the plan
+            "filter_items": 0,  # items with a smaller noisy count are left out; above its noise
             "length": 50,  # the last items of a user
             "predicted": 50,  # the last positions that predict the item after them
             "held_out": "test",  # or "validation", which does not look at the last item

@@ -116,11 +116,23 @@ def filtered(
 ) -> tuple[Users, dp_sparse.RowFrequencies]:
     """The users without rare items: those with a noisy count below `filter_items`.
 
-    A held-out item that was filtered out still judges, and is never found.
+    A held-out item that was filtered out still judges, and is never found. Noisy counts are at
+    least the deviation of their noise, so a smaller `filter_items` would leave nothing out.
 
     Returns:
         The users, and the frequencies of the items that are left, which cost nothing more.
+
+    Raises:
+        SequenceDataError: `filter_items` is within the noise, or no item is left.
     """
+    assert frequencies.source is not None
+    deviation = max(1.0, frequencies.source.scale_of(frequencies.lookups))
+    if config.filter_items <= deviation:
+        raise SequenceDataError(
+            f"Expected data.filter_items > {deviation:.1f}, the deviation of the noise of a count, "
+            f"got {config.filter_items}, which no item would be below: raise it, or "
+            "privacy.frequency_share."
+        )
     counts = frequencies.values[1:] * len(users.training)
     kept = np.flatnonzero(counts >= config.filter_items)
     if not len(kept):

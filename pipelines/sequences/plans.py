@@ -18,7 +18,16 @@ TABLE = "items"
 
 
 def steps_of(config: ml_collections.ConfigDict, examples: int) -> int:
-    """Steps of all epochs."""
+    """Steps of all epochs.
+
+    Raises:
+        ValueError: There is no epoch, or a batch has no example.
+    """
+    for name in ("epochs", "batch_size"):
+        if config.training[name] < 1:
+            raise ValueError(
+                f"Expected training.{name} >= 1, got training.{name}={config.training[name]}."
+            )
     return max(1, round(config.training.epochs * examples / config.training.batch_size))
 
 
@@ -36,6 +45,11 @@ def plan_of(
         raise ValueError(
             f"Expected at least 2 examples to hide one among others, got {examples}: one sequence "
             "alone cannot be trained on privately."
+        )
+    if config.training.batch_size > examples:
+        raise ValueError(
+            f"Expected training.batch_size <= {examples}, the training examples, got "
+            f"training.batch_size={config.training.batch_size}."
         )
     paid = frequencies is not None and frequencies.costs
     return dp_sparse.PrivacyPlan(

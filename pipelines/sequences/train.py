@@ -126,17 +126,17 @@ def _fitted(
     every = config.training.score_every or config.training.epochs
     for epoch in [*range(every, config.training.epochs, every), config.training.epochs]:
         part = round(steps * epoch / config.training.epochs) - done
-        if part < 1:
-            continue
-        begun = time.perf_counter()
-        model.fit(
-            batches,
-            steps_per_epoch=part,
-            verbose=config.report.verbose,
-            callbacks=_callbacks(config, plan, last=done + part == steps),
-        )
-        seconds, done = seconds + time.perf_counter() - begun, done + part
-        curve[epoch] = score(model)
+        if part > 0:
+            begun = time.perf_counter()
+            model.fit(
+                batches,
+                steps_per_epoch=part,
+                verbose=config.report.verbose,
+                callbacks=_callbacks(config, plan, last=done + part == steps),
+            )
+            seconds, done = seconds + time.perf_counter() - begun, done + part
+        if part > 0 or epoch == config.training.epochs:  # a part of few steps may have none
+            curve[epoch] = score(model)
     return Trained(model, curve, done, seconds, plan)
 
 

@@ -211,6 +211,11 @@ def test_rare_items_are_filtered_by_the_noisy_counts(path: Path) -> None:
     config.filter_items = 1000
     with pytest.raises(SequenceDataError, match="got none: lower"):
         filtered(data, users, counted, config)
+    config.filter_items = 2  # = 1.0·√4, the deviation: no noisy count is below
+    with pytest.raises(
+        SequenceDataError, match=r"Expected data.filter_items > 2\.0, the deviation"
+    ):
+        filtered(data, users, counted, config)
 
 
 def test_the_histogram_counts_an_item_of_a_user_once() -> None:
@@ -287,9 +292,19 @@ def test_a_private_run_of_each_kind(kind: str, path: Path) -> None:
     assert ("frequencies of the 13 rows" in " ".join(rest)) == (kind == "re_attention")
 
 
+def test_a_run_of_fewer_steps_than_scores_ends_with_one(path: Path) -> None:
+    """Of two steps the last part of ten epochs may have none."""
+    config = small(path)
+    config.privacy.method, config.model.kind = "none", "gru"
+    config.training.update({"epochs": 10, "batch_size": 200, "score_every": 9})
+    result = run.run(config)
+    assert result.steps == 2 and max(result.curve) == 10
+
+
 @pytest.mark.slow
 def test_filtered_items_and_weights_of_its_own_in_one_run(path: Path) -> None:
-    config = small(path, filter_items=1)
+    config = small(path, filter_items=3)
+    config.privacy.frequency_share = 0.5
     config.model.update({"tied": False, "correction": "after_softmax"})
     config.training.microbatch_size = 8
     result = run.run(config)
@@ -305,6 +320,14 @@ def test_bad_configurations_are_refused(path: Path) -> None:
         run.run(config)
     config.data.filter_items = 5
     with pytest.raises(ValueError, match="Expected data.filter_items=0"):
+        run.run(config)
+    config = small(path)
+    config.training.epochs = 0
+    with pytest.raises(ValueError, match="Expected training.epochs >= 1, got training.epochs=0"):
+        run.run(config)
+    config = small(path)
+    config.training.batch_size = 41
+    with pytest.raises(ValueError, match="Expected training.batch_size <= 40, the training"):
         run.run(config)
     config = small(path)
     config.privacy.method = "dp-sgd"
