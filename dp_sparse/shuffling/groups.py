@@ -72,7 +72,7 @@ def permutation_groups(model: keras.Model) -> list[Group]:
     """The groups of a model, in the order of its layers.
 
     Dense pairs are found in Sequential and functional models, and inside keras-hub's transformer
-    layers; attention groups in every `MultiHeadAttention`.
+    layers; attention groups in every `MultiHeadAttention` of projections without adapters and gate.
 
     Raises:
         UnsupportedLayerError: A rotary embedding, which ties the units of a head to positions.
@@ -88,7 +88,7 @@ def permutation_groups(model: keras.Model) -> list[Group]:
     outputs = _outputs(layers, model)
     found = [*_dense_pairs(layers, outputs)]
     for layer in layers:
-        if isinstance(layer, keras.layers.MultiHeadAttention):
+        if isinstance(layer, keras.layers.MultiHeadAttention) and _is_plain(layer):
             found.append(_attention(layer))
     return found
 
@@ -158,6 +158,14 @@ def _is_elementwise(layer: Any) -> bool:
         *_ELEMENTWISE,
         "gelu_approximate",
     }
+
+
+def _is_plain(layer: keras.layers.MultiHeadAttention) -> bool:
+    """Whether nothing but its three projections sees the order of heads and units."""
+    projections = (getattr(layer, name) for name in _HEADS)
+    return not layer._use_gate and all(
+        type(each) is keras.layers.EinsumDense for each in projections
+    )
 
 
 def _attention(layer: keras.layers.MultiHeadAttention) -> Group:

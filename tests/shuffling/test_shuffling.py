@@ -13,6 +13,7 @@ from dp_sparse import noise, shuffling
 from dp_sparse.core import UnsupportedLayerError
 from dp_sparse.shuffling import optimizer as optimizer_module
 from dp_sparse.shuffling.permute import permutations
+from models import lora
 from tests.training_cases import plan_for, weights_of
 
 CLIP = 0.5
@@ -308,3 +309,17 @@ def test_slots_of_other_shapes_are_refused() -> None:
     model.compile(dp_sparse.ShuffledDPSGDOptimizer(keras.optimizers.Adafactor(), plan, CLIP), "mse")
     with pytest.raises(ValueError, match="slots have the shapes of their variables, got adafactor"):
         model.optimizer.build(model.trainable_variables)
+
+
+def test_attention_with_a_gate_or_with_adapters_stays() -> None:
+    """A gate sees the order of heads; the projections of adapters are other layers."""
+    for change in ("gate", "adapters"):
+        inputs = keras.Input((4, 8))
+        layer = keras.layers.MultiHeadAttention(2, 3, use_gate=change == "gate")
+        model = keras.Model(inputs, layer(inputs, inputs))
+        if change == "adapters":
+            lora.add_to_attention(layer, rank=2, prefix="first")
+        x = data_for(model)
+        outputs = model(x).numpy()
+        assert not shuffled(model)
+        np.testing.assert_allclose(model(x), outputs, rtol=1e-5)
