@@ -48,6 +48,7 @@ class TextClassifier(keras.Model):
         **kwargs: Any,
     ) -> None:
         _require_choices(classes, rank, words, word_rank, pooling)
+        _require_new(backbone)
         _freeze(backbone)
         for layer in backbone.transformer_layers:
             lora.add_to_attention(layer._self_attention_layer, rank, layer.name)
@@ -113,7 +114,7 @@ def text_classifier(
         `padding_mask`, 0 for padding, and for BERT `segment_ids`) to logits `[batch, classes]`.
 
     Raises:
-        ValueError: An argument that is out of range.
+        ValueError: An argument that is out of range, or a backbone of another classifier.
     """
     return TextClassifier(backbone, classes, rank, words, word_rank, pooling, dropout)
 
@@ -164,6 +165,15 @@ def _require_choices(
             f"Expected word_rank >= 1 with words='lora' and none otherwise, got words={words!r} "
             f"with word_rank={word_rank}."
         )
+
+
+def _require_new(backbone: Backbone) -> None:
+    for layer in backbone.transformer_layers:
+        if isinstance(layer._self_attention_layer._query_dense, lora.LowRankProjection):
+            raise ValueError(
+                f"Expected a backbone without LoRA, got {backbone.name}, which belongs to another "
+                "classifier: load it anew."
+            )
 
 
 def _freeze(backbone: Backbone) -> None:

@@ -17,6 +17,14 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_SIZES = (
+    "vocab_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+)
 _PADDED_TO = 64  # tables may have rows without a token, up to a multiple of this
 
 
@@ -109,6 +117,12 @@ def read_config(folder: Path) -> tuple[dict[str, Any], Kind]:
     config = _json(folder / CONFIG)
     kind = kind_of(config.get("model_type"), f"model_type in {folder / CONFIG}")
     _require_files(folder, (WEIGHTS, *kind.tokenizer_files))
+    for name in _SIZES:
+        if not isinstance(config.get(name), int) or config[name] < 1:
+            raise ValueError(
+                f"Expected a whole number {name} >= 1 in {folder / CONFIG}, got "
+                f"{config.get(name)!r}: copy the file from the model's page."
+            )
     computed = {
         "hidden_act": "gelu",
         "position_embedding_type": "absolute",

@@ -98,6 +98,7 @@ def test_the_first_names_of_layer_normalisation_are_known(tmp_path: Path) -> Non
     [
         ({"model_type": "gpt2"}, "model_type in .* to be one of bert, roberta, xlm-roberta"),
         ({"hidden_act": "relu"}, "hidden_act='gelu'"),
+        ({"hidden_size": None}, "a whole number hidden_size >= 1 in .*, got None"),
         ({"layer_norm_eps": 1e-6}, "layer_norm_eps=1e-05"),
         ({"vocab_size": 18}, "tokenizer of 18 tokens .* got 23 in vocab.json"),
         ({"vocab_size": 23 + 64}, "tokenizer of 87 tokens .* got 23"),

@@ -155,3 +155,11 @@ def test_merged_needs_keras_and_keras_hub_alone(tmp_path: Path) -> None:
 def test_arguments_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         text_classifier(language.backbone(), **{"classes": 2, **options})
+
+
+def test_a_backbone_of_another_classifier_is_refused_and_left_as_it_is() -> None:
+    model = classifier()
+    trained = [variable.path for variable in model.trainable_variables]
+    with pytest.raises(ValueError, match="Expected a backbone without LoRA, got .*load it anew"):
+        text_classifier(model.backbone, classes=2, rank=2)
+    assert [variable.path for variable in model.trainable_variables] == trained
