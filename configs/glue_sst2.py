@@ -31,10 +31,10 @@ def get_config() -> ml_collections.ConfigDict:
             "directory": "",  # of tensorflow-datasets; by default its own
             "quarantine": False,  # whether malformed lines are left out and counted
             "length": 64,  # tokens; longer examples are cut
-            "prepared": "",  # where tokens are kept; by default beside the report
+            "prepared": "",  # for tokens, private as the text is; by default DIRECTORY-tokens
             # Rows of the training file that do not train, apart by sentence:
             "held_out": 0,  # to judge by
-            "validation": 0,  # to choose settings by
+            "validation": 0,  # to choose settings by; either reads all rows, at no ε
             "split_seed": 0,
             "judge": "dev",  # or held_out or validation: what is looked at during training
         }

@@ -39,6 +39,7 @@ def export_text_classifier(
     *,
     length: int,
     texts: int = 1,
+    note: str = "",
 ) -> dp_sparse.Export:
     """Writes a trained classifier as plain Keras and TensorFlow read it, with its statement.
 
@@ -52,13 +53,17 @@ def export_text_classifier(
         tokenizer: The one of training, or keras-hub's form of it.
         length: Tokens of a sequence, as in training.
         texts: 2 for pairs of sentences.
+        note: As `dp_sparse.export_model`.
 
     Raises:
         FileExistsError: `path` is there.
         ValueError: Of `dp_sparse.export_model` and `on_strings`.
     """
     return dp_sparse.export_model(
-        model, path, as_model=lambda trained: on_strings(trained, tokenizer, length, texts)
+        model,
+        path,
+        as_model=lambda trained: on_strings(trained, tokenizer, length, texts),
+        note=note,
     )
 
 

@@ -23,6 +23,7 @@ def export_model(
     *,
     plans: DisjointPlans | None = None,
     as_model: AsModel | None = None,
+    note: str = "",
 ) -> Export:
     """Writes a model so that it predicts without `dp_sparse`, with the statement of its privacy.
 
@@ -38,6 +39,8 @@ def export_model(
             the optimizer's own among them. The statement is then that of all of them.
         as_model: Makes what is written of the trained model, whose weights are final by then: such
             as the same model with LoRA merged, or with a tokenizer in front of it.
+        note: Sentences in front of the statement, such as who an example is, and what of the data
+            counts as public.
 
     Returns:
         What was written.
@@ -72,7 +75,7 @@ def export_model(
     restored the model saves a checkpoint of them before: a run that is killed does not draw them
     again. `as_model` may use the model's weights and what is public, and nothing of the data.
     """
-    return written(model, checked(model, path, plans), path, plans, as_model)
+    return written(model, checked(model, path, plans), path, plans, as_model, note)
 
 
 def checked(
@@ -137,10 +140,12 @@ def written(
     path: StrPath,
     plans: DisjointPlans | None,
     as_model: AsModel | None = None,
+    note: str = "",
 ) -> Export:
     """Writes the export."""
     with whole_folder(path) as folder:
         steps, statement = released(optimizer, plans)
+        statement = f"{note}\n{statement}" if note else statement
         model = model if as_model is None else as_model(model)
         layout = keras_folder.layout(model)
         digests = keras_folder.write(model, layout, folder / manifest.KERAS)

@@ -14,6 +14,15 @@ from pipelines.glue.tasks import DEV, TRAIN, GlueDataError, Task
 from pipelines.glue.tokens import TextTokenizer
 
 VALIDATION, HELD_OUT = "validation", "held_out"
+_ROW = (
+    "An example is one row of the training file: the guarantee is for a row, not for a sentence of "
+    "which the file has several rows, nor for who wrote it. Weights and tokenizer from which the "
+    "run began count as public. No epsilon covers accuracies, nor the rows that they are of."
+)
+_SPLIT = (
+    "Rows were held out by what all rows say (data.held_out, data.validation): one row more may "
+    "move others out of training. Which rows train, and how many, counts as public."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +40,32 @@ class Data:
     counts: dict[str, int]
 
 
+def protected(config: ml_collections.ConfigDict) -> str:
+    """Whom a private run's statement speaks of, and what of the data it takes as public."""
+    return f"{_ROW}\n{_SPLIT}" if _holds_out(config) else _ROW
+
+
+def _holds_out(config: ml_collections.ConfigDict) -> bool:
+    return bool(config.data.held_out or config.data.validation)
+
+
 def load(
     config: ml_collections.ConfigDict, task: Task, tokenizer: TextTokenizer, segments: bool
 ) -> Data:
     """The examples of `config.data`, tokenized once.
 
+    Tokens are as private as the text: they are kept beside the run's directory, not in it.
+
     Raises:
         GlueDataError: The text cannot be used, or not divided as the config asks for.
     """
     settings = config.data
-    directory = Path(settings.prepared or f"{config.report.directory}/prepared")
+    if not settings.prepared and not config.report.directory:
+        raise GlueDataError(
+            "Expected data.prepared, a folder for tokens, or report.directory, beside which they "
+            "are kept, got neither: pass --config.data.prepared=FOLDER."
+        )
+    directory = Path(settings.prepared or f"{config.report.directory}-tokens")
     sources = {name: source_of(settings, task, name) for name in (TRAIN, DEV)}
     found = {
         name: tokens_of(
@@ -57,11 +82,12 @@ def load(
     counts = {f"{name}: {what}": n for name in found for what, n in found[name].counts.items()}
     judging = {DEV: found[DEV]}
     training = found[TRAIN]
-    if settings.held_out:
+    if _holds_out(config):
         if len(task.splits[TRAIN].texts) > 1:
             raise GlueDataError(
-                f"Expected data.held_out=0 for task={task.name!r}, got {settings.held_out}: rows "
-                "are held out of tasks on single sentences."
+                f"Expected data.held_out=0 and data.validation=0 for task={task.name!r}, got "
+                f"{settings.held_out} and {settings.validation}: rows are held out of tasks on "
+                "single sentences."
             )
         texts = sources[TRAIN].read().texts[0]
         training, parts, dropped = _held_out(settings, texts, training)

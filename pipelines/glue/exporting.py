@@ -9,6 +9,7 @@ from models.pretrained import Backbone
 from models.roberta_lora import TextClassifier
 from models.text_export import export_text_classifier, preprocessor_of
 from pipelines.exports import require_free, require_private
+from pipelines.glue.data import protected
 from pipelines.glue.tasks import TRAIN, Task
 from pipelines.glue.tokens import TextTokenizer
 
@@ -37,4 +38,5 @@ def export(
 ) -> None:
     """Writes the export, with the statement beside it."""
     texts, length = len(task.splits[TRAIN].texts), config.data.length
-    export_text_classifier(model, path, tokenizer.tokenizer, length=length, texts=texts)
+    note = protected(config)
+    export_text_classifier(model, path, tokenizer.tokenizer, length=length, texts=texts, note=note)

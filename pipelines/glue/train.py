@@ -19,7 +19,7 @@ from models.pretrained import load_backbone, minilm_folder
 from models.roberta_lora import TextClassifier, text_classifier, word_table
 from pipelines.criteo.train import StepTimer, stock_batches
 from pipelines.glue import exporting
-from pipelines.glue.data import Data, load
+from pipelines.glue.data import Data, load, protected
 from pipelines.glue.records import Tokens
 from pipelines.glue.tasks import task_of
 from pipelines.glue.tokens import TextTokenizer, tokenizer_of
@@ -243,7 +243,7 @@ def _result(
     statement, epsilon = "No guarantee: gradients were neither clipped nor noised.", math.inf
     if config.method != NON_PRIVATE:
         spent = int(optimizer.steps_spent.numpy())
-        statement = optimizer.plan.statement(spent)
+        statement = f"{protected(config)}\n{optimizer.plan.statement(spent)}"
         epsilon = optimizer.plan.spent(spent).epsilon
     return Result(
         method=config.method,

@@ -48,6 +48,7 @@ def selected_rows(
         )
     if settings.source == PUBLIC:
         counts = public_counts(settings.counts, tokenizer)
+        counts[tokenizer.padding_id] = -1  # behind tokens that the public text lacks
         order = np.argsort(-counts, kind="stable")[: settings.rows]
         return dp_sparse.SelectedRows.public({table: order}, {table: num_rows})
     length = training.records["tokens"].shape[1]

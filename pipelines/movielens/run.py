@@ -13,7 +13,8 @@ from pipelines.sequences.train import Trained, train
 
 _USER = (
     "An example is one user: all interactions of a user in the file, cut to the last {} before the "
-    "held-out one, so the guarantee is for users."
+    "held-out one, so the guarantee is for users. Scores are of items held out of the same users: "
+    "no epsilon covers them, nor how many users there are."
 )
 _NONE = "No privacy: this run was trained without noise."
 

@@ -150,6 +150,9 @@ def test_the_statement_is_of_the_steps_so_far(tmp_path: pathlib.Path) -> None:
     wanted = model.optimizer.plan.statement(2)
     assert export.statement == wanted and wanted != model.optimizer.plan.statement(3)
     assert (tmp_path / "export" / "statement.txt").read_text() == wanted + "\n"
+    noted = dp_sparse.export_model(model, tmp_path / "noted", note="An example is a user.")
+    assert noted.statement == f"An example is a user.\n{wanted}" and noted.digest != export.digest
+    assert dp_sparse.check_export(tmp_path / "noted").statement == noted.statement
 
 
 def test_the_digest_is_of_what_is_there(tmp_path: pathlib.Path) -> None:

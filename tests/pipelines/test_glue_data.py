@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from pipelines.glue import reading, records, tokens
+from pipelines.glue import data, reading, records, tokens
 from pipelines.glue.tasks import TASKS, GlueDataError, task_of
-from tests.pipelines.glue_files import bert_folder, roberta_folder, written
+from tests.pipelines.glue_files import bert_folder, roberta_folder, small, sst2_folder, written
 
 SST2 = "sentence\tlabel\na fine film \t1\nno wit , only gags\t0\n"
 
@@ -301,3 +301,20 @@ def test_a_file_of_tokens_that_was_cut_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(GlueDataError, match="Expected 88 bytes in .*, got 87: remove it"):
         records.tokens_of(source, "train", loaded, 8, tmp_path, progress=False)
+
+
+# A run's examples
+
+
+def test_rows_are_held_out_to_validate_alone_and_tokens_need_a_place(tmp_path: Path) -> None:
+    sst2_folder(tmp_path)
+    task, tokenizer = TASKS["sst2"], tokens.load_tokenizer(roberta_folder(tmp_path / "roberta"))
+    settings = small(tmp_path, **{"data.validation": 5, "data.judge": "validation"})
+    found = data.load(settings, task, tokenizer, segments=False)
+    assert len(found.judging["validation"]) == 5 and len(found.training) <= 55
+    assert "Which rows train" in data.protected(settings)
+    settings.data.validation = 0
+    assert "Which rows train" not in data.protected(settings)
+    settings.report.directory = ""
+    with pytest.raises(GlueDataError, match="Expected data.prepared, a folder for tokens"):
+        data.load(settings, task, tokenizer, segments=False)

@@ -71,7 +71,10 @@ def test_a_private_run_reports_and_goes_on_from_its_end(tmp_path: Path) -> None:
     printed = command(config, "--monitor=1")
     assert "accuracy dev " in printed and "held_out " in printed and "validation " in printed
     assert "Of two neighbouring datasets" in printed and "gradient size reduction" in printed
+    assert "An example is one row" in printed and "Which rows train" in printed
+    assert "No epsilon covers accuracies, nor the rows that they are of." in printed
     assert (tmp_path / "run" / "report.html").is_file()
+    assert not [*(tmp_path / "run").rglob("*.records")] and [*tmp_path.rglob("*.records")]
     export = tmp_path / "export"
     found = train(config, Run(config, resume=True), str(export))
     assert_predicts(export, found.model, tmp_path)
@@ -95,7 +98,9 @@ def assert_predicts(export: Path, model: Any, folder: Path) -> None:
     served = tf.saved_model.load(str(export / "saved_model"))  # its functions do not keep it
     logits = served.serve(tf.constant(texts))
     np.testing.assert_allclose(logits, model.predict_on_batch(x), rtol=1e-3, atol=1e-4)
-    assert "Of two neighbouring datasets" in (export / "statement.txt").read_text()
+    stated = (export / "statement.txt").read_text()
+    assert "Of two neighbouring datasets" in stated and "one row of the training file" in stated
+    assert "Which rows train, and how many, counts as public." in stated
 
 
 def test_the_command_names_what_is_wrong(tmp_path: Path) -> None:
@@ -193,7 +198,7 @@ def test_a_tokenizer_of_another_model_is_refused(refuses: Any, tmp_path: Path) -
 def test_rows_of_pairs_are_not_held_out(tmp_path: Path) -> None:
     qnli_folder(tmp_path)
     config = small(tmp_path, "bert", **{"task": "qnli", "data.held_out": 5})
-    with pytest.raises(GlueDataError, match="rows are held out of tasks on single sentences"):
+    with pytest.raises(GlueDataError, match="data.validation=0 for task='qnli', got 5 and 0: rows"):
         train(config)
 
 
@@ -273,6 +278,9 @@ def test_public_counts_select_rows_at_no_cost(tmp_path: Path) -> None:
         selecting("public", 3, folder), "words", theirs.size, records([0]), theirs, None
     )
     assert rows.row_ids["words"].tolist() == [0, 2, 4] and not rows.costs
+    most = selecting("public", theirs.size - 1, folder)
+    rows = words.selected_rows(most, "words", theirs.size, records([0]), theirs, None)
+    assert theirs.padding_id not in rows.row_ids["words"]
 
 
 def test_public_counts_go_to_the_words_of_another_tokenizer(tmp_path: Path) -> None:

@@ -289,6 +289,7 @@ def test_a_private_run_of_each_kind(kind: str, path: Path) -> None:
     assert 0 <= result.ndcg <= result.hit <= 100 and result.epsilon <= 8
     user, first, *rest = result.statement.splitlines()
     assert user.startswith("An example is one user") and "protects one example" in first
+    assert "no epsilon covers them" in user  # its users' own held-out items
     assert ("frequencies of the 13 rows" in " ".join(rest)) == (kind == "re_attention")
 
 
