@@ -80,9 +80,14 @@ def public_frequencies(path: Path, num_tokens: int) -> dp_sparse.RowFrequencies:
     """Of a file with a fraction of examples in each line, for the tokens from 1 on.
 
     Raises:
-        ValueError: Another number of lines, or a fraction outside of (0, 1].
+        ValueError: No such file, another number of lines, or a fraction outside of (0, 1].
     """
-    values = np.loadtxt(path, ndmin=1)
+    try:
+        values = np.loadtxt(path, ndmin=1)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"Expected a number in each line of privacy.frequencies={path}, got {error}."
+        ) from error
     if values.shape != (num_tokens,):
         raise ValueError(
             f"Expected {num_tokens} lines in privacy.frequencies={path}, one for each token, got "

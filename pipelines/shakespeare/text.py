@@ -32,11 +32,20 @@ def load(config: ml_collections.ConfigDict) -> Text:
     """The windows of `config.data`: `length` characters each, and the one after each of them.
 
     Raises:
-        TextError: There is no such file, or it has fewer than two windows in either part.
+        TextError: There is no such file, it has fewer than two windows in either part, or a setting
+            is out of its range.
     """
     path = Path(config.path)
-    if not path.is_file():
-        raise TextError(f"No such file: {path}.")
+    if not config.path or not path.is_file():
+        raise TextError(
+            f"Expected data.path, a text file, got data.path={config.path!r}: pass "
+            "--config.data.path=FILE."
+        )
+    if not 0 < config.held_out_fraction < 1 or config.length < 1:
+        raise TextError(
+            "Expected 0 < data.held_out_fraction < 1 and data.length >= 1, got "
+            f"data.held_out_fraction={config.held_out_fraction}, data.length={config.length}."
+        )
     text = path.read_text(encoding="utf-8", errors="replace")
     tokens = encoded(text)
     boundary = round(len(tokens) * (1 - config.held_out_fraction))

@@ -237,6 +237,9 @@ def test_public_frequencies_cost_nothing(tmp_path: Path) -> None:
     assert found.values.tolist() == [1, 0.5, 0.25] and not found.costs
     with pytest.raises(ValueError, match="Expected 3 lines .* got 2"):
         plans.public_frequencies(file, 3)
+    for bad in (tmp_path / "none.txt", written(tmp_path, "0.5\nhalf\n")):
+        with pytest.raises(ValueError, match="a number in each line of privacy.frequencies="):
+            plans.public_frequencies(bad, 2)
 
 
 # Ranking and the learning rate

@@ -47,8 +47,18 @@ def test_a_missing_or_short_text_is_refused(tmp_path: Path) -> None:
     config = small(tmp_path, "to be or not")
     with pytest.raises(text.TextError, match="at least two windows of 8 .*got 12 characters"):
         text.load(config.data)
-    config.data.path = "nowhere.txt"
-    with pytest.raises(text.TextError, match="No such file: nowhere.txt"):
+    for path in ("nowhere.txt", ""):
+        config.data.path = path
+        with pytest.raises(text.TextError, match=f"a text file, got data.path='{path}': pass"):
+            text.load(config.data)
+
+
+@pytest.mark.parametrize("change", [{"held_out_fraction": 1.5}, {"length": 0}])
+def test_settings_out_of_their_range_are_refused(change: Any, tmp_path: Path) -> None:
+    config = small(tmp_path, "to be or not to be " * 20)
+    config.data.update(change)
+    (name,) = change
+    with pytest.raises(text.TextError, match=f"Expected 0 < .*data.{name}={change[name]}"):
         text.load(config.data)
 
 
@@ -93,4 +103,6 @@ def test_the_command_prints_the_loss_and_what_is_missing(tmp_path: Path) -> None
     assert "held-out loss" in done.stdout and "An example is a window" in done.stdout
     command[-1] = "--config.data.path=no"
     failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert failed.returncode == 1 and failed.stderr.strip().endswith("error: No such file: no.")
+    assert failed.returncode == 1 and failed.stderr.strip().endswith(
+        "pass --config.data.path=FILE."
+    )
