@@ -14,7 +14,7 @@ from dp_sparse.core.errors import (
     require,
     translated,
 )
-from dp_sparse.core.files import exclusive, synced, whole_file, whole_folder
+from dp_sparse.core.files import exclusive, first_file, synced, whole_file, whole_folder
 from dp_sparse.core.key_bytes import key_bytes
 from dp_sparse.core.optional import require_matplotlib
 from dp_sparse.core.unique import grouped, lower_bound
@@ -29,6 +29,7 @@ __all__ = [
     "__version__",
     "exclusive",
     "fingerprint",
+    "first_file",
     "grouped",
     "key_bytes",
     "lower_bound",

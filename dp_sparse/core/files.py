@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,49 @@ def whole_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         synced(path.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def first_file(path: str | os.PathLike[str], content: bytes) -> bool:
+    """Writes a file, on the disk when it returns, unless there is one; of many processes one does.
+
+    A hard link gives a whole file its name, which fails where one is. File systems without hard
+    links get an exclusive open instead: there others may find the file before its content, and one
+    that is killed in between leaves it cut.
+
+    Args:
+        path: A local file, in a folder that exists.
+        content: All of it.
+
+    Returns:
+        Whether this call wrote it.
+
+    Raises:
+        OSError: It cannot be written there.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        _write_new(unfinished, content)
+        try:
+            os.link(unfinished, path)
+        except FileExistsError:
+            return False
+        except OSError:  # no hard links here
+            try:
+                _write_new(path, content)
+            except FileExistsError:
+                return False
+    finally:
+        unfinished.unlink(missing_ok=True)
+    synced(path.parent)
+    return True
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def synced(path: str | os.PathLike[str]) -> None:

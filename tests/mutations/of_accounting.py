@@ -255,6 +255,23 @@ FAULTS = (
         ),
     ),
     Fault(
+        "a_pickled_plan_begins_again",
+        f"{_OFFLINE}/claim.py",
+        'return f"{run}-{_Process.name}"',
+        "return run",
+        ("tests/sampling/test_claim.py::test_a_pickled_plan_begins_once",),
+    ),
+    Fault(
+        "a_draw_has_the_last_process_that_claims_it",
+        "dp_sparse/core/files.py",
+        "            os.link(unfinished, path)\n",
+        "            unfinished.replace(path)\n",
+        (
+            "tests/sampling/test_claim.py::"
+            "test_of_processes_that_begin_at_once_one_has_the_draw[links]",
+        ),
+    ),
+    Fault(
         "padding_that_is_present",
         f"{_OFFLINE}/batches.py",
         "tf.cast(tf.range(manifest.capacity) < count, tf.float32)",

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from dp_sparse.sampling.base import BatchPart
 from dp_sparse.sampling.offline.batches import OfflineBatches
-from dp_sparse.sampling.offline.claim import claim
+from dp_sparse.sampling.offline.claim import claim, run_here
 from dp_sparse.sampling.offline.files import Manifest
 from dp_sparse.sampling.poisson import PoissonSampling
 
@@ -107,7 +107,7 @@ class OfflinePoissonSampling(PoissonSampling):
                 began with it before and this one begins anew; while iterating, a file holds
                 something else.
         """
-        return self._read(source, first_step, (0, self.batch_capacity), self._run)
+        return self._read(source, first_step, (0, self.batch_capacity), run_here(self._run))
 
     def batches_of(
         self,
