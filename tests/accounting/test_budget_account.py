@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import json
 import multiprocessing
+import os
 import secrets
 from pathlib import Path
 
@@ -121,6 +122,82 @@ def test_processes_at_the_same_time_lose_no_charge(path: Path) -> None:
     with concurrent.futures.ProcessPoolExecutor(3, mp_context=context) as pool:
         counts = list(pool.map(charge_many, [path] * 3))
     assert sum(counts) == 30 == len(BudgetAccount(path).charges)
+
+
+def test_a_link_stands_for_the_account(path: Path, tmp_path: Path) -> None:
+    """Else the first charge would put a file of its own in the place of the link."""
+    BudgetAccount(path, PrivacyBudget(1.0, 1e-5))
+    link = tmp_path / "elsewhere.json"
+    link.symlink_to(path)
+    BudgetAccount(link).charge(plan(0.75))
+    assert link.is_symlink()
+    with pytest.raises(PrivacyError, match="within what is left"):
+        BudgetAccount(path).charge(plan(0.5))
+
+
+def test_an_account_that_was_set_back_or_lost_is_refused(path: Path) -> None:
+    account = BudgetAccount(path, PrivacyBudget(1.0, 1e-5))
+    account.charge(plan(0.4))
+    before = path.read_bytes()
+    account.charge(plan(0.4))
+    after = path.read_bytes()
+    path.write_bytes(before)
+    with pytest.raises(ValueError, match=r"at least 2 charges in .* got one of 1: it was lost or"):
+        account.charge(plan(0.4))
+    path.unlink()
+    with pytest.raises(ValueError, match="at least 2 charges in .* got no file"):
+        BudgetAccount(path, PrivacyBudget(1.0, 1e-5))
+    path.write_bytes(after)
+    assert account.charge(plan(0.2)) is None
+
+
+def charge_in_child(path: Path, own: PrivacyPlan, resumed: bool) -> str:
+    try:
+        BudgetAccount(path).charge(own, resumed=resumed)
+    except PrivacyError as error:
+        return str(error)
+    return ""
+
+
+def test_a_charged_plan_pays_for_no_second_run_of_another_process(path: Path) -> None:
+    """As of a job that loads one plan each day."""
+    account, own = BudgetAccount(path, PrivacyBudget(1.0, 1e-5)), plan(0.4)
+    account.charge(own)
+    context = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        refused = pool.submit(charge_in_child, path, own, False).result()
+        assert "Expected a plan that no other process has charged, got one" in refused
+        assert pool.submit(charge_in_child, path, own, True).result() == ""
+    account.charge(own)  # free where it was charged
+    assert len(account.charges) == 1
+
+
+def test_two_plans_on_one_draw_are_refused(path: Path) -> None:
+    """A copied folder is the same draw, though each copy has a plan.json of its own."""
+    account = BudgetAccount(path, PrivacyBudget(1.0, 1e-5))
+    drawn = dataclasses.replace(SHARED, shared=False)
+    account.charge(plan(0.1, sampling=drawn))
+    with pytest.raises(PrivacyError, match="got one on the draw 000000000000, on which a charged"):
+        account.charge(plan(0.1, sampling=dataclasses.replace(drawn)))
+    account.charge(plan(0.1, sampling=dataclasses.replace(drawn, draw_id=64 * "1")))
+    assert len(BudgetAccount(path).charges) == 2
+
+
+def test_a_charge_is_on_the_disk_before_it_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = BudgetAccount(path, PrivacyBudget(1.0, 1e-5))
+    fsync, synced = os.fsync, []
+
+    def noted_fsync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    account.charge(plan(0.1))
+    file, folder, number = synced
+    assert Path(file).name.startswith(f".{path.name}.") and Path(folder) == path.parent
+    assert number.endswith(".lock")
 
 
 def test_relations_do_not_mix(path: Path) -> None:
