@@ -52,6 +52,11 @@ class Encoder:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"Expected kind to be one of {KINDS}, got kind={self.kind!r}.")
+        if self.blocks < 1 or self.heads < 1 or self.width < 1 or self.width % self.heads:
+            raise ValueError(
+                "Expected blocks >= 1 and width >= 1, of which heads are a divisor, got "
+                f"blocks={self.blocks}, width={self.width} and heads={self.heads}."
+            )
         if (self.errors is not None) != (self.kind == "re_attention"):
             raise ValueError(
                 f"Expected errors for Re-Attention and for nothing else, got kind={self.kind!r} "

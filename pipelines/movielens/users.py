@@ -42,10 +42,10 @@ def item_set(config: ml_collections.ConfigDict) -> np.ndarray:
     """The declared items, int64, unique.
 
     Raises:
-        SequenceDataError: Neither or both of `num_items` and `items` are given, or the file is not
-            a list of different integers.
+        SequenceDataError: Neither or both of `num_items` and `item_list` are given, the first is
+            negative, or the second is not a list of different integers.
     """
-    if bool(config.num_items) == bool(config.item_list):
+    if bool(config.num_items) == bool(config.item_list) or config.num_items < 0:
         raise SequenceDataError(
             f"Expected either data.num_items or data.item_list, a public list, got data.num_items="
             f"{config.num_items!r} and data.item_list={config.item_list!r}."

@@ -38,6 +38,14 @@ def last_of(sequences: list[np.ndarray], length: int) -> np.ndarray:
 def training_examples(
     sequences: list[np.ndarray], length: int, predicted: int, num_tokens: int
 ) -> SequenceExamples:
-    """One example of each sequence: its last `length` tokens but one, and what follows them."""
+    """One example of each sequence: its last `length` tokens but one, and what follows them.
+
+    Raises:
+        ValueError: `predicted` is not between 1 and `length`.
+    """
+    if not 1 <= predicted <= length:
+        raise ValueError(
+            f"Expected 1 <= data.predicted <= data.length={length}, got data.predicted={predicted}."
+        )
     whole = last_of(sequences, length + 1)
     return SequenceExamples(whole[:, :-1], whole[:, 1:][:, -predicted:], num_tokens)

@@ -122,3 +122,9 @@ def test_bad_sizes_are_refused() -> None:
     for predicted in (0, LENGTH + 1):
         with pytest.raises(ValueError, match=f"got predicted={predicted}"):
             sequence_model(encoder("gru"), predicted)
+
+
+@pytest.mark.parametrize("sizes", [{"heads": 3}, {"heads": 0}, {"blocks": 0}, {"width": 0}])
+def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="of which heads are a divisor, got"):
+        Encoder(ITEMS, 4, kind="vanilla", **{"width": 8, **sizes})

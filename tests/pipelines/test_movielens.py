@@ -325,6 +325,11 @@ def test_bad_configurations_are_refused(path: Path) -> None:
     config.data.filter_items = 5
     with pytest.raises(ValueError, match="Expected data.filter_items=0"):
         run.run(config)
+    for predicted in (0, 5):
+        with pytest.raises(ValueError, match=f"data.length=4, got data.predicted={predicted}"):
+            run.run(small(path, predicted=predicted))
+    with pytest.raises(ValueError, match="either data.num_items .*got data.num_items=-3"):
+        run.run(small(path, num_items=-3))
     config = small(path)
     config.training.epochs = 0
     with pytest.raises(ValueError, match="Expected training.epochs >= 1, got training.epochs=0"):
