@@ -28,8 +28,9 @@ _HEAD = """# Next-item models with user-level privacy
 MovieLens-1M, {users:,} users, one example a user, δ = 1/users, all items ranked: Table 2 and
 Figures 4, 7 and 10 of Ding et al. (ICML 2024). {setting} A grid of batch sizes and learning rates
 was run for each model at ε = {grid:g} with one seed and judged by the last item but one; its best
-setting is run at every ε and judged by the last item. No ε covers that choice. What is missing has
-not been run: the command does the rest, and writes this page. Every run is a line of
+setting is run at every ε and judged by the last item. No ε covers that choice, nor the
+scores, which are of items of the same users; their data are public here. What is missing has not
+been run: the command does the rest, and writes this page. Every run is a line of
 [{results}]({results}).
 
 `python -m pipelines.movielens.study --config configs/movielens_study.py --config.data.path=FILE`
@@ -75,8 +76,9 @@ _CAPTIONS = {
         "grid, on the validation items."
     ),
     "maps": (
-        "## Attention maps (Figure 10)\n\nScores of the first block, the last items of five users, "
-        "one model each of the first seed. A row is a query, and its keys are in the order of time."
+        "## Attention maps (Figure 10)\n\nScores of the first block, the last items of five "
+        "users, one model each of the first seed. A row is a query, its keys are in time's "
+        "order. They show what these users took: no ε covers them."
     ),
 }
 
