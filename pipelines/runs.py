@@ -1,8 +1,8 @@
 """What a private run keeps in its directory, so that it goes on after it was killed.
 
 Beside its report there are `run.json`, its config; `rows.npz` and `plan.json`, what it selected and
-what it may spend, each made once; `checkpoints`, of `dp_sparse.PrivateCheckpoint`; and, if it is
-monitored, `log`, of `dp_sparse.PrivacyMonitor`.
+may spend, each made once; `checkpoints`, of `dp_sparse.PrivateCheckpoint`, and `begun.json`, once
+there must be some; and, if it is monitored, `log`, of `dp_sparse.PrivacyMonitor`.
 """
 
 import json
@@ -112,9 +112,13 @@ class Run:
         return dp_sparse.PrivacyPlan.from_config(json.loads(self._plan.read_text()))
 
     def restore(self, model: keras.Model) -> int:
-        """Loads what the run has reached, and returns how many of its steps are spent."""
+        """Loads what the run has reached, and returns how many of its steps are spent.
+
+        Raises:
+            PrivacyError: Its checkpoints are lost, as in `dp_sparse.PrivateCheckpoint.restore`.
+        """
         self._begin()
-        return self._checkpoint.restore(model)
+        return restored(self._checkpoint, model, self._directory / "begun.json")
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """What must be among the callbacks of `fit`."""
@@ -129,6 +133,22 @@ class Run:
     @property
     def _plan(self) -> Path:
         return self._directory / "plan.json"
+
+
+def restored(checkpoint: dp_sparse.PrivateCheckpoint, model: keras.Model, mark: Path) -> int:
+    """Restores a run, and marks that it has begun; returns how many of its steps are spent.
+
+    Args:
+        checkpoint: Of the run.
+        model: As in `PrivateCheckpoint.restore`.
+        mark: A file outside the checkpoints: where it is, they must be.
+
+    Raises:
+        PrivacyError: As `PrivateCheckpoint.restore`.
+    """
+    spent = checkpoint.restore(model, begun=mark.exists())
+    _write(mark, {"begun": True})
+    return spent
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         """The steps of the checkpoints in the folder."""
         return self._folder.steps()
 
-    def restore(self, model: keras.Model) -> int:
+    def restore(self, model: keras.Model, *, begun: bool = False) -> int:
         """Loads the newest checkpoint that is whole; returns how many steps are spent.
 
         Call it before `fit`, also when a run begins, and pass what it returns as `first_step` to
@@ -93,6 +93,8 @@ class PrivateCheckpoint(keras.callbacks.Callback):
 
         Args:
             model: Built, and compiled with an optimizer of the run's plan.
+            begun: Whether you know that the run has begun: a folder without it is then refused, of
+                which nothing else tells that it was lost.
 
         Raises:
             PrivacyError: The folder is another run's or in use, has lost what was published, or no
@@ -114,6 +116,12 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         if published is None:
+            if begun:
+                raise PrivacyError(
+                    f"Expected the checkpoints of a run that has begun in {self._folder.path}, got "
+                    "none: which of its steps were published is not known. Restore the folder, or "
+                    "begin with a new plan, which spends again."
+                )
             published = int(optimizer.steps_spent.numpy())
             self._folder.publish(plan, published)
         elif published:

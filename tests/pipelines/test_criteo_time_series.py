@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,6 +135,23 @@ class TestARun:
         changes = {"method": "dp_adafest_plus", "data.reading": "drawn"}
         assert train(config_of(days, **changes), running[1]) == running[0]
 
+    def test_a_period_whose_checkpoints_are_lost_is_not_trained_again(
+        self, days: str, running: tuple[TimeSeriesResult, Path], tmp_path: Path
+    ) -> None:
+        folder = shutil.copytree(running[1], tmp_path / "run")
+        shutil.rmtree(folder / "period-001" / "checkpoint")
+        changes = {"method": "dp_adafest_plus", "data.reading": "drawn"}
+        with pytest.raises(dp_sparse.PrivacyError, match="the checkpoints of a run that has begun"):
+            train(config_of(days, **changes), folder)
+
+
+def test_an_export_states_all_periods_whose_histograms_it_shows(days: str, tmp_path: Path) -> None:
+    changes = {"method": "dp_fest", "selection.frequencies": "all_days"}
+    config = config_of(days, **changes, export=str(tmp_path / "exports"))
+    train(config, tmp_path / "run")
+    first = (tmp_path / "exports" / "period-000" / "statement.txt").read_text()
+    assert "2 disjoint parts" in first  # of which one has not trained
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("frequencies", FREQUENCIES)
@@ -203,6 +221,30 @@ class TestRefused:
         with pytest.raises(PrepareError, match="an example in two periods would pay in both"):
             train(config_of(str(tmp_path / "day_*.gz"), **changes), tmp_path / "run")
         assert not list((tmp_path / "run").glob("period-*/rows.npz"))
+
+    def test_files_that_changed_their_names_while_the_run_was_stopped(
+        self, days: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As logs do that are rotated: the rows of a period that has ended would train again."""
+        first, second, *others = (path.read_bytes() for path in day_files(days))
+        for k, content in enumerate([first, second, *others]):
+            (tmp_path / f"day_{k}.gz").write_bytes(content)
+        config, fit = config_of(str(tmp_path / "day_*.gz"), method="dp_sgd"), keras.Model.fit
+
+        def stopped(model: keras.Model, *given: Any, **more: Any) -> Any:
+            if (tmp_path / "run" / "period-001").exists():
+                raise RuntimeError("stopped")
+            return fit(model, *given, **more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(keras.Model, "fit", stopped)
+            with pytest.raises(RuntimeError, match="stopped"):
+                train(config, tmp_path / "run")
+        gc.collect()
+        (tmp_path / "day_0.gz").write_bytes(second)
+        (tmp_path / "day_1.gz").write_bytes(first)
+        with pytest.raises(PrepareError, match="Expected the rows that day 1 had when it was read"):
+            train(config, tmp_path / "run")
 
     def test_rows_twice_in_a_period(self, days: str, tmp_path: Path) -> None:
         for k, path in enumerate(day_files(days)):

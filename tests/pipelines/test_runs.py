@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,6 +81,13 @@ class TestDirectory:
         (tmp_path / "rows.npz").unlink()
         with pytest.raises(ValueError, match="Expected the selected rows of this run"):
             begun(tmp_path, resume=True).rows(refused)
+
+    def test_lost_checkpoints_are_not_begun_again(self, tmp_path: Path) -> None:
+        """Their steps were published and paid: the same plan would pay for them twice."""
+        plan = self.begin(tmp_path)
+        shutil.rmtree(tmp_path / "checkpoints")
+        with pytest.raises(dp_sparse.PrivacyError, match="the checkpoints of a run that has begun"):
+            begun(tmp_path, resume=True).restore(compiled(plan))
 
     def test_a_start_that_failed_is_no_run(self, tmp_path: Path) -> None:
         """Nothing of the data was written, so a corrected config may begin, with its own plan."""

@@ -17,6 +17,7 @@ import numpy as np
 
 import dp_sparse
 from models.pctr import pctr
+from pipelines.criteo.records import PrepareError
 from pipelines.criteo.time_series.days import Period, day_files, periods_of
 from pipelines.criteo.time_series.exports import PeriodExports
 from pipelines.criteo.time_series.periods import PeriodPlans
@@ -32,6 +33,7 @@ from pipelines.exports import require_private
 from pipelines.files import whole_file
 from pipelines.methods import METHODS, NON_PRIVATE, optimizer_under
 from pipelines.optimizers import optimizer_of
+from pipelines.runs import restored
 
 _DONE = "done.json"
 
@@ -134,7 +136,7 @@ class _Run:
             every_seconds=self._config.checkpoint_seconds,
             keep=2,
         )
-        spent = checkpoint.restore(self._model)
+        spent = restored(checkpoint, self._model, self._reader.folder_of(period) / "begun.json")
         report = dp_sparse.PrivacyReport(points=1)
         if spent < plan.sampling.steps:
             self._model.fit(
@@ -150,7 +152,9 @@ class _Run:
 
     def _export(self, period: Period, plans: PeriodPlans) -> None:
         if self._exports is not None:
-            so_far = {p.name: plans.found(p) for p in self._periods[: period.number + 1]}
+            shown = {p.number: p for p in self._periods[: period.number + 1]}
+            shown |= {p.number: p for p in plans.read_for(period)}  # also by their histograms alone
+            so_far = {p.name: plans.of(p)[0] for p in shown.values()}
             self._exports.write(self._model, period, dp_sparse.DisjointPlans(so_far))
 
     def without_privacy(self) -> TimeSeriesResult:
@@ -178,12 +182,26 @@ class _Run:
     def _refuse_repeated(self, periods: Sequence[Period]) -> None:
         """Compares the rows of all that was read, also by earlier processes."""
         for other in periods:
-            path = self._reader.folder_of(other) / "digests.json"
-            if not path.exists():
-                _write_json(path, self._reader.digests(other))
-            self._digests[other.name] = json.loads(path.read_text())
+            self._digests[other.name] = self._digests_of(other)
         for other in periods:
             refuse_repeated(self._digests, other)
+
+    def _digests_of(self, period: Period) -> list[str]:
+        """Those of the files that were read when the period was; they must still be the same."""
+        path = self._reader.folder_of(period) / "digests.json"
+        files = [[file.stat().st_size, file.stat().st_mtime_ns] for file in period.files]
+        found = json.loads(path.read_text()) if path.exists() else None
+        if found is not None and found["files"] == files:
+            return list(found["digests"])
+        digests = self._reader.digests(period)
+        if found is not None and found["digests"] != digests:
+            raise PrepareError(
+                f"Expected the rows that {period.name} had when it was read, got others in "
+                f"{', '.join(map(str, period.files))}: rows of one period could train in another "
+                "one, too. Put the files back under their names, or begin anew in another folder."
+            )
+        _write_json(path, {"files": files, "digests": digests})
+        return digests
 
     def _end(self, period: Period, steps: int, reduction: float | None) -> None:
         """Evaluates, and writes that the period has ended.
