@@ -10,10 +10,8 @@ that choice: it reads validation rows.
 """
 
 import argparse
-import concurrent.futures
 import itertools
 import math
-import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,6 +25,7 @@ from pipelines.files import whole_file
 from pipelines.finished_runs import FinishedRuns
 from pipelines.glue.data import VALIDATION
 from pipelines.glue.page import page
+from pipelines.own_process import in_own_process
 from pipelines.runs import Run
 
 Point = dict[str, Any]  # method, epsilon (None without privacy), setting, seed
@@ -126,7 +125,7 @@ def run_all(config: ml_collections.ConfigDict, results: FinishedRuns, page_path:
             return list(failed.values())
         print(f"running {_name(point)}", flush=True)
         try:
-            results.add(_in_own_process(config, point))
+            results.add(in_own_process(run_point, config, point))
         except Exception as error:  # whatever a run may raise: the others go on
             failed[_name(point)] = f"{_name(point)}: {type(error).__name__}: {error}"
             continue
@@ -140,13 +139,6 @@ def write_page(config: ml_collections.ConfigDict, results: FinishedRuns, path: P
     count = len(list(missing(config, results)))
     with whole_file(path) as file:
         file.write(page(config, results.lines, settings, count).encode())
-
-
-def _in_own_process(config: ml_collections.ConfigDict, point: Point) -> dict[str, Any]:
-    """Graphs stay in memory as long as their process."""
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
-        return process.submit(run_point, config, point).result()
 
 
 def _is_non_private(config: ml_collections.ConfigDict, method: str) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
@@ -23,6 +22,7 @@ from ml_collections import config_flags
 from pipelines.finished_runs import FinishedRuns
 from pipelines.movielens import study_maps, study_page
 from pipelines.movielens.run import Result, run
+from pipelines.own_process import in_own_process
 
 _FLAGS = flags.FlagValues()  # other modules of one process define a config, too
 _CONFIG = config_flags.DEFINE_config_file(
@@ -152,19 +152,23 @@ def as_line(result: Result) -> dict[str, Any]:
     }
 
 
+def run_point(study: ml_collections.ConfigDict, point: Point) -> dict[str, Any]:
+    """What is kept of a run; of the first seed of the comparison its attention maps, too."""
+    result = run(point.config(study))
+    if point.seed == study.study.seeds[0] and point.held_out == "test":
+        study_maps.save(result, Path(study.study.maps), point.model, point.epsilon)
+    return as_line(result)
+
+
 def run_study(
     study: ml_collections.ConfigDict, results: Results, report: Callable[[], None]
 ) -> None:
     """Runs what is missing, and reports after each run."""
     for point in missing(study, results):
-        result = run(point.config(study))
-        if point.seed == study.study.seeds[0] and point.held_out == "test":
-            study_maps.save(result, Path(study.study.maps), point.model, point.epsilon)
-        results.add(point, as_line(result))
-        print(f"{point}: NDCG@10 {result.ndcg:.2f} %, {result.seconds:.0f} s", flush=True)
+        line = in_own_process(run_point, study, point)
+        results.add(point, line)
+        print(f"{point}: NDCG@10 {line['ndcg']:.2f} %, {line['seconds']} s", flush=True)
         report()
-        del result
-        keras.backend.clear_session()
 
 
 def main(arguments: Sequence[str]) -> int:

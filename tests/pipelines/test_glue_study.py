@@ -87,7 +87,7 @@ def run_all(
     config: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> tuple[list[str], str]:
     """What failed, and the page."""
-    monkeypatch.setattr(study, "_in_own_process", lambda _, point: run(point))
+    monkeypatch.setattr(study, "in_own_process", lambda _, __, point: run(point))
     results = FinishedRuns(folder / "language.jsonl")
     failed = study.run_all(config, results, folder / "language.md")
     study.write_page(config, results, folder / "language.md")

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import keras
 import ml_collections
 
 from configs import criteo_time_series
 from pipelines.criteo.time_series.page import page
 from pipelines.criteo.time_series.train import train
 from pipelines.finished_runs import FinishedRuns
+from pipelines.own_process import in_own_process
 
 PERIODS = (1, 2, 4, 8, 16, 18)
 EPSILONS = (1.0, 3.0, 8.0)
@@ -96,7 +96,6 @@ def config_of(point: Point, days: str, changes: dict[str, Any]) -> ml_collection
 
 def run(point: Point, days: str, changes: dict[str, Any]) -> dict[str, Any]:
     """Trains in a folder that is gone afterwards; returns what came of it."""
-    keras.backend.clear_session()
     with tempfile.TemporaryDirectory() as folder:
         result = train(config_of(point, days, changes), Path(folder))
     return {
@@ -117,7 +116,8 @@ def study(
             if (name, point.name) in done:
                 continue
             line = {"data": name, "name": point.name, "part": point.part}
-            line |= {"changes": dict(point.changes), "result": run(point, days, changes)}
+            result = in_own_process(run, point, days, changes)
+            line |= {"changes": dict(point.changes), "result": result}
             results.add(line)
             print(f"{name}: {point.name}: {line['result']}", flush=True)
 
