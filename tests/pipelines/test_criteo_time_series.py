@@ -145,6 +145,7 @@ class TestARun:
             train(config_of(days, **changes), folder)
 
 
+@pytest.mark.slow
 def test_an_export_states_all_periods_whose_histograms_it_shows(days: str, tmp_path: Path) -> None:
     changes = {"method": "dp_fest", "selection.frequencies": "all_days"}
     config = config_of(days, **changes, export=str(tmp_path / "exports"))
