@@ -29,7 +29,7 @@ import tensorflow as tf
 from dp_sparse.clipping import companies
 from dp_sparse.clipping.isolation_progress import IsolationProgress
 from dp_sparse.clipping.observation import Observation, Observe, Observer
-from dp_sparse.core import PrivacyError, require
+from dp_sparse.core import PrivacyError, require, seldom
 
 COUPLED = (
     "What training measures of one example depends on another example of its batch, or on its "
@@ -76,7 +76,7 @@ def checks(
         with tf.control_dependencies([require(worst < 0, PrivacyError, COUPLED, name)]):
             return tf.constant(True)
 
-    required = [tf.cond(due, checked, lambda: tf.constant(False)).op]
+    required = [tf.cond(due, seldom(checked), lambda: tf.constant(False)).op]
     with tf.control_dependencies(required):
         progress.passed(there, scheduled, due, not_zero)
     return required

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dp_sparse.core import replicas
+from dp_sparse.core import replicas, seldom
 
 FIRST, _LATER, _APART = 3, 256, 8  # the first batches, then after 256, 2,048, … of them
 
@@ -53,7 +53,7 @@ class IsolationProgress:
         """Whether one of these, bool `[tensors]`, was 0 in all checks so far."""
         seen, no = self._seen.read_value(), tf.constant(False)
         waiting = self.some_unseen() & (self.checks.read_value() > 0)
-        return tf.cond(waiting, lambda: tf.reduce_any(not_zero & ~seen), lambda: no)
+        return tf.cond(waiting, seldom(lambda: tf.reduce_any(not_zero & ~seen)), lambda: no)
 
     def passed(self, there: Any, scheduled: Any, checked: Any, not_zero: Any) -> None:
         """Counts a batch of all replicas; each gives what it saw, bool."""
@@ -81,7 +81,7 @@ class IsolationProgress:
             return tf.constant(True)
 
         self.batches.assign_add(tf.cast(there, tf.int64))
-        tf.cond(checked, of_a_check, lambda: tf.constant(False))
+        tf.cond(checked, seldom(of_a_check), lambda: tf.constant(False))
 
 
 def _count() -> tf.Variable:

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.uses import Use, exact, fields_of, scalars_of
+from dp_sparse.core import seldom
 
 _HALF_PRECISION = ("bfloat16", "float16")
 
@@ -126,9 +127,10 @@ def not_zero(uses: Used, losses: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
     All false unless `wanted`.
     """
     floats = _tensors(uses, losses)[0]
+    some = lambda: tf.stack([tf.reduce_any(tf.not_equal(each.tensor, 0)) for each in floats])  # noqa: E731
     return tf.cond(
         wanted,
-        lambda: tf.stack([tf.reduce_any(tf.not_equal(each.tensor, 0)) for each in floats]),
+        seldom(some),
         lambda: tf.zeros([len(floats)], tf.bool),
     )
 

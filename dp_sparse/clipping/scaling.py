@@ -16,6 +16,7 @@ import tensorflow as tf
 from dp_sparse.clipping import styles
 from dp_sparse.clipping.styles import ClipNorm, ClippingStyle, FlatClipping
 from dp_sparse.clipping.uses import Rows, Use, expanded
+from dp_sparse.core import seldom
 
 FLAT = FlatClipping()
 
@@ -113,7 +114,9 @@ def _sanitised(
     def zeroed() -> list[tf.Tensor]:
         return [tf.where(expanded(finite, tensor), tensor, 0.0) for tensor in once.values()]
 
-    clean = tf.cond(tf.reduce_all(finite), lambda: [tf.identity(t) for t in once.values()], zeroed)
+    clean = tf.cond(
+        tf.reduce_all(finite), lambda: [tf.identity(t) for t in once.values()], seldom(zeroed)
+    )
     cleaned = dict(zip(once, clean, strict=True))
     fields = tf.nest.map_structure(lambda tensor: cleaned[id(tensor)], structures)
     return [

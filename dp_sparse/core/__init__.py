@@ -4,6 +4,7 @@ May use: nothing of the package. `replicas`, `validate` and `xla` are used as mo
 """
 
 from dp_sparse.core import replicas, validate, xla
+from dp_sparse.core.branches import seldom
 from dp_sparse.core.config import Registered, fingerprint
 from dp_sparse.core.errors import (
     BadExampleError,
@@ -37,6 +38,7 @@ __all__ = [
     "replicas",
     "require",
     "require_matplotlib",
+    "seldom",
     "synced",
     "translated",
     "validate",

@@ -18,7 +18,7 @@ import numpy as np
 import scipy.special
 import tensorflow as tf
 
-from dp_sparse.core import xla
+from dp_sparse.core import seldom, xla
 from dp_sparse.noise import philox
 from dp_sparse.noise.normal_quantile import normal_quantile
 from dp_sparse.noise.streams import Draw, Purpose
@@ -48,7 +48,7 @@ def normal(draw: Draw, purpose: int, count: tf.Tensor) -> tf.Tensor:
         return tf.reshape(values, [-1])
 
     few = lambda: _normals(draw.key, start, _FEW)  # noqa: E731
-    return tf.cond(tf.less_equal(count, _FEW), few, several)[:count]
+    return tf.cond(tf.less_equal(count, _FEW), few, seldom(several))[:count]
 
 
 def uniform(draw: Draw, purpose: int, count: tf.Tensor, offset: tf.Tensor | int = 0) -> tf.Tensor:
@@ -138,7 +138,7 @@ def noisy_mean(
         return tf.reshape(noisy, [-1])
 
     one = lambda: _noisy(tf.reshape(padded, [_BLOCK]), numbers, draw.key, start)  # noqa: E731
-    noisy = tf.cond(tf.equal(blocks, 1), one, several)
+    noisy = tf.cond(tf.equal(blocks, 1), one, seldom(several))
     return tf.reshape(noisy[: tf.size(flat)], tf.shape(total))
 
 

@@ -117,9 +117,12 @@ class StepLedger:
             course = self._course(saved)
             step = course.spent if self._plan.sampling.steps_per_pass is None else fields.position
             with tf.control_dependencies([*self._checks(fields, course), whole]):
-                last = self._last.assign(tf.stack([fields.nonce, fields.position]))
-                after = self._spent.assign(step + 1)
-            with tf.control_dependencies([tf.identity(last)]):
+                last, after = tf.stack([fields.nonce, fields.position]), step + 1
+                written = [
+                    self._last.assign(last, read_value=False),
+                    self._spent.assign(after, read_value=False),
+                ]
+            with tf.control_dependencies(written):
                 return tf.identity(after)
 
         after = self._section.execute(counted)  # no other thread reads in between
@@ -135,9 +138,9 @@ class StepLedger:
     def _course(self, saved: SavedCount) -> turn.Course:
         """What this process and the optimizer's own count say together: the larger count holds."""
         spent, (nonce, position) = self._spent.read_value(), tf.unstack(self._last.read_value(), 2)
-        steps = tf.cast(saved.steps.value, tf.int64)
+        steps, own_order = map(tf.convert_to_tensor, (saved.steps.value, saved.own_order.value))
         own = tf.equal(nonce, OWN_ORDER) | (steps > spent)
-        own &= tf.equal(tf.cast(saved.own_order.value, tf.int64), 1) | (steps < spent)
+        own &= tf.equal(own_order, 1) | (steps < spent)
         return turn.Course(tf.maximum(spent, steps), nonce, position, own)
 
     def _same_sampler(self, marker: Marker) -> tf.Operation:

@@ -11,7 +11,7 @@ import math
 import tensorflow as tf
 
 from dp_sparse import noise
-from dp_sparse.core import PrivacyError, require, xla
+from dp_sparse.core import PrivacyError, require, seldom, xla
 
 
 def geometric_skips(draw: noise.Draw, num_trials: int, probability: float) -> tf.Tensor:
@@ -36,9 +36,12 @@ def geometric_skips(draw: noise.Draw, num_trials: int, probability: float) -> tf
     def unfinished(hits: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
         return hits[-1] < num_trials
 
+    def extended() -> tf.Tensor:
+        shapes = (tf.TensorShape([None]), tf.TensorShape([]))
+        return tf.while_loop(unfinished, extend, first, shape_invariants=shapes)[0]
+
     first = extend(tf.zeros([0], tf.int64), tf.zeros([], tf.int64))
-    shapes = (tf.TensorShape([None]), tf.TensorShape([]))
-    hits, _ = tf.while_loop(unfinished, extend, first, shape_invariants=shapes)
+    hits = tf.cond(unfinished(*first), seldom(extended), lambda: tf.identity(first[0]))
     return tf.boolean_mask(hits, hits < num_trials)
 
 

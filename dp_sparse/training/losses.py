@@ -135,21 +135,31 @@ class _PerExample:
 
 def _own_mean(values: tf.Tensor, mask: Any, sample_weight: Any) -> tf.Tensor:
     """Mean over an example's own positions, float32 `[batch]`, of `values` `[batch, ...]`."""
+    if mask is None and values.shape.rank == 1:  # a mean of one
+        return values if sample_weight is None else _weighted(values, _like(sample_weight, values))
     weights = tf.ones_like(values)
     if mask is not None:
-        weights *= _like(tf.cast(mask, tf.float32), values)
+        weights *= _like(mask, values)
     positions = list(range(1, values.shape.rank))
     count = tf.reduce_sum(weights, axis=positions)
     if sample_weight is not None:
-        weights *= _like(tf.cast(sample_weight, tf.float32), values)
-    values = tf.where(weights > 0, values, 0.0)  # the loss of padding may be NaN
-    return tf.math.divide_no_nan(tf.reduce_sum(values * weights, axis=positions), count)
+        weights *= _like(sample_weight, values)
+    total = tf.reduce_sum(_weighted(values, weights), axis=positions)
+    return tf.math.divide_no_nan(total, count)
+
+
+def _weighted(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    return tf.where(weights > 0, values, 0.0) * weights  # the loss of padding may be NaN
 
 
 def _like(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """The weights, float32, of as many axes as the values."""
+    weights = tf.cast(weights, tf.float32)
     if weights.shape.rank > values.shape.rank:
         return tf.reshape(weights, tf.shape(values))
     missing = values.shape.rank - weights.shape.rank
+    if not missing:
+        return weights
     return tf.reshape(weights, tf.concat([tf.shape(weights), [1] * missing], 0))
 
 

@@ -39,7 +39,8 @@ def private_train_step(
     """
     _refuse(optimizer, data)
     examples, marker = batch_of(data)
-    if not optimizer.compiles:
+    sampling = optimizer.plan.sampling
+    if not optimizer.compiles and sampling.expected_batch_size < sampling.batch_capacity:
         examples = _trimmed(examples)
     if not optimizer.built:
         build_for(model, optimizer, examples)
@@ -118,7 +119,8 @@ def _trimmed(examples: Examples) -> Examples:
     """The examples without the padding after the last real one, but two of them at least.
 
     Padding is there for a fixed shape between the sampler and the step; nothing in the graph needs
-    it.
+    it. Batches that are full by their sampling, but for the last, keep it: of a shape that is known
+    TensorFlow computes what follows from it once.
     """
     present = examples.present
     capacity = tf.shape(present)[0]

@@ -61,7 +61,8 @@ class Rows:
     def clipped_sum(self, factors: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i on the step's rows, float64 `[num_rows, width]`; place -1 is dropped."""
         places, cotangents = tf.reshape(self.places, [-1]), flat(self.cotangents)
-        factors = tf.repeat(factors, tf.shape(self.places)[1])
+        if self.row_ids.shape[1] != 1:
+            factors = tf.repeat(factors, tf.shape(self.places)[1])
         if not xla.static_shapes():  # most lookups may be of rows that were not chosen
             chosen = tf.where(places >= 0)[:, 0]
             places, cotangents, factors = (
