@@ -39,8 +39,8 @@ def private_train_step(
     """
     _refuse(optimizer, data)
     examples, marker = batch_of(data)
-    sampling = optimizer.plan.sampling
-    if not optimizer.compiles and sampling.expected_batch_size < sampling.batch_capacity:
+    are_drawn = optimizer.plan.sampling.steps_per_pass is None
+    if are_drawn and not optimizer.compiles:
         examples = _trimmed(examples)
     if not optimizer.built:
         build_for(model, optimizer, examples)
@@ -119,7 +119,7 @@ def _trimmed(examples: Examples) -> Examples:
     """The examples without the padding after the last real one, but two of them at least.
 
     Padding is there for a fixed shape between the sampler and the step; nothing in the graph needs
-    it. Batches that are full by their sampling, but for the last, keep it: of a shape that is known
+    it. Batches of a stream, which are full but for the last, keep it: of a shape that is known
     TensorFlow computes what follows from it once.
     """
     present = examples.present
