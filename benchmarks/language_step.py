@@ -4,7 +4,7 @@ A RoBERTa of MiniLM's size (6 layers, width 384) with random weights, LoRA of ra
 word table of 50,265 rows (RoBERTa's) or 250,002 (XLM-R's); 64 sequences of 64 tokens, whose ranks
 are log-uniform, as by Zipf's law. Dense weights are trained by Adam, the table by SGD. Three steps:
 
-- `private` is DP-AdaFEST with 32 expected false rows;
+- `private` is DP-AdaFEST with its default of expected false rows;
 - `non-private` is the leanest that we know: rows are gathered from the variable, and what is
   scattered back is their gradient alone;
 - `stock` is Keras' `fit` with SGD, which reads the table whole.

@@ -127,12 +127,11 @@ def not_zero(uses: Used, losses: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
     All false unless `wanted`.
     """
     floats = _tensors(uses, losses)[0]
-    some = lambda: tf.stack([tf.reduce_any(tf.not_equal(each.tensor, 0)) for each in floats])  # noqa: E731
-    return tf.cond(
-        wanted,
-        seldom(some),
-        lambda: tf.zeros([len(floats)], tf.bool),
-    )
+
+    def found() -> tf.Tensor:
+        return tf.stack([tf.reduce_any(tf.not_equal(each.tensor, 0)) for each in floats])
+
+    return tf.cond(wanted, seldom(found), lambda: tf.zeros([len(floats)], tf.bool))
 
 
 class _Named(NamedTuple):
