@@ -20,7 +20,7 @@ from benchmarks.one_table import BATCH, RATE, SIZES, WIDTH, examples, private_st
 
 
 def adafest_step(vocabulary: int, batches: int) -> Callable[[], object]:
-    """One call is one DP-AdaFEST step, with the same expected false rows whatever the vocabulary."""
+    """One call is one DP-AdaFEST step, with as many expected false rows whatever the vocabulary."""
     return private_step(
         vocabulary,
         batches,
