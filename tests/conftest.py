@@ -23,6 +23,20 @@ tf.config.set_logical_device_configuration(
 )
 
 
+def _untuned(dataset: tf.data.Dataset) -> Iterator[Any]:
+    """An iterator whose end is not waited for.
+
+    TensorFlow's own waits for the thread that tunes its buffers, which sleeps for half of the time
+    that the iterator was there, and then as long again.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return _ITERATOR(dataset.with_options(options))
+
+
+_ITERATOR = tf.data.Dataset.__iter__
+tf.data.Dataset.__iter__ = _untuned
+
 # Graphs are many small objects, which the collector would look through again and again: a seventh
 # of the time of a long run.
 gc.set_threshold(200_000, 50, 50)
