@@ -39,8 +39,7 @@ def private_train_step(
     """
     _refuse(optimizer, data)
     examples, marker = batch_of(data)
-    are_drawn = optimizer.plan.sampling.steps_per_pass is None
-    if are_drawn and not optimizer.compiles:
+    if not optimizer.compiles:
         examples = _trimmed(examples)
     if not optimizer.built:
         build_for(model, optimizer, examples)
@@ -119,8 +118,9 @@ def _trimmed(examples: Examples) -> Examples:
     """The examples without the padding after the last real one, but two of them at least.
 
     Padding is there for a fixed shape between the sampler and the step; nothing in the graph needs
-    it. Batches of a stream, which are full but for the last, keep it: of a shape that is known
-    TensorFlow computes what follows from it once.
+    it. The batch that is traced has then no size that Python could know, like the one that the
+    isolation checks trace: a model that computes something else where it knows the size cannot do
+    so in training alone.
     """
     present = examples.present
     capacity = tf.shape(present)[0]
