@@ -17,6 +17,7 @@ import tensorflow as tf
 from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.core import NoStepsLeftError, PrivacyError, replicas, require
 from dp_sparse.optimizers import turn
+from dp_sparse.optimizers.passes import Passes
 from dp_sparse.sampling import OWN_ORDER, SEEDED, Marker, new_nonce
 
 # Nonces are times: batches that an earlier process left on a disk are older than this one, and
@@ -101,6 +102,7 @@ class StepLedger:
         with tf.init_scope():
             self._section = tf.CriticalSection(shared_name=f"dp_sparse_{plan.plan_id}")
         self._spent, self._last = _SPENT[plan.plan_id], _LAST[plan.plan_id]
+        self._passes = Passes(plan.plan_id)
 
     def spend(self, marker: tf.Tensor, saved: SavedCount) -> tf.Tensor:
         """Checks one batch and counts its step; the update must wait for the returned count.
@@ -121,6 +123,7 @@ class StepLedger:
                 written = [
                     self._last.assign(last, read_value=False),
                     self._spent.assign(after, read_value=False),
+                    *self._taken(fields),
                 ]
             with tf.control_dependencies(written):
                 return tf.identity(after)
@@ -184,10 +187,14 @@ class StepLedger:
         )
         return [secret, *self._in_turn(marker, course), left]
 
+    def _taken(self, marker: Marker) -> list[tf.Operation]:
+        drawn = self._plan.sampling.steps_per_pass is None
+        return [self._passes.take(marker)] if drawn else []
+
     def _in_turn(self, marker: Marker, course: turn.Course) -> list[tf.Operation]:
         sampling = self._plan.sampling
         if sampling.steps_per_pass is None:
-            return turn.of_drawn(marker, course)
+            return [*turn.of_drawn(marker, course), self._passes.check(marker)]
         return turn.of_stream(marker, course, sampling.steps_per_pass, sampling.steps)
 
 

@@ -168,6 +168,16 @@ def two_models_of_one_batch(way: Way) -> float:
     return np.inf
 
 
+def two_plans_of_one_pass(way: Way) -> float:
+    """Two plans of equal numbers train on the very same batches; their ε would be added up."""
+    counters = [Counter.on(way, poisson()) for _ in range(2)]
+    cached = counters[0].batches().take(2).cache()
+    counters[0].fit(cached)
+    with counters[1].attacked():
+        counters[1].fit(cached)
+    return np.inf
+
+
 BATCHES = Expected(refusal=True, harmless=False, match="batch")
 _STREAMS = ("stream", "train", "one_of_a_stream", "one_by_train", "one_a_replica_by_train")
 APART = (
@@ -229,6 +239,7 @@ ENTRIES = (
             ("a cached pass after another one", one_batch_kept, BATCHES),
             ("train_on_batch, twice", train_on_batch, BATCHES),
             ("one cached pass for two models", two_models_of_one_batch, BATCHES),
+            ("one cached pass for two plans", two_plans_of_one_pass, BATCHES),
             ("honest: a pass for each fit", two_fits_of_one_pass, MEASURED),
         ]
     ]

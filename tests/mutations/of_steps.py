@@ -17,6 +17,16 @@ _OF_RESUME = "tests/training/test_resume.py"
 
 FAULTS = (
     Fault(
+        "two_plans_on_one_pass",
+        "dp_sparse/optimizers/passes.py",
+        "tf.equal(owner, 0) | tf.equal(owner, self._number)",
+        "tf.greater_equal(owner, 0)",
+        (
+            "tests/attacks/test_attacks.py"
+            "::test_on_its_own_ways[batches: one cached pass for two plans: graph]",
+        ),
+    ),
+    Fault(
         "division_by_the_size_of_the_batch",
         _SPARSE,
         "            noisy_dense(dense, deviation, batch_size, draw),\n",
