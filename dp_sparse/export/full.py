@@ -11,7 +11,7 @@ from dp_sparse.accounting import DisjointPlans
 from dp_sparse.core import whole_folder
 from dp_sparse.export import keras_folder, manifest, saved_model, weights
 from dp_sparse.export.manifest import Export, Weight
-from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.optimizers import PrivateOptimizer, with_earlier_plans
 
 StrPath = str | os.PathLike[str]
 AsModel = Callable[[keras.Model], keras.Model]
@@ -70,10 +70,12 @@ def export_model(
     ### Formal Guarantees
     What is written follows from weights that the plan's steps have released, from the plan and from
     the model's configuration: `statement.txt` holds for it. It is that of the optimizer's plan, or
-    of `plans`: what else the weights were trained on before adds to it. Noise that an optimizer
-    delays is added first. An export publishes the steps so far, so a `PrivateCheckpoint` that
-    restored the model saves a checkpoint of them before: a run that is killed does not draw them
-    again. `as_model` may use the model's weights and what is public, and nothing of the data.
+    of `plans`, and says what other plans add under which the model was trained before in this
+    process; weights that were loaded bring a statement of their own, which adds to it. Noise that
+    an optimizer delays is added first. An export publishes the steps so far, so a
+    `PrivateCheckpoint` that restored the model saves a checkpoint of them before: a run that is
+    killed does not draw them again. `as_model` may use the model's weights and what is public, and
+    nothing of the data.
     """
     return written(model, checked(model, path, plans), path, plans, as_model, note)
 
@@ -119,7 +121,9 @@ def _own(optimizer: PrivateOptimizer, plans: DisjointPlans) -> str | None:
     return next((name for name, plan in plans.plans.items() if plan.plan_id == own), None)
 
 
-def released(optimizer: PrivateOptimizer, plans: DisjointPlans | None) -> tuple[int, str]:
+def released(
+    model: keras.Model, optimizer: PrivateOptimizer, plans: DisjointPlans | None
+) -> tuple[int, str]:
     """Makes the weights what the plan has released, for good; the steps, and their statement.
 
     Parts other than the optimizer's own count with all their steps.
@@ -128,10 +132,13 @@ def released(optimizer: PrivateOptimizer, plans: DisjointPlans | None) -> tuple[
     optimizer.before_publishing()
     steps = optimizer.plan.sampling.steps - optimizer.steps_left
     if plans is None:
-        return steps, optimizer.plan.statement(steps)
-    taken = {name: plan.sampling.steps for name, plan in plans.plans.items()}
-    own = _own(optimizer, plans)
-    return steps, plans.statement(taken if own is None else {**taken, own: steps})
+        statement, counted = optimizer.plan.statement(steps), [optimizer.plan.plan_id]
+    else:
+        taken = {name: plan.sampling.steps for name, plan in plans.plans.items()}
+        own = _own(optimizer, plans)
+        statement = plans.statement(taken if own is None else {**taken, own: steps})
+        counted = [plan.plan_id for plan in plans.plans.values()]
+    return steps, with_earlier_plans(statement, model, counted)
 
 
 def written(
@@ -144,7 +151,7 @@ def written(
 ) -> Export:
     """Writes the export."""
     with whole_folder(path) as folder:
-        steps, statement = released(optimizer, plans)
+        steps, statement = released(model, optimizer, plans)
         statement = f"{note}\n{statement}" if note else statement
         model = model if as_model is None else as_model(model)
         layout = keras_folder.layout(model)

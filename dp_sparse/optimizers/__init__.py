@@ -6,6 +6,7 @@ They choose rows, add noise to clipped sums, and update. May use: all rooms belo
 from dp_sparse.optimizers.adafest import DPAdaFESTOptimizer
 from dp_sparse.optimizers.base import PrivateOptimizer
 from dp_sparse.optimizers.dpsgd import DPSGDOptimizer
+from dp_sparse.optimizers.earlier_plans import remember_plan, with_earlier_plans
 from dp_sparse.optimizers.exponential import ExponentialSelectionOptimizer
 from dp_sparse.optimizers.fest import DPFESTOptimizer
 from dp_sparse.optimizers.lazy import LazyDPSGDOptimizer
@@ -22,6 +23,8 @@ __all__ = [
     "NoisyMeans",
     "PrivateOptimizer",
     "adagrad_rows",
+    "remember_plan",
     "rows_of_replicas",
     "sgd_rows",
+    "with_earlier_plans",
 ]

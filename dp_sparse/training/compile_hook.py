@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from dp_sparse import clipping
 from dp_sparse.core import NoStepsLeftError, PrivacyError, translated
-from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.optimizers import PrivateOptimizer, remember_plan
 from dp_sparse.sampling import batch_of, is_sampled
 from dp_sparse.training import (
     environment,
@@ -56,6 +56,7 @@ def install_compile_hook() -> None:
         optimizer = arguments.arguments.get("optimizer")
         if isinstance(optimizer, PrivateOptimizer):
             _prepare(self, optimizer, arguments.arguments)
+        remember_plan(self)
         original(*arguments.args, **arguments.kwargs)
         if isinstance(optimizer, PrivateOptimizer):
             self._compile_config.config["jit_compile"] = optimizer.compiles  # for a saved model
@@ -200,7 +201,8 @@ def _making_train_function(
             raise PrivacyError(
                 f"The trainable variables of {model.name} changed after its first fit (a layer was "
                 "frozen, added, or given LoRA), which training would ignore. Compile the model "
-                "again, with a new optimizer and a new plan for the steps to come."
+                "again, with a new optimizer and a new plan for the steps to come: epsilon and "
+                "delta of both plans add up."
             )
         if model.built:
             with model.distribute_strategy.scope():

@@ -294,3 +294,26 @@ def test_replicas_have_one_copy_of_each_weight(tmp_path: pathlib.Path) -> None:
     saved = exported.saved_weights(tmp_path / "export")
     assert saved.keys() == {weight.key for weight in export.weights}
     assert full.check_export(tmp_path / "export") == export
+
+
+def test_a_second_plan_does_not_hide_the_first(tmp_path: pathlib.Path) -> None:
+    """The statement of an export, of a delta and of a report says what an earlier plan adds."""
+    model = exported.trained("dpsgd", exported.MODELS["clicks"], 2)
+    first = model.optimizer.plan
+    sentence = f"epsilon={first.spent(2).epsilon:.4g} and delta={first.spent(2).delta:.4g}"
+    assert sentence not in dp_sparse.export_model(model, tmp_path / "one").statement
+    model.compile("sgd", loss="mse")  # in between, an optimizer without privacy
+    exported.compiled(model, "dpsgd")
+    later = dp_sparse.export_model(model, tmp_path / "two")
+    assert later.statement.startswith(model.optimizer.plan.statement(0))
+    assert later.statement.count("trained before, for 2 steps of another plan") == 1
+    assert sentence in later.statement
+    base = tmp_path / "one"
+    assert sentence in dp_sparse.export_delta(model, tmp_path / "delta", base=base).statement
+
+
+def test_the_same_plan_is_counted_once(tmp_path: pathlib.Path) -> None:
+    model = exported.trained("dpsgd", exported.MODELS["clicks"], 2)
+    plan = model.optimizer.plan
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+    assert "trained before" not in dp_sparse.export_model(model, tmp_path / "one").statement

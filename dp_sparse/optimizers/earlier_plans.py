@@ -1,0 +1,48 @@
+"""Plans under which a model's weights were trained before its present one, in this process.
+
+A statement speaks of one plan. Where a model goes on under another, whoever reads it must learn
+that the first one counts, too.
+"""
+
+import weakref
+from collections.abc import Collection
+
+import keras
+
+from dp_sparse.accounting import PrivacyPlan
+from dp_sparse.optimizers.base import PrivateOptimizer
+
+_Runs = dict[str, tuple[PrivacyPlan, int]]  # a plan and its steps, by plan_id
+_EARLIER: "weakref.WeakKeyDictionary[keras.Model, _Runs]" = weakref.WeakKeyDictionary()
+
+
+def remember_plan(model: keras.Model) -> None:
+    """Keeps the plan of the model's optimizer, if it has trained; called by `compile`."""
+    before = getattr(model, "optimizer", None)
+    if not isinstance(before, PrivateOptimizer) or not before.plan.sampling.steps:
+        return
+    steps = before.plan.sampling.steps - before.steps_left
+    if steps and before.plan.plan_id is not None:
+        _EARLIER.setdefault(model, {})[before.plan.plan_id] = before.plan, steps
+
+
+def with_earlier_plans(statement: str, model: keras.Model, counted: Collection[str | None]) -> str:
+    """The statement, and what earlier plans of the model add to it.
+
+    Args:
+        statement: Of the plans that it counts.
+        model: The model.
+        counted: Their plan_ids.
+    """
+    runs = _EARLIER.get(model, {})
+    others = [run for plan_id, run in runs.items() if plan_id not in counted]
+    return "\n".join([statement, *(_sentence(plan, steps) for plan, steps in others)])
+
+
+def _sentence(plan: PrivacyPlan, steps: int) -> str:
+    spent = plan.spent(steps)
+    return (
+        f"These weights were trained before, for {steps} steps of another plan of epsilon="
+        f"{spent.epsilon:.4g} and delta={spent.delta:.4g}. For whoever is in the data of both, "
+        "both epsilons and both deltas add up."
+    )
