@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from dp_sparse.accounting import Release
 from dp_sparse.clipping import detached
 from dp_sparse.core import validate
 from dp_sparse.layers import error_propagation
@@ -47,8 +48,9 @@ class TokenVariance(keras.layers.Layer):
 
     ### Formal Guarantees
     The variances tell what their frequencies do. The plan that trains the model must have the
-    release of noisy ones. A model that was loaded is not asked for it again: its variances were
-    published with the weights, under the statement of the run that trained them.
+    release of noisy ones, also if the model was copied or saved before it trained. A model that was
+    saved after such a plan has trained it is not asked again: its variances were published with the
+    weights, under the statement of that run.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class TokenVariance(keras.layers.Layer):
         if given.shape != (num_tokens,):
             raise ValueError(f"Expected errors of {num_tokens} tokens, got {len(given)}.")
         self.release = None if errors is None else errors.release
+        self.is_paid = False  # whether a plan that has the release has trained the layer
         self.variances = self.add_weight(
             shape=(num_tokens,), initializer="zeros", trainable=False, name="variances"
         )
@@ -75,9 +78,18 @@ class TokenVariance(keras.layers.Layer):
         return (*tokens_shape, 1)
 
     def get_config(self) -> dict[str, Any]:
-        """The number of tokens; variances are weights."""
-        config = super().get_config()
-        return {**config, "num_tokens": self.num_tokens}
+        """The number of tokens, and what is to be paid; variances are weights."""
+        owed = None if self.release is None or self.is_paid else self.release.get_config()
+        return {**super().get_config(), "num_tokens": self.num_tokens, "release": owed}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "TokenVariance":
+        """A layer without its variances."""
+        given = dict(config)
+        owed = given.pop("release", None)  # files of earlier versions have none
+        layer = cls(**given)
+        layer.release = None if owed is None else Release.from_config(owed)
+        return layer
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")

@@ -144,7 +144,8 @@ class StreamSampling(Sampling):
         """
         if not 0 <= first_step < self.steps:
             raise ValueError(
-                f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}."
+                f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}: after "
+                f"{self.steps} steps the plan has none left."
             )
         first_step = self.resumed_at(source, first_step)
         return self._run(source, first_step, (0, self.batch_size))

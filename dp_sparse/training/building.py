@@ -92,3 +92,5 @@ def _require_paid(model: keras.Model, optimizer: PrivateOptimizer) -> None:
                 f" got releases={[each.name for each in optimizer.plan.releases]}: train with the "
                 "plan that was given to effective_errors."
             )
+        if release is not None:
+            layer.is_paid = True

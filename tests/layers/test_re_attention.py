@@ -1,6 +1,5 @@
 """Re-Attention beside its reference and Keras' layer; privacy: no gradient, no company, exact."""
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -293,21 +292,50 @@ def test_frequencies_of_private_data_must_be_paid_for() -> None:
     assert errors.token_variances.shape == (2,) and errors.release == found.release
 
 
-def test_a_model_with_private_frequencies_trains_under_the_plan_that_pays_alone() -> None:
-    plan = plan_for(50, steps=1)
-    event = dp_accounting.GaussianDpEvent(20.0)
-    paid = dp_sparse.Release("frequencies of 2 rows", event)
+PAID = dp_sparse.Release("frequencies of 2 rows", dp_accounting.GaussianDpEvent(20.0))
+
+
+def model_of_frequencies() -> keras.Model:
     tokens = keras.Input((1,), dtype="int32")
-    variance = layers.TokenVariance(2, layers.EffectiveErrors(NOISE, np.ones(2), paid))(tokens)
-    model = keras.Model(tokens, keras.layers.Dense(1)(variance))
-    paying = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=(paid,)).with_noise(3.0)
-    for each, refused in ((plan.with_noise(3.0), True), (paying, False)):
-        model.compile(dp_sparse.DPSGDOptimizer("sgd", each, 1.0), "mse")
-        batches = each.sampling.batches((np.ones((50, 1), np.int32), np.ones((50, 1))))
-        told = pytest.raises(dp_sparse.PrivacyError, match="pays for 'frequencies of 2 rows'")
-        with told if refused else contextlib.nullcontext():
-            model.fit(batches, verbose=0)
-        assert int(model.optimizer.steps_spent) == (0 if refused else 1)
+    variance = layers.TokenVariance(2, layers.EffectiveErrors(NOISE, np.ones(2), PAID))(tokens)
+    return keras.Model(tokens, keras.layers.Dense(1)(variance))
+
+
+def train_under(model: keras.Model, *, pays: bool) -> None:
+    """One step, or the refusal that is expected."""
+    plan = plan_for(50, steps=1)
+    releases = (PAID,) if pays else ()
+    plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=releases).with_noise(3.0)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse")
+    model.fit(plan.sampling.batches((np.ones((50, 1), np.int32), np.ones((50, 1)))), verbose=0)
+    assert int(model.optimizer.steps_spent) == 1
+
+
+UNPAID = "pays for 'frequencies of 2 rows'"
+
+
+def test_a_model_with_private_frequencies_trains_under_the_plan_that_pays_alone() -> None:
+    model = model_of_frequencies()
+    with pytest.raises(dp_sparse.PrivacyError, match=UNPAID):
+        train_under(model, pays=False)
+    assert int(model.optimizer.steps_spent) == 0
+    train_under(model, pays=True)
+
+
+def test_a_copy_owes_what_its_model_owed(tmp_path: Path) -> None:
+    """One of a model that was paid for is as public as its weights."""
+    model = model_of_frequencies()
+    model.save(tmp_path / "untrained.keras")
+    for copy in (
+        keras.models.clone_model(model),
+        keras.models.load_model(tmp_path / "untrained.keras"),
+    ):
+        with pytest.raises(dp_sparse.PrivacyError, match=UNPAID):
+            train_under(copy, pays=False)
+        train_under(copy, pays=True)
+    train_under(model, pays=True)
+    model.save(tmp_path / "trained.keras")
+    train_under(keras.models.load_model(tmp_path / "trained.keras"), pays=False)
 
 
 def test_bad_errors_are_refused() -> None:

@@ -139,7 +139,8 @@ class OfflinePoissonSampling(PoissonSampling):
             )
         if not 0 <= first_step < self.steps:
             raise ValueError(
-                f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}."
+                f"Expected 0 <= first_step < {self.steps}, got first_step={first_step}: after "
+                f"{self.steps} steps the plan has none left."
             )
         _check_same(self, source)
         if not self.shared:
