@@ -120,7 +120,7 @@ def _fitted(
     score: Score,
     plan: dp_sparse.PrivacyPlan | None,
 ) -> Trained:
-    """Fits a few epochs at a time, with a score after each part."""
+    """Fits a few epochs at a time, with a score after each part, which is printed if wanted."""
     curve: dict[int, dict[str, float]] = {}
     steps, done, seconds = steps_of(config, len(examples)), 0, 0.0
     every = config.training.score_every or config.training.epochs
@@ -137,6 +137,8 @@ def _fitted(
             seconds, done = seconds + time.perf_counter() - begun, done + part
         if part > 0 or epoch == config.training.epochs:  # a part of few steps may have none
             curve[epoch] = score(model)
+            if config.report.verbose:
+                print(f"epoch {epoch}:", *(f"{n} {v:.4f}" for n, v in curve[epoch].items()))
     return Trained(model, curve, done, seconds, plan)
 
 

@@ -8,6 +8,7 @@ noise for which both together meet ε. One evaluation takes about 0.5 s, after 1
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Mapping
 
 import dp_accounting
@@ -116,7 +117,9 @@ def calibrate_top_k(
 def _training_cost(plan: PrivacyPlan, epsilon: float) -> RunCost:
     """What the plan's releases and training cost together, with the noise for `epsilon`."""
     smaller = dataclasses.replace(plan, budget=dataclasses.replace(plan.budget, epsilon=epsilon))
-    sigma = smaller.calibrate().noise_multiplier
+    with warnings.catch_warnings():  # the plan that trains warns by itself where nothing is learnt
+        warnings.simplefilter("ignore")
+        sigma = smaller.calibrate().noise_multiplier
     assert sigma is not None
     return plan.cost(sigma, plan.sampling.steps)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 
 import dp_accounting
 import numpy as np
@@ -258,3 +259,14 @@ def test_calibration_on_criteo() -> None:
     price = final.price(release)
     assert price.joint == pytest.approx(0.01, abs=2e-3)  # σ is found to 1e-4
     assert price.alone > 0.2
+
+
+def test_the_warning_of_a_hopeless_budget_is_left_to_the_plan() -> None:
+    """It came twice: for the plan that trains, and for training at a part of its epsilon."""
+    sampling = StreamSampling(num_examples=10, batch_size=5)
+    plan = PrivacyPlan(PrivacyBudget(0.01, 1e-3), sampling)
+    with pytest.warns(UserWarning, match="No training can learn"):
+        plan.calibrate()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        calibrate_top_k(plan, {"users": 10}, k=4, share=0.1)
