@@ -1,14 +1,15 @@
 """What a private run keeps in its directory, so that it goes on after it was killed.
 
-Beside its report there are `run.json`, its config; `rows.npz` and `plan.json`, what it selected and
-may spend, each made once; `checkpoints`, of `dp_sparse.PrivateCheckpoint`, and `begun.json`, once
-there must be some; and, if it is monitored, `log`, of `dp_sparse.PrivacyMonitor`.
+Beside its report there are `run.json`, its config; `rows.npz` or `frequencies.npz`, and
+`plan.json`, what it selected or counted and may spend, each made once; `checkpoints`, of
+`dp_sparse.PrivateCheckpoint`, and `begun.json`, once there must be some; and, if it is monitored,
+`log`, of `dp_sparse.PrivacyMonitor`.
 """
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import ml_collections
@@ -16,6 +17,8 @@ import tensorflow as tf
 
 import dp_sparse
 from pipelines.files import whole_file
+
+T = TypeVar("T", dp_sparse.SelectedRows, dp_sparse.RowFrequencies)
 
 _MAY_CHANGE = ("report.verbose", "data.prepared")
 _SECONDS = 600.0  # between checkpoints; each epoch ends with one, too
@@ -92,18 +95,34 @@ class Run:
             ValueError: They are lost.
         """
         path = self._directory / "rows.npz"
+        return self._paid_once("selected rows", path, dp_sparse.SelectedRows.load, select)
+
+    def frequencies(
+        self, count: Callable[[], dp_sparse.RowFrequencies]
+    ) -> dp_sparse.RowFrequencies:
+        """How often examples look up each row, counted once: doing it again would spend again.
+
+        Raises:
+            ValueError: They are lost.
+        """
+        path = self._directory / "frequencies.npz"
+        return self._paid_once("counted frequencies", path, dp_sparse.RowFrequencies.load, count)
+
+    def _paid_once(
+        self, what: str, path: Path, load: Callable[[Path], T], make: Callable[[], T]
+    ) -> T:
         if self._goes_on and path.exists():
-            return dp_sparse.SelectedRows.load(path)
+            return load(path)
         if self._goes_on and self._plan.exists():
             raise ValueError(
-                f"Expected the selected rows of this run in {path}, got no file: restore it, or "
-                "use another --config.report.directory."
+                f"Expected the {what} of this run in {path}, got no file: restore it, or use "
+                "another --config.report.directory."
             )
-        selected = select()
+        made = make()
         self._plan.unlink(missing_ok=True)  # of a start that failed before it selected
         self._begin()
-        selected.save(path)
-        return selected
+        made.save(path)
+        return made
 
     def plan(self, calibrate: Callable[[], dp_sparse.PrivacyPlan]) -> dp_sparse.PrivacyPlan:
         """The plan of the run, calibrated once."""

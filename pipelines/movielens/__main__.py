@@ -1,15 +1,19 @@
 """Runs the recommendation job.
 
-`python -m pipelines.movielens --config configs/movielens.py --config.data.path=FILE`
+`python -m pipelines.movielens --config configs/movielens.py --config.data.path=FILE`. `--resume`
+goes on with a private run that was killed, and `--monitor=N` logs every N steps.
 """
 
 import sys
 
-from absl import app
+from absl import app, flags
 from ml_collections import config_flags
 
 from pipelines.movielens.run import Result, run
+from pipelines.sequences.plans import run_of
 
+_RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
+_MONITOR = flags.DEFINE_integer("monitor", 0, "Log each time so many steps were taken.", 0)
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/movielens.py", "The experiment.")
 
 
@@ -26,15 +30,16 @@ def main(arguments: list[str]) -> int:
     """Loads, trains, judges and reports."""
     if len(arguments) > 1:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
+    config = _CONFIG.value
     try:
-        result = run(_CONFIG.value)
+        result = run(config, run_of(config, _RESUME.value, _MONITOR.value))
     except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(", ".join(f"{name} {number:,}" for name, number in result.counts.items()))
     for epoch, found in result.curve.items():
         print(f"epoch {epoch}: NDCG@10 {found['ndcg']:.2f} %, HIT@10 {found['hit']:.2f} %")
-    print(summary(result, _CONFIG.value.data.held_out))
+    print(summary(result, config.data.held_out))
     print(result.statement)
     return 0
 

@@ -8,6 +8,7 @@ import ml_collections
 from pipelines.movielens.interactions import load
 from pipelines.movielens.ranking import scores
 from pipelines.movielens.users import Users, filtered, item_set, users_of
+from pipelines.runs import Run
 from pipelines.sequences.plans import noisy_frequencies
 from pipelines.sequences.train import Trained, train
 
@@ -50,8 +51,8 @@ class Result:
     users: Users
 
 
-def run(config: ml_collections.ConfigDict) -> Result:
-    """Loads, trains and judges.
+def run(config: ml_collections.ConfigDict, kept: Run | None = None) -> Result:
+    """Loads, trains and judges; a private run goes on where what is kept of it is.
 
     Raises:
         SequenceDataError: The data cannot be used.
@@ -66,9 +67,9 @@ def run(config: ml_collections.ConfigDict) -> Result:
                 "Expected data.filter_items=0 with privacy.method='none', got data.filter_items="
                 f"{config.data.filter_items}: items are filtered by noisy counts."
             )
-        frequencies = noisy_frequencies(config, users.training)
+        frequencies = noisy_frequencies(config, users.training, kept)
         users, frequencies = filtered(interactions, users, frequencies, config.data)
-    trained = train(config, users.training, lambda model: scores(model, users), frequencies)
+    trained = train(config, users.training, lambda model: scores(model, users), frequencies, kept)
     return _result(config, trained, users)
 
 

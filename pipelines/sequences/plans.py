@@ -12,9 +12,27 @@ import ml_collections
 import numpy as np
 
 import dp_sparse
+from pipelines.runs import Run
 from pipelines.sequences.examples import SequenceExamples
 
 TABLE = "items"
+
+
+def run_of(config: ml_collections.ConfigDict, resume: bool, monitor: int) -> Run | None:
+    """What a private run keeps to go on with; others begin anew.
+
+    Raises:
+        ValueError: `Run` refuses it, or nothing is kept and `resume` or `monitor` was asked for.
+    """
+    if config.privacy.method != "none" and config.report.directory:
+        return Run(config, resume, monitor)
+    if resume or monitor:
+        raise ValueError(
+            "Expected a private method and a report.directory with --resume or --monitor, got "
+            f"privacy.method={config.privacy.method!r} and report.directory="
+            f"{config.report.directory!r}."
+        )
+    return None
 
 
 def steps_of(config: ml_collections.ConfigDict, examples: int) -> int:
@@ -64,16 +82,19 @@ def plan_of(
 
 
 def noisy_frequencies(
-    config: ml_collections.ConfigDict, examples: SequenceExamples
+    config: ml_collections.ConfigDict, examples: SequenceExamples, run: Run | None = None
 ) -> dp_sparse.RowFrequencies:
-    """The histogram of the examples' tokens, at `privacy.frequency_share` of ε."""
+    """The histogram of the examples' tokens, at `privacy.frequency_share` of ε; once in a run."""
     table = _table(examples)
-    noise = dp_sparse.calibrate_top_k(
-        plan_of(config, len(examples)), {TABLE: table}, k=1, share=config.privacy.frequency_share
-    )
-    return dp_sparse.noisy_frequencies(
-        ({TABLE: examples.x}, examples.y), TABLE, table, noise.source, progress=False
-    )
+
+    def count() -> dp_sparse.RowFrequencies:
+        plan, share = plan_of(config, len(examples)), config.privacy.frequency_share
+        noise = dp_sparse.calibrate_top_k(plan, {TABLE: table}, k=1, share=share)
+        return dp_sparse.noisy_frequencies(
+            ({TABLE: examples.x}, examples.y), TABLE, table, noise.source, progress=False
+        )
+
+    return count() if run is None else run.frequencies(count)
 
 
 def public_frequencies(path: Path, num_tokens: int) -> dp_sparse.RowFrequencies:
@@ -114,6 +135,7 @@ def accounted(
     config: ml_collections.ConfigDict,
     examples: SequenceExamples,
     frequencies: dp_sparse.RowFrequencies | None = None,
+    run: Run | None = None,
 ) -> Accounted:
     """The calibrated plan of a run; counts tokens if Re-Attention needs it and nobody has yet."""
     if frequencies is None and config.model.kind == "re_attention":
@@ -121,5 +143,9 @@ def accounted(
             path = Path(config.privacy.frequencies)
             frequencies = public_frequencies(path, examples.num_tokens)
         else:
-            frequencies = noisy_frequencies(config, examples)
-    return Accounted(plan_of(config, len(examples), frequencies).calibrate(), frequencies)
+            frequencies = noisy_frequencies(config, examples, run)
+
+    def calibrated() -> dp_sparse.PrivacyPlan:
+        return plan_of(config, len(examples), frequencies).calibrate()
+
+    return Accounted(calibrated() if run is None else run.plan(calibrated), frequencies)

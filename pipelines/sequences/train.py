@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import dp_sparse
 from models.sequence_transformer import Encoder, sequence_model
+from pipelines.runs import Run
 from pipelines.sequences.examples import SequenceExamples
 from pipelines.sequences.plans import Accounted, accounted, steps_of
 from pipelines.sequences.schedule import WarmUpAndDecay
@@ -27,9 +28,9 @@ class Trained:
 
     Attributes:
         model: The model.
-        curve: Scores by epochs done.
+        curve: Scores by epochs done, from where this process began.
         steps: Steps taken.
-        seconds: The time of training, without that of scores.
+        seconds: The time of training in this process, without that of scores.
         plan: What was paid; None without privacy.
     """
 
@@ -45,14 +46,16 @@ def train(
     examples: SequenceExamples,
     score: Score,
     frequencies: dp_sparse.RowFrequencies | None = None,
+    run: Run | None = None,
 ) -> Trained:
-    """Trains `config.model` on the examples.
+    """Trains `config.model` on the examples; a private run goes on where its directory is.
 
     Args:
         config: The experiment; `privacy.method` is "dp_sgd" or "none".
         examples: What it is trained on.
         score: Called after every `training.score_every` epochs, and at the end.
         frequencies: Of the tokens, if they were counted already.
+        run: What is kept of a private run; None to keep nothing.
 
     Raises:
         ValueError: A setting that the model, the plan or the optimizer refuses.
@@ -64,10 +67,10 @@ def train(
         )
     if config.privacy.method == "none":
         model, batches = _compiled(config, examples, None)
-        return _fitted(config, examples, model, batches, score, None)
-    paid = accounted(config, examples, frequencies)
+        return _fitted(config, examples, model, batches, score, None, None)
+    paid = accounted(config, examples, frequencies, run)
     model, batches = _compiled(config, examples, paid)
-    return _fitted(config, examples, model, batches, score, paid.plan)
+    return _fitted(config, examples, model, batches, score, paid.plan, run)
 
 
 def _compiled(
@@ -119,10 +122,12 @@ def _fitted(
     batches: tf.data.Dataset,
     score: Score,
     plan: dp_sparse.PrivacyPlan | None,
+    run: Run | None,
 ) -> Trained:
     """Fits a few epochs at a time, with a score after each part, which is printed if wanted."""
     curve: dict[int, dict[str, float]] = {}
-    steps, done, seconds = steps_of(config, len(examples)), 0, 0.0
+    done = run.restore(model) if run is not None else 0
+    steps, seconds = steps_of(config, len(examples)), 0.0
     every = config.training.score_every or config.training.epochs
     for epoch in [*range(every, config.training.epochs, every), config.training.epochs]:
         part = round(steps * epoch / config.training.epochs) - done
@@ -132,7 +137,7 @@ def _fitted(
                 batches,
                 steps_per_epoch=part,
                 verbose=config.report.verbose,
-                callbacks=_callbacks(config, plan, last=done + part == steps),
+                callbacks=_callbacks(config, plan, run, last=done + part == steps),
             )
             seconds, done = seconds + time.perf_counter() - begun, done + part
         if part > 0 or epoch == config.training.epochs:  # a part of few steps may have none
@@ -143,12 +148,16 @@ def _fitted(
 
 
 def _callbacks(
-    config: ml_collections.ConfigDict, plan: dp_sparse.PrivacyPlan | None, last: bool
+    config: ml_collections.ConfigDict,
+    plan: dp_sparse.PrivacyPlan | None,
+    run: Run | None,
+    last: bool,
 ) -> list[keras.callbacks.Callback]:
-    """The report of a private run, once, at its end."""
+    """What keeps a private run, and its report, once, at its end."""
+    kept = [] if run is None else run.callbacks()
     if plan is None or not last or not config.report.directory:
-        return []
-    return [dp_sparse.PrivacyReport(f"{config.report.directory}/report.html")]
+        return kept
+    return [dp_sparse.PrivacyReport(f"{config.report.directory}/report.html"), *kept]
 
 
 def _shuffled(data: tuple[object, ...], examples: int, batch_size: int) -> tf.data.Dataset:

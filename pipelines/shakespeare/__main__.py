@@ -1,15 +1,19 @@
 """Runs the character model.
 
-`python -m pipelines.shakespeare --config configs/shakespeare.py --config.data.path=FILE.txt`
+`python -m pipelines.shakespeare --config configs/shakespeare.py --config.data.path=FILE.txt`.
+`--resume` goes on with a private run that was killed, and `--monitor=N` logs every N steps.
 """
 
 import sys
 
-from absl import app
+from absl import app, flags
 from ml_collections import config_flags
 
+from pipelines.sequences.plans import run_of
 from pipelines.shakespeare.run import Result, run
 
+_RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
+_MONITOR = flags.DEFINE_integer("monitor", 0, "Log each time so many steps were taken.", 0)
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/shakespeare.py", "The experiment.")
 
 
@@ -26,8 +30,9 @@ def main(arguments: list[str]) -> int:
     """Loads, trains, judges and reports."""
     if len(arguments) > 1:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
+    config = _CONFIG.value
     try:
-        result = run(_CONFIG.value)
+        result = run(config, run_of(config, _RESUME.value, _MONITOR.value))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -7,6 +7,7 @@ import ml_collections
 import numpy as np
 from scipy import special
 
+from pipelines.runs import Run
 from pipelines.sequences.examples import SequenceExamples
 from pipelines.sequences.train import train
 from pipelines.shakespeare.text import load
@@ -43,15 +44,15 @@ class Result:
     left_out: int
 
 
-def run(config: ml_collections.ConfigDict) -> Result:
-    """Loads, trains and judges.
+def run(config: ml_collections.ConfigDict, kept: Run | None = None) -> Result:
+    """Loads, trains and judges; a private run goes on where what is kept of it is.
 
     Raises:
         TextError: The text cannot be used.
         ValueError: A setting cannot be used.
     """
     text = load(config.data)
-    trained = train(config, text.training, lambda model: scores(model, text.held_out))
+    trained = train(config, text.training, lambda model: scores(model, text.held_out), run=kept)
     last, plan = trained.curve[config.training.epochs], trained.plan
     statement = _NONE
     if plan is not None:

@@ -1,5 +1,6 @@
 """Recommendation: what is read, whom it trains on, how it ranks, a run of each kind."""
 
+import gc
 import gzip
 import json
 import os
@@ -342,6 +343,53 @@ def test_bad_configurations_are_refused(path: Path) -> None:
     config.privacy.method = "dp-sgd"
     with pytest.raises(ValueError, match="'dp_sgd' or 'none', got 'dp-sgd'"):
         run.run(config)
+
+
+class TestGoingOn:
+    def begin(self, path: Path, folder: Path) -> ml_collections.ConfigDict:
+        """A run of Re-Attention that ends in an error after the first of its two epochs."""
+        config = small(path)
+        config.report.directory = str(folder)
+
+        def killed(model: keras.Model, users: Any) -> Any:
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "scores", killed)
+            with pytest.raises(KeyboardInterrupt):
+                run.run(config, plans.run_of(config, resume=False, monitor=0))
+        gc.collect()  # its lock of the folder goes with it, as with a process
+        return config
+
+    def test_a_run_spends_its_plan_once(
+        self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Frequencies are counted once, and only the steps that are left are taken."""
+        config = self.begin(path, tmp_path / "run")
+        counted = (tmp_path / "run" / "frequencies.npz").read_bytes()
+        with pytest.raises(ValueError, match="pass --resume to go on with it"):
+            plans.run_of(config, resume=False, monitor=0)
+        monkeypatch.delattr(dp_sparse, "noisy_frequencies")
+        monkeypatch.delattr(dp_sparse, "calibrate_top_k")
+        result = run.run(config, plans.run_of(config, resume=True, monitor=0))
+        assert result.steps == 4 and list(result.curve) == [2]
+        assert int(result.model.optimizer.steps_spent) == 4
+        assert "after 4 of 4 steps" in result.statement
+        assert (tmp_path / "run" / "frequencies.npz").read_bytes() == counted
+        assert (tmp_path / "run" / "report.html").exists()
+
+    def test_lost_frequencies_are_not_counted_again(self, path: Path, tmp_path: Path) -> None:
+        config = self.begin(path, tmp_path / "run")
+        (tmp_path / "run" / "frequencies.npz").unlink()
+        with pytest.raises(ValueError, match="Expected the counted frequencies of this run"):
+            run.run(config, plans.run_of(config, resume=True, monitor=0))
+
+    def test_a_run_that_keeps_nothing_cannot_go_on(self, path: Path) -> None:
+        config = small(path)
+        assert plans.run_of(config, resume=False, monitor=0) is None
+        for resume, monitor in ((True, 0), (False, 5)):
+            with pytest.raises(ValueError, match="Expected a private method and a report.dir"):
+                plans.run_of(config, resume, monitor)
 
 
 def test_the_small_config_is_the_large_one_with_smaller_sizes() -> None:

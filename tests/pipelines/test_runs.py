@@ -286,3 +286,31 @@ def test_images_that_are_complete_are_evaluated(tmp_path: Path) -> None:
     ]
     assert ", 60 steps in" in finished("images", *arguments, "--resume")
     assert "pass --resume" in finished("images", *arguments, status=1)
+
+
+@pytest.mark.slow
+def test_a_next_item_model_goes_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = [
+        f"{user} {(start + place) % 12 + 1}"
+        for user, start in enumerate(rng.integers(0, 12, 60), 1)
+        for place in range(9)
+    ]
+    (tmp_path / "interactions.txt").write_text("\n".join(lines) + "\n")
+    folder = tmp_path / "run"
+    arguments = [
+        "--config=configs/movielens_small.py",
+        f"--config.data.path={tmp_path / 'interactions.txt'}",
+        "--config.data.num_items=12",
+        "--config.training.epochs=40",
+        "--config.training.batch_size=20",
+        "--config.training.score_every=5",
+        f"--config.report.directory={folder}",
+    ]
+    terminated("movielens", folder, *arguments)
+    counted = (folder / "frequencies.npz").read_bytes()
+    assert "pass --resume" in finished("movielens", *arguments, status=1)
+    printed = finished("movielens", *arguments, "--resume", "--monitor=10")
+    assert (folder / "frequencies.npz").read_bytes() == counted
+    assert "after 120 of 120 steps" in printed
+    assert logged(folder)[-1]["step"] == 120

@@ -6,12 +6,14 @@ post-processing of one. O(rows of the table), once before training.
 
 import dataclasses
 import hashlib
+import os
+import zipfile
 from typing import Any
 
 import numpy as np
 
 from dp_sparse.accounting import Release
-from dp_sparse.core import validate
+from dp_sparse.core import validate, whole_file
 from dp_sparse.selection.top_k.counting import TopKTable
 from dp_sparse.selection.top_k.histograms import noisy_histogram
 from dp_sparse.selection.top_k.noise_sources import GaussianTopK
@@ -81,6 +83,30 @@ class RowFrequencies:
             f"({self.source.description(self.lookups)}; histogram {self._fingerprint()})"
         )
         return Release(name, self.source.event(self.lookups, len(self.values)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes one file, whole or not at all: counting again would spend again."""
+        noise = [] if self.source is None else [self.source.noise_multiplier, float(self.lookups)]
+        with whole_file(path) as file:
+            np.savez_compressed(file, table=self.table, frequencies=self.values, noise=noise)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "RowFrequencies":
+        """The frequencies that `save` wrote.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file is of another kind, or damaged.
+        """
+        try:
+            with np.load(path) as file:
+                table, values = str(file["table"]), file["frequencies"]
+                noise = file["noise"].tolist()
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+            raise ValueError(f"Expected saved RowFrequencies in {path}, got: {error}.") from None
+        if not noise:
+            return cls.public(table, values)
+        return cls(table, values, GaussianTopK(noise[0]), int(noise[1]))
 
     def _fingerprint(self) -> str:
         return hashlib.sha256(self.values.tobytes()).hexdigest()[:12]

@@ -1,5 +1,7 @@
 """Noisy frequencies: the noise of the histogram, its cost, and what is refused."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -59,3 +61,30 @@ def test_bad_arguments_are_refused() -> None:
     public = dp_sparse.RowFrequencies.public("items", [0.5])
     with pytest.raises(ValueError, match="got public ones"):
         _ = public.release
+
+
+def test_saved_frequencies_are_paid_as_before(tmp_path: Path) -> None:
+    """Noisy ones come back with the release of their histogram, public ones without."""
+    noisy = dp_sparse.RowFrequencies("words", [0.5, 0.25], dp_sparse.GaussianTopK(3.0), 2)
+    public = dp_sparse.RowFrequencies.public("words", [0.5, 0.25])
+    for frequencies in (noisy, public):
+        frequencies.save(tmp_path / "kept.npz")
+        found = dp_sparse.RowFrequencies.load(tmp_path / "kept.npz")
+        np.testing.assert_array_equal(found.values, frequencies.values)
+        assert found.table == "words" and found.costs == frequencies.costs
+    noisy.save(tmp_path / "kept.npz")
+    assert dp_sparse.RowFrequencies.load(tmp_path / "kept.npz").release == noisy.release
+
+
+def test_files_that_hold_no_frequencies_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        dp_sparse.RowFrequencies.load(tmp_path / "none.npz")
+    kept = tmp_path / "kept.npz"
+    dp_sparse.RowFrequencies.public("words", [0.5, 0.25]).save(kept)
+    whole = kept.read_bytes()
+    np.savez(tmp_path / "other.npz", x=1)
+    other = (tmp_path / "other.npz").read_bytes()
+    for content in (whole[:40], b"", b"text", other):
+        kept.write_bytes(content)
+        with pytest.raises(ValueError, match="Expected saved RowFrequencies in"):
+            dp_sparse.RowFrequencies.load(kept)
