@@ -48,9 +48,23 @@ FAULTS = (
     Fault(
         "the_statement_of_the_whole_plan",
         _FULL,
-        "return steps, optimizer.plan.statement(steps)",
-        "return steps, optimizer.plan.statement()",
+        "optimizer.plan.statement(steps)",
+        "optimizer.plan.statement()",
         (f"{_OF_FULL}::test_the_statement_is_of_the_steps_so_far",),
+    ),
+    Fault(
+        "an_earlier_plan_forgotten",
+        "dp_sparse/training/compile_hook.py",
+        "        remember_plan(self)\n",
+        "",
+        (f"{_OF_FULL}::test_a_second_plan_does_not_hide_the_first",),
+    ),
+    Fault(
+        "copies_owe_no_frequencies",
+        "dp_sparse/layers/variance_layers.py",
+        "owed = None if self.release is None or self.is_paid else self.release.get_config()",
+        "owed = None",
+        ("tests/layers/test_re_attention.py::test_a_copy_owes_what_its_model_owed",),
     ),
     Fault(
         "a_delta_over_any_base",
