@@ -17,6 +17,7 @@ from tests.training_cases import (
     marked,
     plan_for,
     weights_of,
+    without_isolation_checks,
 )
 
 SIZE, VOCABULARIES = 10, (11, 7)
@@ -123,7 +124,7 @@ def test_ids_that_depend_on_random_layers_are_refused() -> None:
     model, plan = keras.Model(x, keras.layers.Dense(1)(rows)), plan_for(6)
     optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, clip_norm=1.0, microbatch_size=3)
     model.compile(optimizer=optimizer, loss="mse")
-    optimizer.diagnostics.isolation.checks.assign(3)
+    without_isolation_checks(optimizer)
     batch = marked(plan, np.ones((6, 2), np.float32), np.ones((6, 1), np.float32))
     with pytest.raises(tf.errors.InvalidArgumentError, match="changed between two passes"):
         tf.function(model.train_step, autograph=False)(batch)
