@@ -59,7 +59,8 @@ class Run:
         )
         self._monitor = None
         if monitor:
-            diagnostics = "non_private" if config.report.diagnostics == "non_private" else "private"
+            named = config.report.get("diagnostics", "private")
+            diagnostics = "non_private" if named == "non_private" else "private"
             self._monitor = dp_sparse.PrivacyMonitor(
                 str(self._directory / "log"), every_steps=monitor, diagnostics=diagnostics
             )
