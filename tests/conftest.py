@@ -24,10 +24,10 @@ tf.config.set_logical_device_configuration(
 
 
 def _untuned(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """An iterator whose end is not waited for.
+    """An iterator whose deletion is not waited for.
 
-    TensorFlow's own waits for the thread that tunes its buffers, which sleeps for half of the time
-    that the iterator was there, and then as long again.
+    TensorFlow waits until the thread that tunes an iterator's buffers wakes up, and that thread
+    sleeps the longer the older the iterator is.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -19,11 +19,12 @@ _EARLIER: "weakref.WeakKeyDictionary[keras.Model, _Runs]" = weakref.WeakKeyDicti
 def remember_plan(model: keras.Model) -> None:
     """Keeps the plan of the model's optimizer, if it has trained; called by `compile`."""
     before = getattr(model, "optimizer", None)
-    if not isinstance(before, PrivateOptimizer) or not before.plan.sampling.steps:
+    if not isinstance(before, PrivateOptimizer):
         return
-    steps = before.plan.sampling.steps - before.steps_left
-    if steps and before.plan.plan_id is not None:
-        _EARLIER.setdefault(model, {})[before.plan.plan_id] = before.plan, steps
+    plan, steps = before.plan, before.plan.sampling.steps - before.steps_left
+    if steps:
+        assert plan.plan_id is not None  # no step without one
+        _EARLIER.setdefault(model, {})[plan.plan_id] = plan, steps
 
 
 def with_earlier_plans(statement: str, model: keras.Model, counted: Collection[str | None]) -> str:

@@ -103,6 +103,7 @@ class StepLedger:
             self._section = tf.CriticalSection(shared_name=f"dp_sparse_{plan.plan_id}")
         self._spent, self._last = _SPENT[plan.plan_id], _LAST[plan.plan_id]
         self._passes = Passes(plan.plan_id)
+        self._draws = plan.sampling.steps_per_pass is None
 
     def spend(self, marker: tf.Tensor, saved: SavedCount) -> tf.Tensor:
         """Checks one batch and counts its step; the update must wait for the returned count.
@@ -117,13 +118,13 @@ class StepLedger:
 
         def counted() -> tf.Tensor:
             course = self._course(saved)
-            step = course.spent if self._plan.sampling.steps_per_pass is None else fields.position
+            step = course.spent if self._draws else fields.position
             with tf.control_dependencies([*self._checks(fields, course), whole]):
                 last, after = tf.stack([fields.nonce, fields.position]), step + 1
                 written = [
                     self._last.assign(last, read_value=False),
                     self._spent.assign(after, read_value=False),
-                    *self._taken(fields),
+                    *([self._passes.take(fields)] if self._draws else []),
                 ]
             with tf.control_dependencies(written):
                 return tf.identity(after)
@@ -186,10 +187,6 @@ class StepLedger:
             course.spent,
         )
         return [secret, *self._in_turn(marker, course), left]
-
-    def _taken(self, marker: Marker) -> list[tf.Operation]:
-        drawn = self._plan.sampling.steps_per_pass is None
-        return [self._passes.take(marker)] if drawn else []
 
     def _in_turn(self, marker: Marker, course: turn.Course) -> list[tf.Operation]:
         sampling = self._plan.sampling

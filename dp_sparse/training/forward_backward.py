@@ -95,7 +95,8 @@ def observed(
         found = checked(alone, company.present)
         return found.uses, found.losses, found.random
 
-    return clipping.Observer(model, observe, examples, own_size=optimizer.compiles)
+    known = examples.present.shape[0] is not None  # then a model may do something else by it
+    return clipping.Observer(model, observe, examples, own_size=known)
 
 
 def record(

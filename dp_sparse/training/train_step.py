@@ -118,9 +118,8 @@ def _trimmed(examples: Examples) -> Examples:
     """The examples without the padding after the last real one, but two of them at least.
 
     Padding is there for a fixed shape between the sampler and the step; nothing in the graph needs
-    it. The batch that is traced has then no size that Python could know, like the one that the
-    isolation checks trace: a model that computes something else where it knows the size cannot do
-    so in training alone.
+    it. Python then does not know the size of the batch, so the isolation checks need no trace for
+    that size.
     """
     present = examples.present
     capacity = tf.shape(present)[0]

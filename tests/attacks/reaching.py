@@ -287,102 +287,82 @@ def by(number: Callable[[], Any]) -> Callable[[], keras.optimizers.Optimizer]:
 NOT_NOISED = REFUSED.matching(
     "what no noise covers|a statistic of training without noise|keeps what was computed"
 )
+_WHERE_KNOWN = [  # they mix where Python sees the size of a batch
+    ("a layer", Problem(mixes_where_known, numbers(), removed=(0, 1))),
+    ("a loss", Problem(dense(), numbers(), loss_where_known, removed=(0, 1))),
+]
 
-ENTRIES = (
-    [
-        Entry(f"reaching: {name}", attack, NOT_NOISED, ways, elsewhere=False)
-        for name, attack, ways in [
-            (
-                "a metric's tensor in a regulariser",
-                reached(dense(kernel_regularizer=KeptRegularizer("metric")), metrics=Keeping),
-                ("graph", "eager", "xla", "mirrored", "stream", "train"),
-            ),
-            (
-                "a metric's tensor in a constraint",
-                reached(dense(kernel_constraint=KeptConstraint()), metrics=Keeping),
-                ("graph",),
-            ),
-            (
-                "a metric's tensor in a schedule",
-                reached(dense(), by(lambda: KEPT.get("metric", 0.0)), Keeping),
-                ("graph",),
-            ),
-            ("a model's tensor in a regulariser", reached(keeps_itself), ("graph",)),
-            ("a layer's tensor in a regulariser", reached(keeps_last), ("graph",)),
-            (
-                "looked-up rows in a schedule",
-                reached(keeps_rows, by(lambda: 1 + abs(KEPT.get("layer", 0.0))), data=ids),
-                ("graph",),
-            ),
-            ("counts of examples in a schedule", reached(dense(), by(counts)), ("graph", "xla")),
-            ("counts of examples in a layer", reached(reads_counts), ("graph", "xla")),
-            (
-                "counts of examples in a loss",
-                reached(dense(), loss=loss_by_counts),
-                ("graph", "xla"),
-            ),
-            (
-                "another model's training loss in a schedule",
-                after_another(reached(dense(), by(of_another_model))),
-                ("graph",),
-            ),
-            (
-                "a metric in a schedule whose model is gone",
-                after_another(
-                    reached(dense(), by(of_a_model_that_is_gone)), its_model_is_gone=True
-                ),
-                ("graph",),
-            ),
-            ("a loss that the model does not name", reached(own_metrics, by(own_loss)), ("graph",)),
-            ("a metric by its handle", reached(dense(), by(own_loss_by_its_handle)), ("graph",)),
-            (
-                "a metric by Python in a schedule",
-                reached(dense(), by(own_loss_by_python)),
-                ("graph",),
-            ),
-            (
-                "a metric that holds a weight",
-                reached(keeping, metrics=KeepsCounts),
-                ("graph", "xla"),
-            ),
-        ]
+ENTRIES = [
+    Entry(f"reaching: {name}", attack, NOT_NOISED, ways, elsewhere=False)
+    for name, attack, ways in [
+        (
+            "a metric's tensor in a regulariser",
+            reached(dense(kernel_regularizer=KeptRegularizer("metric")), metrics=Keeping),
+            ("graph", "eager", "xla", "mirrored", "stream", "train"),
+        ),
+        (
+            "a metric's tensor in a constraint",
+            reached(dense(kernel_constraint=KeptConstraint()), metrics=Keeping),
+            ("graph",),
+        ),
+        (
+            "a metric's tensor in a schedule",
+            reached(dense(), by(lambda: KEPT.get("metric", 0.0)), Keeping),
+            ("graph",),
+        ),
+        ("a model's tensor in a regulariser", reached(keeps_itself), ("graph",)),
+        ("a layer's tensor in a regulariser", reached(keeps_last), ("graph",)),
+        (
+            "looked-up rows in a schedule",
+            reached(keeps_rows, by(lambda: 1 + abs(KEPT.get("layer", 0.0))), data=ids),
+            ("graph",),
+        ),
+        ("counts of examples in a schedule", reached(dense(), by(counts)), ("graph", "xla")),
+        ("counts of examples in a layer", reached(reads_counts), ("graph", "xla")),
+        ("counts of examples in a loss", reached(dense(), loss=loss_by_counts), ("graph", "xla")),
+        (
+            "another model's training loss in a schedule",
+            after_another(reached(dense(), by(of_another_model))),
+            ("graph",),
+        ),
+        (
+            "a metric in a schedule whose model is gone",
+            after_another(reached(dense(), by(of_a_model_that_is_gone)), its_model_is_gone=True),
+            ("graph",),
+        ),
+        ("a loss that the model does not name", reached(own_metrics, by(own_loss)), ("graph",)),
+        ("a metric by its handle", reached(dense(), by(own_loss_by_its_handle)), ("graph",)),
+        ("a metric by Python in a schedule", reached(dense(), by(own_loss_by_python)), ("graph",)),
+        ("a metric that holds a weight", reached(keeping, metrics=KeepsCounts), ("graph", "xla")),
     ]
-    + [
-        Entry(name, measured(of), MIXES, ways, elsewhere=False)
-        for name, of, ways in [
-            (
-                "positions that begin where the batch says",
-                Problem(starts, sequences, removed=(0, 3)),
-                ("graph", "microbatches", "xla", "mirrored"),
-            ),
-            (
-                "a layer that initialises itself from its first batch",
-                Problem(from_the_first, numbers(), removed=(0, 1)),
-                ("graph", "eager", "xla", "microbatches", "mirrored"),
-            ),
-        ]
+] + [
+    Entry(name, measured(of), MIXES, ways, elsewhere=False)
+    for name, of, ways in [
+        (
+            "positions that begin where the batch says",
+            Problem(starts, sequences, removed=(0, 3)),
+            ("graph", "microbatches", "xla", "mirrored"),
+        ),
+        (
+            "a layer that initialises itself from its first batch",
+            Problem(from_the_first, numbers(), removed=(0, 1)),
+            ("graph", "eager", "xla", "microbatches", "mirrored"),
+        ),
     ]
-    + [
-        entry
-        for name, of in [
-            ("a layer", Problem(mixes_where_known, numbers(), removed=(0, 1))),
-            ("a loss", Problem(dense(), numbers(), loss_where_known, removed=(0, 1))),
-        ]
-        for entry in [
-            Entry(
-                f"{name} that mixes where the batch's size is known",
-                measured(of),
-                MIXES,
-                ("xla",),
-                elsewhere=False,
-            ),
-            Entry(  # the other ways are to show no size, or to check with it
-                f"{name} that would mix if the batch's size were known",
-                measured(of),
-                dataclasses.replace(MIXES, harmless=True),
-                ("graph", "eager", "stream", "train", "mirrored"),
-                apart=("xla",),
-            ),
-        ]
-    ]
-)
+]
+ENTRIES += [
+    Entry(
+        f"{name} that mixes where the batch's size is known", measured(of), MIXES, ("xla",), False
+    )
+    for name, of in _WHERE_KNOWN
+]
+ENTRIES += [  # the other ways show no size, or check with it
+    Entry(
+        f"{name} that would mix if the batch's size were known",
+        measured(of),
+        dataclasses.replace(MIXES, harmless=True),
+        ("graph", "eager", "stream", "train", "mirrored"),
+        apart=("xla",),
+    )
+    for name, of in _WHERE_KNOWN
+]

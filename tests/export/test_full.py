@@ -308,6 +308,9 @@ def test_a_second_plan_does_not_hide_the_first(tmp_path: pathlib.Path) -> None:
     assert later.statement.startswith(model.optimizer.plan.statement(0))
     assert later.statement.count("trained before, for 2 steps of another plan") == 1
     assert sentence in later.statement
+    report = dp_sparse.PrivacyReport(str(tmp_path / "report.html"))
+    exported.train(model, callbacks=[report])
+    assert "trained before, for 2 steps of another plan" in (tmp_path / "report.html").read_text()
     base = tmp_path / "one"
     assert sentence in dp_sparse.export_delta(model, tmp_path / "delta", base=base).statement
 

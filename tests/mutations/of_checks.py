@@ -212,17 +212,6 @@ FAULTS = (
         (f"{_OF_ISOLATION}::test_mixing_is_refused[mean]",),
     ),
     Fault(
-        "streams_show_the_size_of_a_batch",
-        "dp_sparse/training/train_step.py",
-        "    if not optimizer.compiles:\n        examples",
-        "    if not optimizer.compiles and optimizer.plan.sampling.steps_per_pass is None:\n"
-        "        examples",
-        (
-            "tests/attacks/test_attacks.py::test_on_its_own_ways[a layer that would mix if the "
-            "batch's size were known: stream]",
-        ),
-    ),
-    Fault(
         "assignments_allowed_in_the_graph",
         _GUARD,
         "return not _HARMLESS.fullmatch(op.type)",

@@ -377,6 +377,11 @@ class TestGoingOn:
         assert "after 4 of 4 steps" in result.statement
         assert (tmp_path / "run" / "frequencies.npz").read_bytes() == counted
         assert (tmp_path / "run" / "report.html").exists()
+        scored = result.curve[2]
+        del result  # and its lock of the folder
+        gc.collect()
+        again = run.run(config, plans.run_of(config, resume=True, monitor=0))
+        assert again.steps == 4 and again.curve[2] == scored
 
     def test_lost_frequencies_are_not_counted_again(self, path: Path, tmp_path: Path) -> None:
         config = self.begin(path, tmp_path / "run")

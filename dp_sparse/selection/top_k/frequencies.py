@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import os
 import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -102,8 +103,11 @@ class RowFrequencies:
             with np.load(path) as file:
                 table, values = str(file["table"]), file["frequencies"]
                 noise = file["noise"].tolist()
-        except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-            raise ValueError(f"Expected saved RowFrequencies in {path}, got: {error}.") from None
+        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(
+                f"Expected {path} to be frequencies that RowFrequencies.save wrote, got another or "
+                f"a damaged file ({error}): restore it, since counting again spends again."
+            ) from None
         if not noise:
             return cls.public(table, values)
         return cls(table, values, GaussianTopK(noise[0]), int(noise[1]))

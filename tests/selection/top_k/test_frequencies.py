@@ -83,8 +83,15 @@ def test_files_that_hold_no_frequencies_are_refused(tmp_path: Path) -> None:
     dp_sparse.RowFrequencies.public("words", [0.5, 0.25]).save(kept)
     whole = kept.read_bytes()
     np.savez(tmp_path / "other.npz", x=1)
-    other = (tmp_path / "other.npz").read_bytes()
-    for content in (whole[:40], b"", b"text", other):
+    np.save(tmp_path / "array.npy", np.ones(3))
+    others = [(tmp_path / name).read_bytes() for name in ("other.npz", "array.npy")]
+    middle = len(whole) // 2
+    damaged = (
+        whole[:middle]
+        + bytes(byte ^ 255 for byte in whole[middle : middle + 9])
+        + whole[middle + 9 :]
+    )
+    for content in (whole[:40], damaged, b"", b"text", *others):
         kept.write_bytes(content)
-        with pytest.raises(ValueError, match="Expected saved RowFrequencies in"):
+        with pytest.raises(ValueError, match="that RowFrequencies.save wrote"):
             dp_sparse.RowFrequencies.load(kept)
