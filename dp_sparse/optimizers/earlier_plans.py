@@ -28,7 +28,7 @@ def remember_plan(model: keras.Model) -> None:
 
 
 def with_earlier_plans(statement: str, model: keras.Model, counted: Collection[str | None]) -> str:
-    """The statement, and what earlier plans of the model add to it.
+    """What earlier plans of the model add to a statement, a line for each, and the statement.
 
     Args:
         statement: Of the plans that it counts.
@@ -37,13 +37,13 @@ def with_earlier_plans(statement: str, model: keras.Model, counted: Collection[s
     """
     runs = _EARLIER.get(model, {})
     others = [run for plan_id, run in runs.items() if plan_id not in counted]
-    return "\n".join([statement, *(_sentence(plan, steps) for plan, steps in others)])
+    return "\n".join([*(_sentence(plan, steps) for plan, steps in others), statement])
 
 
 def _sentence(plan: PrivacyPlan, steps: int) -> str:
     spent = plan.spent(steps)
     return (
-        f"These weights were trained before, for {steps} steps of another plan of epsilon="
-        f"{spent.epsilon:.4g} and delta={spent.delta:.4g}. For whoever is in the data of both, "
-        "both epsilons and both deltas add up."
+        f"These weights were trained before, for {steps} steps of another plan: epsilon="
+        f"{spent.epsilon:.4g} and delta={spent.delta:.4g}. For whoever was in its data, too, they "
+        "add to those below."
     )

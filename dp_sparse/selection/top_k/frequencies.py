@@ -103,10 +103,10 @@ class RowFrequencies:
             with np.load(path) as file:
                 table, values = str(file["table"]), file["frequencies"]
                 noise = file["noise"].tolist()
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
             raise ValueError(
                 f"Expected {path} to be frequencies that RowFrequencies.save wrote, got another or "
-                f"a damaged file ({error}): restore it, since counting again spends again."
+                "a damaged file: restore it, since counting again spends again."
             ) from None
         if not noise:
             return cls.public(table, values)
