@@ -1,6 +1,5 @@
-"""Permutations change no output, no gradient and no training; and what may be permuted is found."""
+"""Permutations are uniform and change no training; and what may be permuted is found."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -14,158 +13,16 @@ from dp_sparse.core import UnsupportedLayerError
 from dp_sparse.shuffling import optimizer as optimizer_module
 from dp_sparse.shuffling.permute import permutations
 from models import lora
-from tests.training_cases import plan_for, weights_of
+from tests.shuffling.permuted_models import data_for, mlp
+from tests.training_cases import plan_for
 
 CLIP = 0.5
-
-
-def mlp() -> keras.Model:
-    return keras.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(12, "tanh", bias_initializer="random_normal"),
-            keras.layers.Dropout(0.3),
-            keras.layers.Dense(9),
-            keras.layers.Activation("relu"),
-            keras.layers.Dense(1),
-        ]
-    )
-
-
-def normalised() -> keras.Model:
-    """Scale and offset belong to units, and must go with them."""
-    inputs = keras.Input((3, 6))
-    norm = keras.layers.LayerNormalization(
-        gamma_initializer="random_normal", beta_initializer="random_normal"
-    )
-    hidden = norm(keras.layers.Dense(16, "tanh", bias_initializer="random_normal")(inputs))
-    return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.ReLU()(hidden)))
-
-
-def attention() -> keras.Model:
-    inputs = keras.Input((4, 8))
-    layer = keras.layers.MultiHeadAttention(3, 5, value_dim=4, bias_initializer="random_normal")
-    mixed = keras.layers.LayerNormalization()(inputs + layer(inputs, inputs))
-    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(mixed)))
-
-
-def tokens(backbone: Any, name: str) -> keras.Model:
-    """A head on a backbone that takes token ids."""
-    ids = keras.Input((5,), dtype="int32")
-    given = {"token_ids": ids, "padding_mask": keras.ops.ones_like(ids)}
-    if name == "bert":
-        given["segment_ids"] = keras.ops.zeros_like(ids)
-    output = backbone(given)
-    output = output["sequence_output"] if isinstance(output, dict) else output
-    return keras.Model(ids, keras.layers.Dense(1)(output[:, 0]))
-
-
-def of_hub(name: str) -> Callable[[], keras.Model]:
-    def make() -> keras.Model:
-        models = pytest.importorskip("keras_hub").models
-        small = {"vocabulary_size": 20, "num_layers": 2, "num_heads": 2, "hidden_dim": 8}
-        small |= {"intermediate_dim": 12, "max_sequence_length": 5, "dropout": 0.0}
-        kinds = {
-            "bert": models.BertBackbone,
-            "roberta": models.RobertaBackbone,
-            "gpt2": models.GPT2Backbone,
-        }
-        return tokens(kinds[name](**small), name)
-
-    return make
-
-
-def vit() -> keras.Model:
-    backbone = pytest.importorskip("keras_hub").models.ViTBackbone(
-        image_shape=(8, 8, 3), patch_size=(4, 4), num_layers=2, num_heads=2, hidden_dim=8,
-        mlp_dim=12, dropout_rate=0.0, attention_dropout=0.0, layer_norm_epsilon=1e-5,
-    )  # fmt: skip
-    image = keras.Input((8, 8, 3))
-    return keras.Model(image, keras.layers.Dense(1)(backbone(image)[:, 0]))
-
-
-MODELS: dict[str, tuple[Callable[[], keras.Model], int]] = {  # and how many groups there are
-    "mlp": (mlp, 2),
-    "normalised": (normalised, 1),
-    "attention": (attention, 1),
-    "bert": (of_hub("bert"), 4),
-    "roberta": (of_hub("roberta"), 4),
-    "gpt2": (of_hub("gpt2"), 4),
-    "vit": (vit, 4),
-}
-
-
-def data_for(model: keras.Model, count: int = 8) -> Any:
-    rng = np.random.default_rng(3)
-    shape = (count, *model.inputs[0].shape[1:])
-    if "int" in model.inputs[0].dtype:
-        return rng.integers(1, 20, shape).astype(np.int32)
-    return rng.normal(size=shape).astype(np.float32)
-
-
-def outputs_and_gradients(model: keras.Model, x: Any) -> tuple[np.ndarray, list[np.ndarray]]:
-    with tf.GradientTape() as tape:
-        outputs = model(x)
-        loss = tf.reduce_sum(tf.square(outputs))
-    variables = [v.value for v in model.trainable_variables]
-    found = tape.gradient(loss, variables)
-    return outputs.numpy(), [
-        np.zeros(v.shape) if g is None else tf.convert_to_tensor(g).numpy()
-        for v, g in zip(variables, found, strict=True)
-    ]
 
 
 def shuffled(model: keras.Model, followers: Any = lambda variable: ()) -> list[Any]:
     groups = shuffling.permutation_groups(model)
     shuffling.shuffle(groups, noise.NoiseKey().next_draw(), followers)
     return groups
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    """Exact equality is up to rounding, of which deep models of random weights make much."""
-    for dtype in ("float64", "float32"):
-        keras.config.set_floatx(dtype)
-        keras.config.set_dtype_policy(dtype)
-        if dtype == "float64":
-            yield
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", MODELS)
-def test_forward_and_backward_are_invariant_to_1e_6(name: str) -> None:
-    keras.utils.set_random_seed(1)
-    make, count = MODELS[name]
-    model = make()
-    x, before = data_for(model), weights_of(model)
-    outputs, gradients = outputs_and_gradients(model, x)
-    kept = {
-        id(v): keras.Variable(g) for v, g in zip(model.trainable_variables, gradients, strict=True)
-    }
-    groups = shuffled(model, lambda variable: (kept[id(variable)],))
-    assert len(groups) == count
-    after, moved = outputs_and_gradients(model, x)
-    np.testing.assert_allclose(after, outputs, rtol=1e-6, atol=1e-9)
-    for variable, gradient in zip(model.trainable_variables, moved, strict=True):
-        follows = kept[id(variable)].numpy()
-        np.testing.assert_allclose(gradient, follows, rtol=1e-6, atol=1e-8)
-    members = {id(m.variable) for group in groups for part in group.parts for m in part.members}
-    for variable, old in zip(model.trainable_variables, before, strict=True):
-        if id(variable) in members and np.unique(old).size > 8:
-            assert not np.array_equal(variable.numpy(), old), variable.path
-        elif id(variable) not in members:
-            assert np.array_equal(variable.numpy(), old), variable.path
-
-
-def test_a_member_that_is_left_out_changes_the_output() -> None:
-    """So that the test above can fail."""
-    model = mlp()
-    x, (group, _) = data_for(model), shuffling.permutation_groups(model)
-    (part,) = group.parts
-    wrong = shuffling.Group(group.name, (shuffling.Part(part.size, part.members[:1]),))
-    outputs = model(x).numpy()
-    shuffling.shuffle([wrong], noise.NoiseKey().next_draw(), lambda variable: ())
-    assert np.abs(model(x).numpy() - outputs).max() > 1e-3
 
 
 def chi_square(drawn: np.ndarray) -> float:
