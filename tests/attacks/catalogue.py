@@ -3,6 +3,7 @@
 from tests.attacks import (
     batches,
     examples,
+    mechanisms,
     mixing_batch,
     mixing_errors,
     mixing_gradients,
@@ -33,6 +34,7 @@ CATALOGUE: list[Entry] = [
     *pipelines.ENTRIES,
     *steering.ENTRIES,
     *reaching.ENTRIES,
+    *mechanisms.ENTRIES,
     *tables.ENTRIES,
     *settings.ENTRIES,
 ]

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 import dp_sparse
-from tests.attacks.measuring import TOLERANCE, Refusal
-from tests.attacks.ways import SIGMA, Way, strategy_of, stream_plan
+from tests.attacks.measuring import SIGMA, TOLERANCE, Refusal
+from tests.attacks.ways import Way, strategy_of, stream_plan
 from tests.training_cases import plan_for
 
 EXAMPLES, CLIP = 8, 0.5

@@ -14,6 +14,7 @@ import dp_sparse
 from dp_sparse.optimizers import adafest
 
 TOLERANCE = 1e-3
+SIGMA = 1e-6  # noise is off; what is computed from σ must not be
 EVERY_LOOKUP = 1e-3  # a threshold that each lookup reaches, and noise of 1e-6 never does
 _COUNTERS = ("iteration", "steps_spent", "steps_seal", "own_order")
 
@@ -32,6 +33,7 @@ class Problem:
         clip_norm: C.
         optimizer: Further arguments of the private optimizer.
         compiled: Further arguments of `compile`.
+        sigma: The plan's σ.
         state: What the attack keeps outside of the model: arrays that must not depend on an
             example.
     """
@@ -43,6 +45,7 @@ class Problem:
     clip_norm: float = 0.1
     optimizer: dict[str, Any] = dataclasses.field(default_factory=dict)
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
+    sigma: float = SIGMA
     state: Callable[[keras.Model], Sequence[Any]] = lambda model: ()
 
 

@@ -16,6 +16,7 @@ from dp_sparse import distribution
 from dp_sparse.distribution import multi_worker
 from dp_sparse.sampling import new_nonce
 from tests.attacks.measuring import (
+    SIGMA,
     Problem,
     Released,
     attacking,
@@ -29,7 +30,6 @@ from tests.attacks.measuring import (
 )
 from tests.training_cases import marked_dataset, plan_for
 
-SIGMA = 1e-6  # noise is off; what is computed from σ must not be
 STEPS = 100
 
 
@@ -92,9 +92,9 @@ class Trainee:
         self.problem, self.way = problem, way
         self.data, self.removable = _data(problem, way.examples)
         size = len(tf.nest.flatten(self.data)[0])
-        self.plan = plan_for(size, steps=STEPS, noise_multiplier=SIGMA, capacity=size)
+        self.plan = plan_for(size, steps=STEPS, noise_multiplier=problem.sigma, capacity=size)
         if way.loop != "fit":
-            self.plan = stream_plan(size, size, STEPS)
+            self.plan = stream_plan(size, size, STEPS, problem.sigma)
         with strategy_of(way.replicas).scope():
             keras.utils.set_random_seed(7)
             self.model = problem.model()
@@ -191,11 +191,13 @@ def measured(problem: Problem) -> Callable[[Way], float]:
     return attack
 
 
-def stream_plan(num_examples: int, batch_size: int, passes: int) -> dp_sparse.PrivacyPlan:
+def stream_plan(
+    num_examples: int, batch_size: int, passes: int, sigma: float = SIGMA
+) -> dp_sparse.PrivacyPlan:
     """An uncalibrated plan for a stream."""
     sampling = dp_sparse.StreamSampling(num_examples, batch_size, passes)
     plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(epsilon=1.0, delta=1e-5), sampling)
-    return dataclasses.replace(plan, noise_multiplier=SIGMA, plan_id=secrets.token_hex(16))
+    return dataclasses.replace(plan, noise_multiplier=sigma, plan_id=secrets.token_hex(16))
 
 
 def strategy_of(replicas: int) -> tf.distribute.Strategy:

@@ -8,7 +8,9 @@ _GROUPS = "dp_sparse/shuffling/groups.py"
 _HEURISTIC = "dp_sparse/shuffling/heuristic.py"
 _OF_SHUFFLING = "tests/shuffling/test_shuffling.py"
 _OF_HEURISTIC = "tests/shuffling/test_heuristic.py"
-_INVARIANT = f"{_OF_SHUFFLING}::test_forward_and_backward_are_invariant_to_1e_6[mlp]"
+_INVARIANT = (
+    "tests/shuffling/test_invariance.py::test_forward_and_backward_are_invariant_to_1e_6[mlp-False]"
+)
 
 FAULTS = (
     Fault(
