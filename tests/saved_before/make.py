@@ -1,7 +1,8 @@
 """Trains and saves small models, by whichever version of dp_sparse runs it.
 
 The files beside it were made at commit acb341c, before the modules of the package were moved into
-rooms: `python -m tests.saved_before.make FOLDER`. They must load, train on, and keep their budget.
+rooms, "shuffled" at 351ca10: `python -m tests.saved_before.make FOLDER [NAME ...]`. They must load,
+train on, and keep their budget.
 """
 
 import dataclasses
@@ -39,6 +40,9 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
         keras.optimizers.Adagrad(0.1), plan, 1.0
     ),
     "lazy": lambda model, plan: dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(0.1), plan, 1.0),
+    "shuffled": lambda model, plan: dp_sparse.ShuffledDPSGDOptimizer(
+        keras.optimizers.Adam(0.1), plan, 1.0, batch_clip_norm=2.0
+    ),
 }
 
 
@@ -58,24 +62,31 @@ def compiled(name: str) -> keras.Model:
     return model
 
 
-def main(folder: pathlib.Path) -> None:
-    values: dict[str, Any] = {}
-    for name in OPTIMIZERS:
-        keras.utils.set_random_seed(5)
-        model = compiled(name)
-        model.fit(plan_of(name).sampling.batches(DATA), steps_per_epoch=SPENT, verbose=0)
-        model.save(folder / f"{name}.keras")
-        values[name] = model.predict(DATA[0], verbose=0)
-        if name == "adafest":
-            model.save_weights(folder / "adafest.weights.h5")
-            checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-            checkpoint.write(str(folder / "checkpoint"))
-            selected_rows(model).save(folder / "rows.npz")
-    (folder / "plans.json").write_text(
-        json.dumps({name: plan_of(name).get_config() for name in OPTIMIZERS}, indent=1)
-    )
-    np.savez(folder / "predictions.npz", **values)
+def main(folder: pathlib.Path, *names: str) -> None:
+    """Adds models to what is in the folder."""
+    plans, predictions = folder / "plans.json", folder / "predictions.npz"
+    configs = json.loads(plans.read_text()) if plans.exists() else {}
+    values = dict(np.load(predictions)) if predictions.exists() else {}
+    for name in names or OPTIMIZERS:
+        values[name] = save(folder, name)
+        configs[name] = plan_of(name).get_config()
+    plans.write_text(json.dumps(configs, indent=1))
+    np.savez(predictions, **values)
+
+
+def save(folder: pathlib.Path, name: str) -> np.ndarray:
+    """Trains and saves a model; returns what it predicts."""
+    keras.utils.set_random_seed(5)
+    model = compiled(name)
+    model.fit(plan_of(name).sampling.batches(DATA), steps_per_epoch=SPENT, verbose=0)
+    model.save(folder / f"{name}.keras")
+    if name == "adafest":
+        model.save_weights(folder / "adafest.weights.h5")
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        checkpoint.write(str(folder / "checkpoint"))
+        selected_rows(model).save(folder / "rows.npz")
+    return model.predict(DATA[0], verbose=0)
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), *sys.argv[2:])
