@@ -153,7 +153,8 @@ def _training(results: dict[str, Any]) -> list[str]:
         "width 64, Adam, clipped to 1. Without noise both runs have the same batches, and their "
         "losses agree up to rounding though their weights are far apart. With noise they differ as "
         "two runs of DP-SGD do: noise of one place comes to another unit. (The paper prints equal "
-        "losses there, too.)\n",
+        "losses there, too.) Where both accuracies are near 50 %, the private model has learned "
+        "nothing: these examples are too few for it.\n",
         _table((*heads, "‖weights apart‖", "logits apart, at most"), cells),
         "",
         "## Table VIII: seconds of an epoch\n",
