@@ -268,6 +268,25 @@ run.prepare(job, seed={SEED})
 """
 
 
+def test_two_at_once_do_not_meet_in_one_output(shards: list[str], tmp_path: Path) -> None:
+    """Real processes; the one that comes later is told, and takes nothing from the first."""
+    first = subprocess.Popen(
+        [sys.executable, "-c", _IN_A_PROCESS, *shards, str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    made = job_of(shards, tmp_path / "out")
+    while not Path(made.key_file).exists():
+        assert first.poll() is None
+        time.sleep(0.01)
+    first.send_signal(signal.SIGSTOP)
+    with pytest.raises(PrepareError, match="Expected nobody else to prepare .*out, got"):
+        run.prepare(made, seed=SEED)
+    first.send_signal(signal.SIGCONT)
+    assert first.wait() == 0
+    assert run.prepare(made, seed=SEED).num_examples == sum(ROWS)
+    assert_whole(made)
+
+
 @pytest.mark.slow
 def test_a_full_disk_leaves_nothing_half_written(shards: list[str], tmp_path: Path) -> None:
     """No file may have more than 100 kB at first; then the same command ends."""

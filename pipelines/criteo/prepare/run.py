@@ -7,6 +7,7 @@ owner alone, and deleted once the manifest is there.
 """
 
 import contextlib
+import fcntl
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,8 +39,8 @@ def prepare(
         seed: For tests alone: private training refuses batches of a seed.
 
     Raises:
-        PrepareError: The output holds other data, an input is damaged, N is not what was found, or
-            a seed is given for a job that does not say so.
+        PrepareError: The output holds other data, or is being prepared by another process; an input
+            is damaged, N is not what was found, or a seed is given for a job that does not say so.
         PrivacyError: A batch is larger than the capacity.
     """
     if job.seeded != (seed is not None):
@@ -50,10 +51,37 @@ def prepare(
     ended = _ended(job)
     if ended is not None:
         return ended
-    draw_id = _begin(job, seed)
-    with _told():
-        _run(job, beam_options)
-    return _end(job, draw_id)
+    with _alone(job):
+        ended = _ended(job)  # by another process, a moment ago
+        if ended is not None:
+            return ended
+        draw_id = _begin(job, seed)
+        with _told():
+            _run(job, beam_options)
+        return _end(job, draw_id)
+
+
+@contextlib.contextmanager
+def _alone(job: Job) -> Iterator[None]:
+    """Keeps others out of a local output; nothing but its owner's care does in a remote one.
+
+    Raises:
+        PrepareError: Another process prepares it, or another thread.
+    """
+    if "://" in job.output:
+        yield
+        return
+    lock = Path(job.work("lock"))
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:  # the lock ends with it, or with the process
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PrepareError(
+                f"Expected nobody else to prepare {job.output}, got a preparation that is running: "
+                "wait until it ends, or name another output."
+            ) from error
+        yield
 
 
 def _run(job: Job, beam_options: Sequence[str]) -> None:
