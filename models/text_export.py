@@ -6,6 +6,7 @@ a text holds a special token by its name (`[MASK]`, `<mask>`), or, with WordPiec
 not break; and where both texts of a pair are `_READ` times as long as a sequence may be.
 """
 
+import base64
 import json
 import os
 from typing import Any
@@ -18,11 +19,13 @@ import tokenizers
 
 import dp_sparse
 from models.roberta_lora import TextClassifier, merged
+from models.sentence_pieces import is_xlm_roberta, proto_of
 
 Tokenizer = tokenizers.Tokenizer | keras_hub.tokenizers.Tokenizer
 _PREPROCESSORS = {
     "BertBackbone": keras_hub.models.BertTextClassifierPreprocessor,
     "RobertaBackbone": keras_hub.models.RobertaTextClassifierPreprocessor,
+    "XLMRobertaBackbone": keras_hub.models.XLMRobertaTextClassifierPreprocessor,
 }
 _PROBES = (  # where tokenizers differ: accents, case, apostrophes, digits, dashes, other scripts
     "A naïve film that doesn't quite work ( 1 hour 45 minutes ) — but it's 100% fun !",
@@ -79,8 +82,7 @@ def on_strings(
         texts: 2 for pairs of sentences.
 
     Raises:
-        ValueError: The tokenizer does not belong to the model or has no equal in keras-hub, or the
-            model is XLM-R, whose tokenizer is not exported.
+        ValueError: The tokenizer does not belong to the model, or has no equal in keras-hub.
     """
     preprocessor = preprocessor_of(model.backbone, tokenizer, length * (1 if texts == 1 else _READ))
     names = ("text",) if texts == 1 else ("first", "second")
@@ -173,10 +175,10 @@ def joined(
 
 
 def in_graph(tokenizer: tokenizers.Tokenizer) -> keras_hub.tokenizers.Tokenizer:
-    """The same tokenizer as a layer of keras-hub: BERT's WordPiece or RoBERTa's BPE.
+    """The same tokenizer as a layer of keras-hub: that of BERT, RoBERTa or XLM-R.
 
     Raises:
-        ValueError: It is neither of the two.
+        ValueError: It is none of them.
     """
     spec = json.loads(tokenizer.to_str())
     model, normalizer = spec["model"], spec["normalizer"] or {}
@@ -193,10 +195,12 @@ def in_graph(tokenizer: tokenizers.Tokenizer) -> keras_hub.tokenizers.Tokenizer:
         return keras_hub.models.RobertaTokenizer(
             vocabulary=model["vocab"], merges=pairs, add_prefix_space=before["add_prefix_space"]
         )
+    if is_xlm_roberta(spec):
+        return keras_hub.models.XLMRobertaTokenizer(proto=proto_of(spec))
     raise ValueError(
-        "Expected BERT's WordPiece or RoBERTa's byte-level BPE, which keras-hub has in a graph, "
-        f"got a {model['type']} model: let dp_sparse.export_model write the model on tokens, with "
-        "as_model=models.roberta_lora.merged."
+        "Expected BERT's WordPiece, RoBERTa's byte-level BPE or XLM-R's pieces, which keras-hub "
+        f"has in a graph, got a {model['type']} model: let dp_sparse.export_model write the model "
+        "on tokens, with as_model=models.roberta_lora.merged."
     )
 
 
@@ -206,10 +210,13 @@ def _keep_vocabulary(tokenizer: Any) -> None:
     keras-hub keeps it in a file beside the config, which Keras reads after it has called all layers
     of a model anew.
     """
-    vocabulary = tokenizer.vocabulary
-    kept: dict[str, Any] = {"vocabulary": vocabulary}
-    if isinstance(tokenizer, keras_hub.tokenizers.BytePairTokenizer):
-        kept = {"vocabulary": dict(vocabulary), "merges": list(tokenizer.merges)}
+    kept: dict[str, Any]
+    if isinstance(tokenizer, keras_hub.tokenizers.SentencePieceTokenizer):
+        kept = {"proto": base64.b64encode(tokenizer.proto).decode()}
+    elif isinstance(tokenizer, keras_hub.tokenizers.BytePairTokenizer):
+        kept = {"vocabulary": dict(tokenizer.vocabulary), "merges": list(tokenizer.merges)}
+    else:
+        kept = {"vocabulary": tokenizer.vocabulary}
     config = tokenizer.get_config()
     tokenizer.get_config = lambda: {**config, **kept}
 

@@ -21,7 +21,7 @@ def check(
 
     Raises:
         ValueError: There is something at `path`, the config trains without privacy, or the
-            tokenizer has no equal in a graph, as XLM-R's.
+            tokenizer has no equal in a graph.
     """
     if path:
         require_free(path)
