@@ -7,7 +7,7 @@ Beside its report there are `run.json`, its config; `rows.npz` or `frequencies.n
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,9 @@ import dp_sparse
 from pipelines.files import whole_file
 
 T = TypeVar("T", dp_sparse.SelectedRows, dp_sparse.RowFrequencies)
+
+REFUSALS = (ValueError, OSError, ImportError, dp_sparse.PrivacyError)
+"""What a command says in a sentence, without a traceback."""
 
 _MAY_CHANGE = ("report.verbose", "data.prepared")
 _SECONDS = 600.0  # between checkpoints; each epoch ends with one, too
@@ -35,6 +38,19 @@ def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
+def settings_of(config: ml_collections.ConfigDict, but: Sequence[str]) -> dict[str, str]:
+    """All settings by their dotted names, without those that may change when a run goes on."""
+    return {name: str(v) for name, v in flattened(config).items() if name not in but}
+
+
+def difference(begun: Mapping[str, str], own: Mapping[str, str]) -> str | None:
+    """The first setting that is not what the run began with, in words; None if all are."""
+    for name in sorted({*begun, *own}):
+        if begun.get(name) != own.get(name):
+            return f"{name}={own.get(name)} instead of {begun.get(name)}"
+    return None
+
+
 class Run:
     """One run and its directory, `config.report.directory`.
 
@@ -49,8 +65,7 @@ class Run:
 
     def __init__(self, config: ml_collections.ConfigDict, resume: bool, monitor: int = 0) -> None:
         self._directory = Path(config.report.directory)
-        settings = {name: str(value) for name, value in flattened(config).items()}
-        self._settings = {k: v for k, v in settings.items() if k not in _MAY_CHANGE}
+        self._settings = settings_of(config, _MAY_CHANGE)
         self._goes_on = (self._directory / "run.json").exists()
         if self._goes_on:
             self._check(resume)
@@ -73,14 +88,11 @@ class Run:
                 "the same data spends a second budget."
             )
         begun = json.loads((self._directory / "run.json").read_text())
-        names = sorted(begun | self._settings)
-        changed = [name for name in names if begun.get(name) != self._settings.get(name)]
-        if changed:
-            name = changed[0]
+        changed = difference(begun, self._settings)
+        if changed is not None:
             raise ValueError(
-                f"Expected the config that the run in {self._directory} began with, got "
-                f"{name}={self._settings.get(name)} instead of {begun.get(name)}: go on with its "
-                "own, or use another --config.report.directory."
+                f"Expected the config that the run in {self._directory} began with, got {changed}: "
+                "go on with its own, or use another --config.report.directory."
             )
 
     def _begin(self) -> None:

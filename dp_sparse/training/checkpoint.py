@@ -110,9 +110,9 @@ class PrivateCheckpoint(keras.callbacks.Callback):
                 f"Expected a built model, got {model.name}: call it on a batch of inputs first."
             )
         self._folder.lock()
-        self._folder.clear()
         plan = optimizer.plan.fingerprint
         published = self._folder.published(plan)
+        self._folder.tidy(published)
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         if published is None:

@@ -5,8 +5,8 @@ before that can be: steps up to it stay spent, whichever weights a later process
 are `step-N.weights.h5`, Keras' own format, and `step-N.json` with the size and the SHA-256 of these
 weights, which is written last. No file holds a key. A folder is local, or any path of
 `tf.io.gfile`; a local one has a lock, so that no two processes train in it at once. A process that
-is killed may leave weights of a step that was not published, under a name that begins with a dot:
-they go when the next one begins.
+is killed may leave weights under a name that begins with a dot: the next one names those of the
+published step, and removes those of a step that was not published.
 """
 
 import hashlib
@@ -52,11 +52,14 @@ class CheckpointFolder:
                 "same steps. Wait for the first, or use another folder and plan."
             )
 
-    def clear(self) -> None:
-        """Removes what a process left that was killed before it published the step.
+    def tidy(self, published: int | None) -> None:
+        """Ends what a process began that was killed while it saved.
 
-        The step runs again with other noise, and whoever saw both would learn more than one tells.
+        Weights of the published step get their names. Others are removed: the step runs again with
+        other noise, and whoever saw both would learn more than one tells.
         """
+        if published is not None and tf.io.gfile.exists(self._unfinished(_about(published))):
+            self._name_both(published)
         for name in map(_without_slash, tf.io.gfile.listdir(self.path)):
             if not name.startswith(_UNNAMED):
                 continue
@@ -127,7 +130,12 @@ class CheckpointFolder:
         about = {"plan": plan, "step": step, "bytes": size, "sha256": digest}
         self._write_unnamed(_about(step), json.dumps(about).encode())
         self.publish(plan, step)
-        tf.io.gfile.rename(unnamed, self._of(_weights(step)), overwrite=True)
+        self._name_both(step)
+
+    def _name_both(self, step: int) -> None:
+        unnamed = self._of(f".{_weights(step)}")
+        if tf.io.gfile.exists(unnamed):
+            tf.io.gfile.rename(unnamed, self._of(_weights(step)), overwrite=True)
         self._name(_about(step))
 
     def load(self, model: keras.Model, plan: int, step: int) -> str | None:

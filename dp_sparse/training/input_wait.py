@@ -37,7 +37,7 @@ class InputWait:
         asked = tf.data.Dataset.from_tensors(0).repeat().map(lambda _: tf.timestamp())
 
         def arrived(asked: tf.Tensor, batch: Any) -> Any:
-            self._seconds.assign_add(tf.timestamp() - asked)
+            self._seconds.assign_add(tf.maximum(tf.timestamp() - asked, 0))  # if it was set back
             return batch
 
         return tf.data.Dataset.zip(asked, batches).map(arrived).with_options(options)

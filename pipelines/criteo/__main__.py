@@ -19,7 +19,7 @@ from pipelines.criteo.sources import title_of
 from pipelines.criteo.tables import tpu_strategy
 from pipelines.criteo.train import train
 from pipelines.methods import NON_PRIVATE
-from pipelines.runs import Run
+from pipelines.runs import REFUSALS, Run
 
 _TPU = flags.DEFINE_string("tpu", "", "Name of a Cloud TPU, or `local` on its own machine.")
 _DATA_SERVICE = flags.DEFINE_string(
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
         if _DATA_SERVICE.value:
             config.data.service = _DATA_SERVICE.value
         result = train(config, data, strategy, _run(config), _EXPORT.value)
-    except ValueError as error:
+    except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     page = Path(config.report.directory) / "report.html"

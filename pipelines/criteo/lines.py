@@ -9,7 +9,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tqdm import tqdm
 
@@ -31,7 +31,8 @@ def line_blocks(source: Path, max_line_bytes: int, progress: bool) -> Iterator[b
             lines before the damage are yielded first.
     """
     with source.open("rb") as raw:
-        yield from whole_lines(_watched(raw, source.name, progress), max_line_bytes)
+        size = os.fstat(raw.fileno()).st_size
+        yield from whole_lines(watched(raw, source.name, size, progress), max_line_bytes)
 
 
 def whole_lines(blocks: Iterator[bytes], max_line_bytes: int) -> Iterator[bytes]:
@@ -48,9 +49,15 @@ def whole_lines(blocks: Iterator[bytes], max_line_bytes: int) -> Iterator[bytes]
         yield rest
 
 
-def _watched(raw: IO[bytes], name: str, progress: bool) -> Iterator[bytes]:
-    """The blocks of an open file, with a bar that counts the bytes of the file itself."""
-    size = os.fstat(raw.fileno()).st_size
+def watched(raw: Any, name: str, size: int, progress: bool) -> Iterator[bytes]:
+    """`decompressed`, with a bar that counts the bytes of the file itself.
+
+    Args:
+        raw: As in `decompressed`.
+        name: What the bar is called.
+        size: Bytes of the file.
+        progress: Whether to show the bar.
+    """
     with tqdm(total=size, unit="B", unit_scale=True, desc=name, disable=not progress) as bar:
         for block in decompressed(raw):
             yield block

@@ -5,13 +5,17 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from pipelines.criteo.lines import DAMAGE, decompressed, whole_lines
+from pipelines.criteo.lines import DAMAGE, watched, whole_lines
 from pipelines.criteo.parse import MAX_LINE_BYTES, REASONS, WELL_FORMED
 from pipelines.criteo.records import PrepareError
 
 
-def blocks_of(path: str) -> Iterator[bytes]:
+def blocks_of(path: str, progress: bool = False) -> Iterator[bytes]:
     """The lines of a file, plain or gzip, in blocks of whole ones; the last may have no end.
+
+    Args:
+        path: Local, or any path of `tf.io.gfile`.
+        progress: Whether to show how much of the file was read.
 
     Raises:
         PrepareError: The file is missing, cut or damaged. What is before comes first.
@@ -19,7 +23,9 @@ def blocks_of(path: str) -> Iterator[bytes]:
     lines = 0
     try:
         with tf.io.gfile.GFile(path, "rb") as raw:
-            for block in whole_lines(decompressed(raw), MAX_LINE_BYTES):
+            size = tf.io.gfile.stat(path).length
+            blocks = watched(raw, path, size, progress)
+            for block in whole_lines(blocks, MAX_LINE_BYTES):
                 yield block
                 lines += block.count(b"\n")
     except DAMAGE as error:

@@ -15,7 +15,7 @@ from ml_collections import config_flags
 
 from pipelines.glue.train import Result, train
 from pipelines.methods import NON_PRIVATE
-from pipelines.runs import Run
+from pipelines.runs import REFUSALS, Run
 
 _EXPORT = flags.DEFINE_string("export", "", "A folder that is not there yet, for the model.")
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     config = _CONFIG.value
     try:
         result = train(config, _run(config), _EXPORT.value)
-    except (ValueError, ImportError) as error:
+    except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if result.counts:

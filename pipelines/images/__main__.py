@@ -11,7 +11,7 @@ from ml_collections import config_flags
 
 from pipelines.images.data import load
 from pipelines.images.train import RunResult, train
-from pipelines.runs import Run
+from pipelines.runs import REFUSALS, Run
 
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
 _MONITOR = flags.DEFINE_integer("monitor", 0, "Log each time so many steps were taken.", 0)
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     try:
         run = Run(config, _RESUME.value, _MONITOR.value)
         result = train(config, *load(config.data), run)
-    except (ValueError, ImportError) as error:
+    except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(summary(result))

@@ -10,6 +10,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from pipelines.movielens.run import Result, run
+from pipelines.runs import REFUSALS
 from pipelines.sequences.plans import run_of
 
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     config = _CONFIG.value
     try:
         result = run(config, run_of(config, _RESUME.value, _MONITOR.value))
-    except (ValueError, ImportError) as error:
+    except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(", ".join(f"{name} {number:,}" for name, number in result.counts.items()))

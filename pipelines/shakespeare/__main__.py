@@ -9,6 +9,7 @@ import sys
 from absl import app, flags
 from ml_collections import config_flags
 
+from pipelines.runs import REFUSALS
 from pipelines.sequences.plans import run_of
 from pipelines.shakespeare.run import Result, run
 
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     config = _CONFIG.value
     try:
         result = run(config, run_of(config, _RESUME.value, _MONITOR.value))
-    except ValueError as error:
+    except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(summary(result))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.criteo.days import check_different
 from pipelines.criteo.records import PrepareError
 from pipelines.criteo.time_series import cut
 from pipelines.criteo.time_series.days import cut_into_days, day_files, periods_of
@@ -45,6 +46,22 @@ class TestFiles:
             day_files(files(tmp_path, "day_1", content=b""))
 
 
+def test_the_same_rows_are_found_however_they_are_packed(tmp_path: Path) -> None:
+    """Their beginnings are longer than what is decompressed at once."""
+    content = b"".join(b"%d\t%d\n" % (n, n * n) for n in range(200_000))
+    for name, packed in {
+        "plain": content,
+        "fast.gz": gzip.compress(content, 1),
+        "small.gz": gzip.compress(content, 9),
+    }.items():
+        (tmp_path / name).write_bytes(packed)
+    for name in ("fast.gz", "small.gz"):
+        with pytest.raises(PrepareError, match="the same rows at the beginning"):
+            check_different([str(tmp_path / "plain"), str(tmp_path / name)])
+    (tmp_path / "other").write_bytes(b"1\n" + content)
+    check_different([str(tmp_path / "plain"), str(tmp_path / "other")])
+
+
 @given(days=st.integers(1, 30), length=st.integers(1, 30))
 def test_periods_are_disjoint_and_hold_every_day(days: int, length: int) -> None:
     names = [Path(f"day_{day}") for day in range(days)]
@@ -74,6 +91,18 @@ class TestCut:
         found = [path.read_bytes().splitlines() for path in paths]
         assert [line for day in found for line in day] == lines
         assert [len(day) for day in found] == [2, 3, 3, 3]
+
+    def test_a_carriage_return_within_a_line_ends_nothing(self, tmp_path: Path) -> None:
+        lines = [b"a", b"b\rc", b"", b"d\x0be"]
+        (tmp_path / "all").write_bytes(b"\n".join(lines) + b"\n")
+        paths = cut_into_days(tmp_path / "all", tmp_path / "days", 2)
+        assert b"".join(path.read_bytes() for path in paths) == b"\n".join(lines) + b"\n"
+
+    def test_a_damaged_file(self, tmp_path: Path) -> None:
+        content = gzip.compress(b"".join(b"line %d\n" % n for n in range(999)))
+        (tmp_path / "all.gz").write_bytes(content[: len(content) // 2])
+        with pytest.raises(PrepareError, match=r"all\.gz ends early after"):
+            cut_into_days(tmp_path / "all.gz", tmp_path / "days", 3)
 
     def test_more_days_than_lines(self, tmp_path: Path) -> None:
         (tmp_path / "all").write_bytes(b"one\ntwo\n")

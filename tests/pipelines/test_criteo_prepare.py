@@ -362,6 +362,22 @@ class TestRefused:
             with pytest.raises(PrepareError, match=message):
                 job_of(inputs, tmp_path / "out")
 
+    @pytest.mark.parametrize("left", [-job.PAIR.itemsize, 5, job.PAIR.itemsize])
+    def test_a_file_of_pairs_that_was_cut(
+        self, shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+    ) -> None:
+        """As after a power cut; one pair that is left must not stand for all."""
+        monkeypatch.setattr(job, "BUCKET_BYTES", 500_000)
+        made = job_of(shards, tmp_path / "out")
+        with pytest.MonkeyPatch.context() as patched:
+            stop_after(patched, 10)
+            with pytest.raises(Exception, match="stopped"):
+                run.prepare(made, seed=SEED)
+        (cut, *_) = sorted((tmp_path / "out" / ".work").glob("pairs-*"))
+        os.truncate(cut, left % cut.stat().st_size)
+        with pytest.raises(PrepareError, match=f"pairs in .*{cut.name}.* the file was cut"):
+            run.prepare(made, seed=SEED)
+
     def test_a_batch_beyond_the_capacity(self, shards: list[str], tmp_path: Path) -> None:
         made = dataclasses.replace(job_of(shards, tmp_path / "out"), capacity=400)
         with pytest.raises(PrepareError, match="the preparation stops here"):
@@ -421,6 +437,8 @@ class TestCommand:
             (["--num_examples=5"], "Expected --output"),
             (["--num_examples=5", "--output=x"], "Expected Criteo files to prepare"),
             (["--num_examples=0", "--output=x", "--input", __file__], "num_examples"),
+            (["--count"], "Expected Criteo files to count"),
+            (["--count", "--input", "gs:/nowhere"], "No such file: gs:/nowhere"),
         ],
     )
     def test_what_is_missing(
@@ -428,3 +446,29 @@ class TestCommand:
     ) -> None:
         assert command.main(arguments) == 1
         assert message in capsys.readouterr().err
+
+    def test_a_damaged_file_is_not_counted(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        content = gzip.compress(rows(1, 900))
+        (tmp_path / "day_0.gz").write_bytes(content[: len(content) // 2])
+        assert command.main(["--count", "--input", str(tmp_path / "day_0.gz")]) == 1
+        assert "day_0.gz ends early after" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("more", "named"),
+        [(["--epoch=3"], "--epoch"), (["--epoch", "3"], "--epoch"), (["--seed=1", "b"], "b")],
+    )
+    def test_an_option_that_nobody_knows(
+        self,
+        shards: list[str],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        more: list[str],
+        named: str,
+    ) -> None:
+        """Beam would leave it out, and other numbers be prepared than were asked for."""
+        given = ["--input", *shards, f"--output={tmp_path / 'out'}", f"--num_examples={sum(ROWS)}"]
+        assert command.main([*given, *more]) == 1
+        assert f"and of Apache Beam, got {named}." in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()

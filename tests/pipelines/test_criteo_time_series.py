@@ -1,6 +1,7 @@
 """Training day by day: plans and rows of periods, readers, what is refused, runs that go on."""
 
 import gc
+import gzip
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ pytest.importorskip("apache_beam")
 
 import dp_sparse
 from configs import criteo_time_series
+from dp_sparse.sampling.offline import claim
 from pipelines.criteo.generate import generate_days
 from pipelines.criteo.records import PrepareError
 from pipelines.criteo.time_series.days import day_files, periods_of
@@ -272,6 +274,40 @@ class TestRefused:
     ) -> None:
         with pytest.raises(ValueError, match=message):
             train(config_of(days, **changes), tmp_path)
+
+    def test_a_day_without_rows_before_anything_trains(self, days: str, tmp_path: Path) -> None:
+        for k, path in enumerate(day_files(days)):
+            content = gzip.compress(b"") if k == 1 else path.read_bytes()
+            (tmp_path / f"day_{k}.gz").write_bytes(content)
+        config = config_of(str(tmp_path / "day_*.gz"), **{"data.reading": "drawn"})
+        with pytest.raises(PrepareError, match=r"Expected rows in .*day_1\.gz, got 0 lines"):
+            train(config, tmp_path / "run")
+        assert not list((tmp_path / "run").glob("period-*/plan.json"))
+
+    def test_exports_of_another_run(self, days: str, tmp_path: Path) -> None:
+        """They would be taken for this one's."""
+        (tmp_path / "exports" / "period-000").mkdir(parents=True)
+        config = config_of(days, export=str(tmp_path / "exports"))
+        with pytest.raises(ValueError, match="without exports for a run that begins.*period-000"):
+            train(config, tmp_path / "run")
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
+    days: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has seen anything of it, though its batches have served it."""
+    changes = {"data.reading": "drawn", "data.train_days": 1}
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keras.Model, "fit", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            train(config_of(days, **changes), tmp_path)
+    gc.collect()
+    claim._Process.renew()  # as in a new process
+    assert train(config_of(days, **changes), tmp_path).steps == 3
 
 
 def test_a_stream_does_not_know_later_days() -> None:

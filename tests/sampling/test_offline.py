@@ -334,6 +334,15 @@ class TestRefused:
             prepared(tmp_path, batch_size=25.0, capacity=3)
         assert not (tmp_path / "manifest.json").exists()
 
+    @pytest.mark.parametrize(
+        ("steps", "got"), [([3, 6], "one of step 6"), ([2, 3], "one of step 2"), ([3], "1 steps")]
+    )
+    def test_examples_that_would_be_lost(self, tmp_path: Path, steps: list[int], got: str) -> None:
+        prepared(tmp_path)
+        manifest = offline.read_manifest(str(tmp_path))
+        with pytest.raises(ValueError, match=f"the steps 3 to 5, those of bucket 1, got {got}"):
+            offline.write_bucket(str(tmp_path), manifest, 1, np.array(steps), examples(2))
+
     def test_a_plan_of_other_numbers(self, tmp_path: Path) -> None:
         prepared(tmp_path / "a")
         prepared(tmp_path / "b", key=KEY[::-1])

@@ -110,28 +110,38 @@ class TestPublished:
         model.fit(batches, callbacks=[checkpoint], verbose=0)
         assert checkpoint.steps[-1] == 9
 
-    def test_before_the_weights_have_their_name(
-        self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, new_process: Any
+    @pytest.mark.parametrize(("last", "weights_named"), [(2, False), (4, False), (4, True)])
+    def test_before_its_files_have_their_names(
+        self,
+        tmp_path: pathlib.Path,
+        monkeypatch: pytest.MonkeyPatch,
+        new_process: Any,
+        last: int,
+        weights_named: bool,
     ) -> None:
-        """The process is gone between the two: the step was not seen, and counts all the same."""
-        plan = plan_of(9)
-        published = checkpoint_files().CheckpointFolder.publish
+        """The process is gone in between: the step counts, and its weights are not lost."""
+        plan, files = plan_of(9), checkpoint_files().CheckpointFolder
+        published = files.publish
 
         def gone(self: Any, of: int, step: int) -> None:
             published(self, of, step)
-            if step == 4:
+            if step == last:
+                if weights_named:
+                    name = f"step-{step:09d}.weights.h5"
+                    (tmp_path / f".{name}").rename(tmp_path / name)
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(checkpoint_files().CheckpointFolder, "publish", gone)
-            patched.setattr(checkpoint_files().CheckpointFolder, "lock", lambda self: None)
+            patched.setattr(files, "publish", gone)
+            patched.setattr(files, "lock", lambda self: None)
             (tmp_path / "lock").touch()
             with pytest.raises(KeyboardInterrupt):
                 run(tmp_path, plan, every_steps=2)
         new_process()
         model, checkpoint = compiled(plan), PrivateCheckpoint(str(tmp_path))
-        assert checkpoint.steps == [2]
-        assert checkpoint.restore(model) == 4
+        assert checkpoint.restore(model) == last
+        assert checkpoint.steps == list(range(2, last + 1, 2)) and model.optimizer.steps_left > 0
+        assert not list(tmp_path.glob(".step*"))
 
     def test_weights_of_a_step_that_was_not_published_go(
         self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, new_process: Any

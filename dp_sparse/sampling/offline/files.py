@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.core import PrivacyError
+from dp_sparse.core import PrivacyError, synced
 
 FORMAT = "dp-sparse-offline-poisson-1"
 MANIFEST = "manifest.json"
@@ -107,7 +107,7 @@ class Manifest:
         unfinished = f"{folder}/.{MANIFEST}.tmp"
         with tf.io.gfile.GFile(unfinished, "w") as file:
             file.write(json.dumps(described, indent=1) + "\n")
-        tf.io.gfile.rename(unfinished, f"{folder}/{MANIFEST}", overwrite=True)
+        _name(unfinished, folder, MANIFEST)
 
 
 def read_manifest(folder: str) -> Manifest:
@@ -168,6 +168,7 @@ def write_bucket(
 
     Raises:
         PrivacyError: A step has more than `capacity` examples.
+        ValueError: A step is of another bucket, or there are not as many steps as records.
 
     Examples:
         >>> import numpy as np, os, tempfile
@@ -180,13 +181,34 @@ def write_bucket(
         >>> os.listdir(folder.name)
         ['steps-00000-00.tfrecord']
     """
+    _require_own(manifest.steps_of(bucket), bucket, steps, records)
     for stripe, (name, _) in enumerate(manifest.files_of(bucket)):
         unfinished = f"{folder}/.{name}.tmp"
         with tf.io.TFRecordWriter(unfinished) as writer:
             own = manifest.steps_of(bucket)[stripe :: manifest.stripes]
             for block in _blocks(manifest, own, steps, records):
                 writer.write(block)
-        tf.io.gfile.rename(unfinished, f"{folder}/{name}", overwrite=True)
+        _name(unfinished, folder, name)
+
+
+def _require_own(own: range, bucket: int, steps: np.ndarray, records: np.ndarray) -> None:
+    others = [step for step in (steps.min(), steps.max()) if step not in own] if len(steps) else []
+    if others or len(steps) != len(records):
+        got = f"one of step {others[0]}" if others else f"{len(steps)} steps for {len(records)}"
+        raise ValueError(
+            f"Expected records of the steps {own.start} to {own.stop - 1}, those of bucket "
+            f"{bucket}, got {got}: an example would be lost."
+        )
+
+
+def _name(unfinished: str, folder: str, name: str) -> None:
+    """Gives a file its name, once it is on the disk if that is a local one."""
+    local = "://" not in folder
+    if local:
+        synced(unfinished)
+    tf.io.gfile.rename(unfinished, f"{folder}/{name}", overwrite=True)
+    if local:
+        synced(folder)
 
 
 def _blocks(
@@ -202,7 +224,7 @@ def _blocks(
             raise PrivacyError(
                 f"Expected at most capacity={manifest.capacity} examples in a batch, got "
                 f"{end - begin}: the preparation stops here, as delta assumes. Prepare with a "
-                "larger capacity and a new key."
+                "larger capacity or batch size, and with a new key."
             )
         held = records[order[begin:end]].tobytes()
         yield HEADER.pack(name, step, end - begin) + held.ljust(manifest.capacity * width, b"\0")

@@ -9,13 +9,12 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from pipelines.criteo.lines import line_blocks
-from pipelines.criteo.parse import MAX_LINE_BYTES, parse_lines
+from pipelines.criteo.parse import parse_lines
 from pipelines.criteo.prepare.job import new_job
 from pipelines.criteo.records import PrepareError, Tally
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
+from pipelines.criteo.shards import blocks_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,9 +70,11 @@ def _prepare(options: argparse.Namespace, beam_options: Sequence[str]) -> int:
 
 
 def _count(inputs: Sequence[str]) -> int:
+    if not inputs:
+        raise PrepareError("Expected Criteo files to count, got none: pass --input FILE ...")
     tally = Tally()
     for path in inputs:
-        for block in line_blocks(Path(path), MAX_LINE_BYTES, progress=True):
+        for block in blocks_of(path, progress=True):
             tally.add(parse_lines(block, TABLE3_VOCABULARIES).reasons)
     return tally.records
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from dp_sparse import offline
 from pipelines.criteo.prepare.job import PAIR, Job, read_json, write_json
+from pipelines.criteo.records import PrepareError
 
 
 def collect(job: Job, bucket: int, ranges: Iterable[tuple[str, int, int]]) -> int:
@@ -19,6 +20,7 @@ def collect(job: Job, bucket: int, ranges: Iterable[tuple[str, int, int]]) -> in
 
     Raises:
         PrivacyError: A batch is larger than the capacity.
+        PrepareError: A file of pairs was cut.
     """
     summary = job.work(f"bucket-{bucket:05d}.json")
     found = read_json(summary)
@@ -36,6 +38,12 @@ def _read(job: Job, ranges: Sequence[tuple[str, int, int]]) -> np.ndarray:
     begin = 0
     for name, first, count in ranges:
         with tf.io.gfile.GFile(job.work(name), "rb") as file:
+            if file.size() < (first + count) * PAIR.itemsize:
+                raise PrepareError(
+                    f"Expected {first + count} pairs in {job.work(name)} or more, got "
+                    f"{file.size()} bytes: the file was cut. Remove the folder and its key, and "
+                    "begin anew."
+                )
             file.seek(first * PAIR.itemsize)
             pairs[begin : begin + count] = np.frombuffer(file.read(count * PAIR.itemsize), PAIR)
         begin += count

@@ -181,6 +181,14 @@ def write_whole(path: str, content: bytes) -> None:
     unfinished = f"{folder}/.{name}.tmp"
     with tf.io.gfile.GFile(unfinished, "wb") as file:
         file.write(content)
+    give_name(unfinished, path)
+
+
+def give_name(unfinished: str, path: str) -> None:
+    """Renames a file that was written whole; a local one is on the disk before."""
+    if "://" not in path:
+        with open(unfinished, "rb+") as file:
+            os.fsync(file.fileno())
     tf.io.gfile.rename(unfinished, path, overwrite=True)
 
 

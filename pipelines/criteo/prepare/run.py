@@ -8,6 +8,7 @@ owner alone, and deleted once the manifest is there.
 
 import contextlib
 import fcntl
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,9 +41,10 @@ def prepare(
 
     Raises:
         PrepareError: The output holds other data, or is being prepared by another process; an input
-            is damaged, N is not what was found, or a seed is given for a job that does not say so.
-        PrivacyError: A batch is larger than the capacity.
+            is damaged, N is not what was found, a batch is larger than the capacity, Beam does not
+            know an option, or a seed is given for a job that does not say so.
     """
+    options = _options(beam_options)
     if job.seeded != (seed is not None):
         raise PrepareError(
             f"Expected a seed with new_job(..., seeded=True) alone, got seed={seed} and seeded="
@@ -57,7 +59,7 @@ def prepare(
             return ended
         draw_id = _begin(job, seed)
         with _told():
-            _run(job, beam_options)
+            _run(job, options)
         return _end(job, draw_id)
 
 
@@ -84,8 +86,8 @@ def _alone(job: Job) -> Iterator[None]:
         yield
 
 
-def _run(job: Job, beam_options: Sequence[str]) -> None:
-    with beam.Pipeline(options=_options(beam_options)) as pipeline:
+def _run(job: Job, options: PipelineOptions) -> None:
+    with beam.Pipeline(options=options) as pipeline:
         ranges = (
             pipeline
             | "Shards" >> beam.Create(range(len(job.inputs)))
@@ -101,8 +103,20 @@ def _options(given: Sequence[str]) -> PipelineOptions:
     """Beam's options; DirectRunner is its engine in this process.
 
     By itself it would first fetch another engine from the network.
+
+    Raises:
+        PrepareError: Beam does not know one of them, and would leave it out.
     """
     options = PipelineOptions(list(given))
+    every, known = options.get_all_options(retain_unknown_options=True), options.get_all_options()
+    unknown = [f"--{name}" for name in every if name not in known]
+    for before, word in itertools.pairwise(["", *given]):
+        if not word.startswith("-") and ("=" in before or not before.startswith("-")):
+            unknown.append(word)
+    if unknown:
+        raise PrepareError(
+            f"Expected options of this command (--help) and of Apache Beam, got {unknown[0]}."
+        )
     standard = options.view_as(StandardOptions)
     if standard.runner in (None, "DirectRunner"):
         standard.runner = "FnApiRunner"

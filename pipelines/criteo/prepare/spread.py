@@ -16,7 +16,7 @@ from dp_sparse import offline
 from pipelines.criteo.histograms import LookupCounts
 from pipelines.criteo.lines import DAMAGE, decompressed, whole_lines
 from pipelines.criteo.parse import MAX_LINE_BYTES, parse_lines
-from pipelines.criteo.prepare.job import PAIR, Job, read_json, write_json, write_whole
+from pipelines.criteo.prepare.job import PAIR, Job, give_name, read_json, write_json, write_whole
 from pipelines.criteo.records import PrepareError, Tally
 from pipelines.criteo.schema import RECORD_DTYPE
 from pipelines.criteo.shards import malformed_lines
@@ -39,22 +39,23 @@ def spread(job: Job, shard: int) -> dict[str, Any]:
     draw = offline.OfflineDraw(job.key(), job.expected_batch_size / job.num_examples, job.steps)
     lines, parts = _Lines(job, shard), _Parts(job, shard)
     counted = LookupCounts(job.vocabularies) if job.counts(shard) else None
-    for chunk, records in enumerate(_chunks(lines)):
-        if counted is not None:
-            counted.add(records["categories"])
-        places, steps = draw.of_chunk(f"shard {shard}", chunk)
-        there = places < len(records)
-        parts.add(steps[there], records[places[there]])
-    parts.flush()
+    with lines.quarantine:
+        for chunk, records in enumerate(_chunks(lines)):
+            if counted is not None:
+                counted.add(records["categories"])
+            places, steps = draw.of_chunk(f"shard {shard}", chunk)
+            there = places < len(records)
+            parts.add(steps[there], records[places[there]])
+        parts.flush()
     if not lines.tally.records:
         raise PrepareError(
             f"Expected rows in {job.inputs[shard]}, got {lines.tally.lines} lines and none that is "
             f"well-formed: {dict(lines.tally.quarantined)}. Get the file again, and start the same "
             "command again."
         )
-    quarantined = b"".join(lines.quarantined)
-    if quarantined:
-        write_whole(f"{job.output}/quarantine/shard-{shard:05d}.tsv", quarantined)
+    if lines.tally.quarantined:
+        tf.io.gfile.makedirs(f"{job.output}/quarantine")
+        give_name(lines.malformed, f"{job.output}/quarantine/shard-{shard:05d}.tsv")
     if counted is not None:
         write_whole(job.work(f"counts-{shard:05d}"), counted.values.tobytes())
     found = {
@@ -73,7 +74,9 @@ class _Lines:
 
     def __init__(self, job: Job, shard: int) -> None:
         self.tally, self.digest = Tally(), hashlib.sha256()
-        self.quarantined: list[bytes] = []
+        self.malformed = job.work(f"malformed-{shard:05d}")
+        tf.io.gfile.makedirs(job.work(""))
+        self.quarantine = tf.io.gfile.GFile(self.malformed, "wb")
         self._path, self._vocabularies = job.inputs[shard], job.vocabularies
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -82,7 +85,7 @@ class _Lines:
                 for block in whole_lines(self._hashed(decompressed(raw)), MAX_LINE_BYTES):
                     parsed = parse_lines(block, self._vocabularies)
                     first = self.tally.lines + 1
-                    self.quarantined.append(malformed_lines(block, parsed.reasons, first))
+                    self.quarantine.write(malformed_lines(block, parsed.reasons, first))
                     self.tally.add(parsed.reasons)
                     yield parsed.records
         except DAMAGE as error:

@@ -12,8 +12,12 @@ from pathlib import Path
 from absl import app, flags
 from ml_collections import config_flags
 
-from pipelines.criteo.time_series.train import TimeSeriesResult, train
+from pipelines.criteo.time_series.train import Run, TimeSeriesResult
 from pipelines.files import whole_file
+from pipelines.runs import REFUSALS, difference, settings_of
+
+_SETTINGS = "config.json"
+_MAY_CHANGE = ("verbose", "data.beam")
 
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in `config.directory`.")
 _CONFIG = config_flags.DEFINE_config_file(
@@ -26,27 +30,35 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
     config, folder = _CONFIG.value, Path(_CONFIG.value.directory)
-    settings = folder / "config.json"
-    described = config.to_json(sort_keys=True)
     try:
-        if settings.exists() and not _RESUME.value:
-            raise ValueError(
-                f"Expected a new folder, got directory={folder}, in which a run has begun: pass "
-                "--resume to go on with it, or name another folder."
-            )
-        if settings.exists() and settings.read_text() != described:
-            raise ValueError(
-                f"Expected the config with which the run in {folder} was begun, got another one: "
-                f"it is in {settings}."
-            )
-        with whole_file(settings) as file:
-            file.write(described.encode())
-        result = train(config, folder)
-    except (ValueError, OSError) as error:
+        settings = settings_of(config, _MAY_CHANGE)
+        _check_folder(folder, settings)
+        run = Run.of(config, folder)
+        with whole_file(folder / _SETTINGS) as file:  # from now on a run has begun here
+            file.write(json.dumps(settings, indent=1).encode())
+        result = run.result()
+    except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     _report(result, folder)
     return 0
+
+
+def _check_folder(folder: Path, settings: dict[str, str]) -> None:
+    """Raises ValueError unless a run with these settings may begin here, or go on."""
+    if not (folder / _SETTINGS).exists():
+        return
+    if not _RESUME.value:
+        raise ValueError(
+            f"Expected a new folder, got directory={folder}, in which a run has begun: pass "
+            "--resume to go on with it, or name another folder."
+        )
+    changed = difference(json.loads((folder / _SETTINGS).read_text()), settings)
+    if changed is not None:
+        raise ValueError(
+            f"Expected the config with which the run in {folder} was begun, got {changed}: go on "
+            "with its own, or use another --config.directory."
+        )
 
 
 def _report(result: TimeSeriesResult, folder: Path) -> None:

@@ -1,14 +1,13 @@
 """The files of days in their order, the periods that they make, and days cut from one file."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
-from pipelines.criteo.lines import line_blocks
-from pipelines.criteo.parse import MAX_LINE_BYTES
 from pipelines.criteo.records import PrepareError
+from pipelines.criteo.shards import blocks_of
 from pipelines.files import whole_file
 
 
@@ -104,24 +103,23 @@ def cut_into_days(source: Path, folder: Path, days: int) -> list[Path]:
     The first files get a line more where it does not divide. The source is read twice.
 
     Raises:
-        PrepareError: The file has fewer lines than days.
+        PrepareError: The file has fewer lines than days, or is damaged.
     """
-    total = sum(
-        block.count(b"\n") + (not block.endswith(b"\n"))
-        for block in line_blocks(source, MAX_LINE_BYTES, progress=False)
-    )
+    total = sum(1 for _ in _lines(source))
     if not 1 <= days <= total:
         raise PrepareError(f"Expected 1 <= days <= {total}, the lines of {source}, got {days}.")
-    lines = (
-        line
-        for block in line_blocks(source, MAX_LINE_BYTES, progress=False)
-        for line in block.splitlines(keepends=True)
-    )
-    paths = []
+    lines, paths = _lines(source), []
     for day in range(days):
         path = folder / f"day_{day:02d}.tsv"
         with whole_file(path) as file:
             for _ in range(total * (day + 1) // days - total * day // days):
-                file.write(next(lines).rstrip(b"\r\n") + b"\n")
+                file.write(next(lines) + b"\n")
         paths.append(path)
     return paths
+
+
+def _lines(source: Path) -> Iterator[bytes]:
+    """Without their ends. A carriage return within a line is a part of it."""
+    for block in blocks_of(str(source)):
+        for line in block.removesuffix(b"\n").split(b"\n"):
+            yield line.removesuffix(b"\r")

@@ -24,6 +24,15 @@ class PeriodExports:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def require_none(self) -> None:
+        """Raises ValueError if there are exports, which another run has made."""
+        there = sorted([*self._folder.glob("period-*"), *self._folder.glob("delta-*")])
+        if there:
+            raise ValueError(
+                f"Expected a folder without exports for a run that begins, got export="
+                f"{str(self._folder)!r} with {there[0].name}: name another one."
+            )
+
     def write(self, model: keras.Model, period: Period, plans: dp_sparse.DisjointPlans) -> None:
         """Writes the exports of a period that has ended.
 

@@ -19,11 +19,11 @@ import tensorflow as tf
 
 import dp_sparse
 from pipelines.criteo.histograms import LookupCounts
-from pipelines.criteo.lines import line_blocks
-from pipelines.criteo.parse import MAX_LINE_BYTES, parse_lines
+from pipelines.criteo.parse import parse_lines
 from pipelines.criteo.prepare.job import HISTOGRAM, new_job
 from pipelines.criteo.records import PrepareError, Tally, prepared_in
 from pipelines.criteo.schema import RECORD_DTYPE, examples_from_fields, examples_from_records
+from pipelines.criteo.shards import blocks_of
 from pipelines.criteo.time_series.days import Period
 from pipelines.files import whole_file
 
@@ -99,6 +99,10 @@ class Reader(abc.ABC):
     ) -> tf.data.Dataset:
         """The batches of a prepared period from a step on."""
 
+    @abc.abstractmethod
+    def begin_anew(self, period: Period) -> None:
+        """Says that nobody has seen anything of a run on the period's batches."""
+
     def histogram(self, period: Period) -> dp_sparse.NoisyHistogram:
         """That of a prepared period."""
         return dp_sparse.NoisyHistogram.load(self.folder_of(period) / HISTOGRAM)
@@ -145,6 +149,9 @@ class RecordReader(Reader):
         """Drawn anew, whatever was drawn before."""
         del first_step
         return plan.sampling.batches(self.source(period))
+
+    def begin_anew(self, period: Period) -> None:
+        """Batches are drawn anew by themselves."""
 
     def _prepared(self, path: Path) -> Any:
         return prepared_in(self.folder / "records", path, self.config.data.vocabularies)
@@ -193,6 +200,10 @@ class DrawnReader(Reader):
         """Read in the order of the steps."""
         sampling: Any = plan.sampling
         return sampling.batches(self._source(period), first_step=first_step)
+
+    def begin_anew(self, period: Period) -> None:
+        """A process that was killed before it published a step has a claim to the batches."""
+        (self._batches(period) / "plan.json").unlink(missing_ok=True)
 
     def _batches(self, period: Period) -> Path:
         return self.folder_of(period) / "batches"
@@ -245,6 +256,11 @@ def _counted(period: Period, counted: int | None) -> str:
 
 def _well_formed(path: Path, vocabularies: Sequence[int]) -> int:
     tally = Tally()
-    for block in line_blocks(path, MAX_LINE_BYTES, progress=False):
+    for block in blocks_of(str(path)):
         tally.add(parse_lines(block, vocabularies).reasons)
+    if not tally.records:
+        raise PrepareError(
+            f"Expected rows in {path}, got {tally.lines} lines and none that is well-formed: get "
+            "the file again, or leave the day out of data.days with those behind it."
+        )
     return tally.records

@@ -65,19 +65,10 @@ def train(config: ml_collections.ConfigDict, folder: Path) -> TimeSeriesResult:
     """Trains and evaluates, or goes on where the run in `folder` stopped.
 
     Raises:
-        ValueError: An unknown method or reader, days that are missing or empty, an export without
-            privacy, or a number out of its range.
+        ValueError: As `Run.of`.
+        PrivacyError: What a period trained is lost, or another run has its batches.
     """
-    _check(config)
-    files = day_files(config.data.days)
-    last = config.data.train_days
-    if not 1 <= last < len(files):
-        raise ValueError(
-            f"Expected 1 <= data.train_days < {len(files)}, the days there are, got {last}."
-        )
-    keras.utils.set_random_seed(config.seed)  # of the initial weights alone
-    run = _Run(config, folder, periods_of(files[:last], config.period), files[last:])
-    return run.without_privacy() if config.method == NON_PRIVATE else run.private()
+    return Run.of(config, folder).result()
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
@@ -91,8 +82,26 @@ def _check(config: ml_collections.ConfigDict) -> None:
         require_private(config.method)
 
 
-class _Run:
+class Run:
     """One run over all periods."""
+
+    @classmethod
+    def of(cls, config: ml_collections.ConfigDict, folder: Path) -> "Run":
+        """A run in `folder`, checked; it may have begun there before.
+
+        Raises:
+            ValueError: An unknown method or reader, days that are missing or empty, an export
+                without privacy, exports of another run, or a number out of its range.
+        """
+        _check(config)
+        files = day_files(config.data.days)
+        last = config.data.train_days
+        if not 1 <= last < len(files):
+            raise ValueError(
+                f"Expected 1 <= data.train_days < {len(files)}, the days there are, got {last}."
+            )
+        keras.utils.set_random_seed(config.seed)  # of the initial weights alone
+        return cls(config, folder, periods_of(files[:last], config.period), files[last:])
 
     def __init__(
         self,
@@ -107,6 +116,16 @@ class _Run:
         self._digests: dict[str, list[str]] = {}
         self._held_out = _held_out(config, folder, held_out)
         self._exports = PeriodExports(Path(config.export)) if config.export else None
+        if self._exports is not None and not self._mark(periods[0]).exists():
+            self._exports.require_none()
+
+    def _mark(self, period: Period) -> Path:
+        """A file that is there once training on the period has begun."""
+        return self._reader.folder_of(period) / "begun.json"
+
+    def result(self) -> TimeSeriesResult:
+        """Trains on what is left, and evaluates."""
+        return self.without_privacy() if self._config.method == NON_PRIVATE else self.private()
 
     def private(self) -> TimeSeriesResult:
         """A plan, an optimizer and a checkpoint for each period."""
@@ -136,7 +155,9 @@ class _Run:
             every_seconds=self._config.checkpoint_seconds,
             keep=2,
         )
-        spent = restored(checkpoint, self._model, self._reader.folder_of(period) / "begun.json")
+        spent = restored(checkpoint, self._model, self._mark(period))
+        if not spent:
+            self._reader.begin_anew(period)
         report = dp_sparse.PrivacyReport(points=1)
         if spent < plan.sampling.steps:
             self._model.fit(
