@@ -13,14 +13,14 @@ import numpy as np
 from dp_sparse.core import whole_folder
 from dp_sparse.export import keras_folder, manifest, saved_model, weights
 from dp_sparse.export.delta import require_mapped
-from dp_sparse.export.full import StrPath
+from dp_sparse.export.full import StrPath, require_served
 from dp_sparse.export.manifest import Export, ExportDelta, Weight
 
 
 def apply_deltas(base: StrPath, deltas: Sequence[StrPath], path: StrPath) -> Export:
     """Writes the full export that deltas make of a base, bit for bit the one of their model.
 
-    It costs one pass over all weights for each delta and one more, and the memory of a part.
+    It costs one pass over all weights for each delta and three more, and the memory of a part.
 
     Args:
         base: The folder of an export.
@@ -68,8 +68,10 @@ def apply_deltas(base: StrPath, deltas: Sequence[StrPath], path: StrPath) -> Exp
             _require(digest, last, export)
             keyed = [(w.key, v) for w, v in pairs if w.key is not None]
             source = export.path / manifest.SAVED_MODEL
+            require_served(export, saved_model.files(source))
             saved_model.with_weights(source, keyed, folder / manifest.SAVED_MODEL)
-        made = Export(Path(path), digest, last.steps, last.statement, of, found)
+        served = saved_model.files(folder / manifest.SAVED_MODEL)
+        made = Export(Path(path), digest, last.steps, last.statement, of, found, served=served)
         manifest.write(made, folder)
     return made
 

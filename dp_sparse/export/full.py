@@ -1,7 +1,7 @@
 """`export_model`: a model leaves training as plain Keras and TensorFlow read it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import h5py
@@ -166,7 +166,8 @@ def written(
         of = keras_folder.architecture(folder / manifest.KERAS)
         digest = manifest.digest(of, statement, steps, found)
         others = tuple(keys[len(variables) :])
-        export = Export(Path(path), digest, steps, statement, of, found, others)
+        served = saved_model.files(folder / manifest.SAVED_MODEL)
+        export = Export(Path(path), digest, steps, statement, of, found, others, served)
         manifest.write(export, folder)
     return export
 
@@ -174,7 +175,7 @@ def written(
 def check_export(path: StrPath) -> Export:
     """Reads an export, and whether it is what was written.
 
-    It costs one pass over Keras' file of weights.
+    It costs one pass over all files.
 
     Args:
         path: Its folder.
@@ -197,7 +198,25 @@ def check_export(path: StrPath) -> Export:
             f"Expected the export that was written, with digest {export.digest}, got {path}, "
             f"whose content has {found}: write or fetch it again."
         )
+    require_served(export, saved_model.files(folder / manifest.SAVED_MODEL))
     return export
+
+
+def require_served(export: Export, found: Iterable[tuple[str, str]]) -> None:
+    """Raises ValueError unless these are files of the SavedModel as they were written.
+
+    Args:
+        export: What was written.
+        found: All files that are there.
+    """
+    wanted, there = dict(export.served), dict(found)
+    for name in sorted(wanted.keys() | there.keys()):
+        if wanted.get(name) != there.get(name):
+            how = "missing" if name not in there else "not what was written"
+            raise ValueError(
+                f"Expected the export that was written, got {export.path}, whose "
+                f"{manifest.SAVED_MODEL}/{name} is {how}: write or fetch it again."
+            )
 
 
 def recomputed(folder: Path, export: Export) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 MANIFEST, STATEMENT = "export.json", "statement.txt"
 KERAS, SAVED_MODEL, ROWS = "keras", "saved_model", "rows.h5"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Export:
         architecture: A SHA-256 of the model's configuration and assets.
         weights: All weights.
         others: The SavedModel's variables that Keras' file does not have; deltas need none.
+        served: The SavedModel's files, each with a SHA-256: (path, hexadecimal).
 
     Examples:
         >>> import dp_sparse, keras, tempfile
@@ -71,6 +72,7 @@ class Export:
     architecture: str
     weights: tuple[Weight, ...]
     others: tuple[str, ...] = ()
+    served: tuple[tuple[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +132,8 @@ def read_export(path: Path) -> Export:
         ValueError: There is no export in `path`, or its manifest cannot be read.
     """
     fields = _read(path, Export)
-    return Export(path=path, **(fields | {"others": tuple(fields["others"])}))
+    others, served = tuple(fields["others"]), tuple(map(tuple, fields["served"]))
+    return Export(path=path, **(fields | {"others": others, "served": served}))
 
 
 def read_delta(path: Path) -> ExportDelta:

@@ -6,6 +6,7 @@ each weight twice, as its own variable and as TensorFlow's. A checkpoint may hol
 another day are written beside the graph of the first.
 """
 
+import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -59,6 +60,16 @@ def write(model: keras.Model, variables: Sequence[keras.Variable], folder: Path)
     tf.saved_model.save(served, str(folder), signatures={"serve": serve, "serving_default": serve})
     keys = [f"weights/{number}/.ATTRIBUTES/VARIABLE_VALUE" for number in range(len(own))]
     return [*keys, *(variable.name for variable in others)]
+
+
+def files(folder: Path) -> tuple[tuple[str, str], ...]:
+    """The paths of its files, and a SHA-256 of each."""
+    found = []
+    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found.append((path.relative_to(folder).as_posix(), digest))
+    return tuple(found)
 
 
 def with_weights(base: Path, values: Iterable[tuple[str, Values]], folder: Path) -> None:

@@ -138,6 +138,7 @@ def content(path: Path) -> dict[str, Any]:
     """Everything that two exports of one model have in common."""
     config = json.loads((path / "keras" / "config.json").read_text())
     manifest = json.loads((path / "export.json").read_text())
+    del manifest["served"]  # the layout of files may differ
     statement = (path / "statement.txt").read_text()
     return {
         "keras": keras_weights(path),

@@ -165,6 +165,30 @@ def test_the_digest_is_of_what_is_there(tmp_path: pathlib.Path) -> None:
     assert dp_sparse.export_model(model, tmp_path / "other").digest != first.digest
 
 
+@pytest.mark.parametrize("name", ["saved_model.pb", "variables/variables.data-00000-of-00001"])
+@pytest.mark.parametrize("change", ["changed", "removed", "added"])
+def test_a_changed_saved_model_is_noticed(tmp_path: pathlib.Path, name: str, change: str) -> None:
+    """Whether it is checked, or a delta is applied to it."""
+    model = exported.trained(steps=0)
+    dp_sparse.export_model(model, tmp_path / "export")
+    dp_sparse.export_delta(model, tmp_path / "delta", tmp_path / "export")
+    path = tmp_path / "export" / "saved_model" / name
+    if change == "changed":
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif change == "removed":
+        path.unlink()
+    else:
+        path = path.with_name("more")
+        path.touch()
+    message = f"whose saved_model/.*{path.name} is "
+    with pytest.raises(ValueError, match=message):
+        dp_sparse.check_export(tmp_path / "export")
+    with pytest.raises(ValueError, match=message):
+        dp_sparse.apply_deltas(tmp_path / "export", [tmp_path / "delta"], tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
 @pytest.mark.parametrize("name", ["statement.txt", "keras/config.json", "keras/model.weights.h5"])
 def test_a_changed_file_is_noticed(tmp_path: pathlib.Path, name: str) -> None:
     dp_sparse.export_model(exported.trained(steps=0), tmp_path / "export")
@@ -185,7 +209,7 @@ def test_a_file_that_is_cut_is_noticed(tmp_path: pathlib.Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="Expected an export in .*got files of another"):
         dp_sparse.check_export(tmp_path / "export")
-    (tmp_path / "export" / "export.json").write_text('{"format": 2}')
+    (tmp_path / "export" / "export.json").write_text('{"format": 1}')
     with pytest.raises(ValueError, match="Expected the folder of an Export"):
         dp_sparse.check_export(tmp_path / "export")
 
