@@ -152,7 +152,7 @@ class TestKey:
         made = job_of(shards, tmp_path / "out", seeded=False)
         seen = []
 
-        def look(given: Job, bucket: int, ranges: Any) -> int:
+        def look(given: Job, bucket: int, numbers: Any) -> int:
             seen.append(stat.S_IMODE(os.stat(given.key_file).st_mode))
             texts = [path.read_bytes() for path in Path(given.output).rglob("*") if path.is_file()]
             key = given.key()
@@ -160,7 +160,7 @@ class TestKey:
             for secret in (key, key.hex().encode()):
                 assert not any(secret in text for text in texts)
                 assert secret not in pickle.dumps(given) and secret not in repr(given).encode()
-            return collect.collect(given, bucket, ranges)
+            return collect.collect(given, bucket, numbers)
 
         monkeypatch.setattr(run, "collect", look)
         manifest = run.prepare(made)
@@ -213,7 +213,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
 
 
 @pytest.mark.cases(4)
-@pytest.mark.parametrize("writes", range(13))
+@pytest.mark.parametrize("writes", range(16))
 def test_what_was_stopped_goes_on(
     shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:

@@ -1,7 +1,7 @@
 """The Beam pipeline of a preparation, and how it begins, ends and goes on after it was stopped.
 
-Shards are spread, the places of their pairs grouped by bucket, buckets collected: only names of
-files pass through the shuffle, so memory is that of one bucket a worker. Whatever was finished
+Shards are spread, then buckets collected: only numbers of shards and buckets pass through the
+shuffle, so memory is that of one bucket a worker. Whatever was finished
 stays finished: the same command goes on. The key is made first, outside the output, readable by its
 owner alone, and deleted once the manifest is there.
 """
@@ -13,7 +13,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -25,7 +24,7 @@ from dp_sparse import offline
 from pipelines.criteo.histograms import LookupCounts, saved
 from pipelines.criteo.prepare.collect import collect
 from pipelines.criteo.prepare.job import HISTOGRAM, Job, read_json, write_json, write_whole
-from pipelines.criteo.prepare.spread import spread
+from pipelines.criteo.prepare.spread import spread, summary_of
 from pipelines.criteo.records import PrepareError
 
 
@@ -88,15 +87,14 @@ def _alone(job: Job) -> Iterator[None]:
 
 def _run(job: Job, options: PipelineOptions) -> None:
     with beam.Pipeline(options=options) as pipeline:
-        ranges = (
+        _ = (
             pipeline
             | "Shards" >> beam.Create(range(len(job.inputs)))
             | "Balance" >> beam.Reshuffle()
-            | "Spread" >> beam.FlatMap(_ranges_of, job=job)
+            | "Spread" >> beam.FlatMap(_spread, job=job)
+            | "All shards" >> beam.GroupByKey()
+            | "Collect" >> beam.Map(_collected, job=job)
         )
-        buckets = pipeline | "Buckets" >> beam.Create([(k, None) for k in range(job.buckets)])
-        grouped = {"ranges": ranges, "buckets": buckets} | beam.CoGroupByKey()
-        grouped | "Collect" >> beam.Map(_collected, job=job)
 
 
 def _options(given: Sequence[str]) -> PipelineOptions:
@@ -123,14 +121,16 @@ def _options(given: Sequence[str]) -> PipelineOptions:
     return options
 
 
-def _ranges_of(shard: int, job: Job) -> Iterator[tuple[int, tuple[str, int, int]]]:
-    for bucket, name, first, count in spread(job, shard)["ranges"]:
-        yield bucket, (name, first, count)
+def _spread(shard: int, job: Job) -> Iterator[tuple[int, int]]:
+    """The shard for each bucket, once it is spread."""
+    spread(job, shard)
+    for bucket in range(job.buckets):
+        yield bucket, shard
 
 
-def _collected(found: tuple[int, dict[str, Iterable[Any]]], job: Job) -> int:
-    bucket, joined = found
-    return collect(job, bucket, joined["ranges"])
+def _collected(found: tuple[int, Iterable[int]], job: Job) -> int:
+    bucket, shards = found
+    return collect(job, bucket, shards)
 
 
 @contextlib.contextmanager
@@ -198,7 +198,7 @@ def _write_key(path: str, seed: int | None) -> None:
 
 def _end(job: Job, draw_id: str) -> offline.Manifest:
     """Checks what was found against what was declared, writes the manifest, deletes the key."""
-    shards = [spread(job, shard) for shard in range(len(job.inputs))]
+    shards = [summary_of(job, shard) for shard in range(len(job.inputs))]
     collected = [read_json(job.work(f"bucket-{k:05d}.json"))["pairs"] for k in range(job.buckets)]
     if sum(collected) != sum(shard["pairs"] for shard in shards):
         raise PrepareError(

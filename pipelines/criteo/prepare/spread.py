@@ -26,14 +26,12 @@ def spread(job: Job, shard: int) -> dict[str, Any]:
     """Writes the pairs of a shard, unless they are there; returns what was found.
 
     Returns:
-        `records`, `digest` (SHA-256 of the decompressed bytes), `quarantined` (by reason), `pairs`,
-        and `ranges`: for each bucket of each file [bucket, file, first pair, pairs].
+        `records`, `digest` (SHA-256 of the decompressed bytes), `quarantined` (by reason), `pairs`.
 
     Raises:
         PrepareError: The file is damaged or cut, or has no row.
     """
-    summary = job.work(f"shard-{shard:05d}.json")
-    found = read_json(summary)
+    found = read_json(_summary(job, shard))
     if found is not None:
         return found  # type: ignore[no-any-return]
     draw = offline.OfflineDraw(job.key(), job.expected_batch_size / job.num_examples, job.steps)
@@ -46,7 +44,7 @@ def spread(job: Job, shard: int) -> dict[str, Any]:
             places, steps = draw.of_chunk(f"shard {shard}", chunk)
             there = places < len(records)
             parts.add(steps[there], records[places[there]])
-        parts.flush()
+        parts.end()
     if not lines.tally.records:
         raise PrepareError(
             f"Expected rows in {job.inputs[shard]}, got {lines.tally.lines} lines and none that is "
@@ -63,10 +61,38 @@ def spread(job: Job, shard: int) -> dict[str, Any]:
         "digest": lines.digest.hexdigest(),
         "quarantined": lines.tally.report(),
         "pairs": parts.pairs,
-        "ranges": parts.ranges,
     }
-    write_json(summary, found)
+    write_json(_summary(job, shard), found)
     return found
+
+
+def summary_of(job: Job, shard: int) -> dict[str, Any]:
+    """What `spread` returned."""
+    return read_json(_summary(job, shard))  # type: ignore[no-any-return]
+
+
+def _summary(job: Job, shard: int) -> str:
+    return job.work(f"spread-{shard:05d}.json")
+
+
+def pairs_file(shard: int, file: int) -> str:
+    """The name of a shard's file of pairs, whose pairs are sorted by bucket."""
+    return f"pairs-{shard:05d}-{file:05d}"
+
+
+def ranges_of(job: Job, shard: int, bucket: int) -> np.ndarray:
+    """In each of a spread shard's files, the bucket's first pair and how many, int64 `[files, 2]`.
+
+    One row of what all buckets together have, which may be large.
+    """
+    with tf.io.gfile.GFile(_ranges_file(job, shard), "rb") as file:
+        size = file.size() // job.buckets
+        file.seek(bucket * size)
+        return np.frombuffer(file.read(size), np.int64).reshape(-1, 2)
+
+
+def _ranges_file(job: Job, shard: int) -> str:
+    return job.work(f"ranges-{shard:05d}")
 
 
 class _Lines:
@@ -119,10 +145,11 @@ class _Parts:
     """Pairs of a shard, written whenever as many as those of a bucket are together."""
 
     def __init__(self, job: Job, shard: int) -> None:
-        self.pairs, self.ranges = 0, []  # type: ignore[var-annotated]
+        self.pairs = 0
+        self._counts: list[np.ndarray] = []  # of each file, its pairs by bucket
         self._job, self._shard = job, shard
         self._waiting: list[np.ndarray] = []
-        self._bytes = self._files = 0
+        self._bytes = 0
 
     def add(self, steps: np.ndarray, records: np.ndarray) -> None:
         """Takes the pairs of a chunk."""
@@ -132,19 +159,23 @@ class _Parts:
         self._bytes += pairs.nbytes
         self.pairs += len(pairs)
         if self._bytes >= self._job.bucket_bytes:
-            self.flush()
+            self._flush()
 
-    def flush(self) -> None:
+    def end(self) -> None:
+        """Writes the rest, and where the pairs of each bucket are."""
+        self._flush()
+        counts = np.reshape(self._counts, (-1, self._job.buckets)).astype(np.int64)
+        ranges = np.stack([np.cumsum(counts, axis=1) - counts, counts], axis=2)
+        write_whole(_ranges_file(self._job, self._shard), ranges.transpose(1, 0, 2).tobytes())
+
+    def _flush(self) -> None:
         """Writes what is waiting, sorted by bucket."""
         if not self._bytes:
             return
         pairs, self._waiting = np.concatenate(self._waiting), []
         pairs = pairs[np.argsort(pairs["step"] // self._job.bucket_steps, kind="stable")]
-        name = f"pairs-{self._shard:05d}-{self._files:05d}"
+        name = pairs_file(self._shard, len(self._counts))
         write_whole(self._job.work(name), pairs.tobytes())
         buckets = pairs["step"] // self._job.bucket_steps
-        found, first, counts = np.unique(buckets, return_index=True, return_counts=True)
-        rows = zip(found.tolist(), first.tolist(), counts.tolist(), strict=True)
-        self.ranges += [[bucket, name, begin, count] for bucket, begin, count in rows]
+        self._counts.append(np.bincount(buckets, minlength=self._job.buckets))
         self._bytes = 0
-        self._files += 1
