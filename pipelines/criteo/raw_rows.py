@@ -127,10 +127,11 @@ class RawRows:
         return records[:count], weights[:count]
 
     def _check_end(self) -> None:
-        if len(self._waiting[0]) or next(self._rows, None) is not None:
+        more = len(self._waiting[0]) + sum(len(records) for records, _ in self._rows)
+        if more:
             raise dp_sparse.PrivacyError(
                 f"Expected the stream to end after num_examples={self._num_examples} lines, got "
-                "more: give the true number."
+                f"{self._num_examples + more}: give the true number."
             )
         if self._tally.quarantined:
             reasons = {str(reason): count for reason, count in self._tally.quarantined.items()}
