@@ -156,7 +156,9 @@ def test_malformed_lines_are_kept_apart_and_counted(tmp_path: Path) -> None:
 
 
 class TestRefused:
-    @pytest.mark.parametrize(("off", "message"), [(1, "got 40: a file was cut"), (-1, "got 40: give the true number")])
+    @pytest.mark.parametrize(
+        ("off", "message"), [(1, "got 40: a file was cut"), (-1, "got 40: give the true number")]
+    )
     def test_another_number_of_lines(self, tmp_path: Path, off: int, message: str) -> None:
         path = tmp_path / "rows"
         path.write_bytes(b"".join(map(row, range(40))))
