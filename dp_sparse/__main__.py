@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dp_sparse.accounting import plan_table
 from dp_sparse.auditing import audit_of
+from dp_sparse.core import PrivacyError
 
 _ERROR, _EXCEEDS = 1, 3  # 2 is argparse's
 
@@ -15,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, ImportError, OSError, PrivacyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return _ERROR
 

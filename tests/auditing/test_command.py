@@ -63,6 +63,10 @@ def test_it_exits_with_3_if_the_claim_is_wrong(
         ("x = 1\n", "Expected a function get_audit() in"),
         ("def get_audit():\n    return 7\n", "to return a dp_sparse.Audit: 7"),
         ("def get_audit():\n    raise ValueError('no rows')\n", "no rows"),
+        (
+            "import dp_sparse\ndef get_audit():\n    raise dp_sparse.PrivacyError('is spent')\n",
+            "error: is spent",
+        ),
     ],
 )
 def test_a_file_that_describes_no_audit(
