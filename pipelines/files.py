@@ -1,6 +1,7 @@
-"""Files that are written whole or not at all: under another name first, and then renamed."""
+"""Files that are written whole or not at all, and locks that end with their process."""
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,3 +23,18 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def lock(path: Path) -> IO[bytes] | None:
+    """An open local file that nobody else has, in this process or another; None if somebody has it.
+
+    Its folder is made if it is missing. The lock ends when the file is closed, or with the process.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file

@@ -9,14 +9,14 @@ Beside its report there are `run.json`, its config; `rows.npz` or `frequencies.n
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import keras
 import ml_collections
 import tensorflow as tf
 
 import dp_sparse
-from pipelines.files import whole_file
+from pipelines.files import lock, whole_file
 
 T = TypeVar("T", dp_sparse.SelectedRows, dp_sparse.RowFrequencies)
 
@@ -60,11 +60,13 @@ class Run:
         monitor: A line of the log each time so many steps were taken; 0 for no log.
 
     Raises:
-        ValueError: The directory has a run and `resume` is False, or one with another config.
+        ValueError: The directory has a run and `resume` is False, one with another config, or one
+            that another process is at.
     """
 
     def __init__(self, config: ml_collections.ConfigDict, resume: bool, monitor: int = 0) -> None:
         self._directory = Path(config.report.directory)
+        self._lock = only_one(self._directory)
         self._settings = settings_of(config, _MAY_CHANGE)
         self._goes_on = (self._directory / "run.json").exists()
         if self._goes_on:
@@ -165,6 +167,23 @@ class Run:
     @property
     def _plan(self) -> Path:
         return self._directory / "plan.json"
+
+
+def only_one(directory: Path) -> IO[bytes]:
+    """Keeps other runs out of a directory as long as the file is open.
+
+    What is made once and paid once, such as selected rows, two of them would make twice.
+
+    Raises:
+        ValueError: Another run is there.
+    """
+    held = lock(directory / "lock")
+    if held is None:
+        raise ValueError(
+            f"Expected nobody else in {directory}, got a run that has not ended: wait until its "
+            "process is gone, or name another directory."
+        )
+    return held
 
 
 def restored(checkpoint: dp_sparse.PrivateCheckpoint, model: keras.Model, mark: Path) -> int:

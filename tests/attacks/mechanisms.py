@@ -59,7 +59,11 @@ _OWN = {
     "honest": {"shuffled, the sum clipped": ("graph", "xla")},
     "the mean of the batch": dict.fromkeys(("LazyDP", "shuffled"), ("graph",)),
 }
-_ALONE = {"LazyDP", "shuffled", "shuffled, the sum clipped"}  # not on several replicas
+_APART = {  # what they refuse at once
+    "LazyDP": (*SEVERAL, "microbatches", "one_a_part", "one_by_train"),
+    "shuffled": SEVERAL,
+    "shuffled, the sum clipped": SEVERAL,
+}
 
 
 def of(name: str, part: Any = None) -> Problem:
@@ -74,7 +78,7 @@ ENTRIES = [
         measured(of(name, part)),
         expected,
         _OWN[what].get(name, ("graph",) if part is None else ()),
-        apart=(*(SEVERAL if name in _ALONE else ()), *(() if part is None else BATCHES_OF_ONE)),
+        apart=(*_APART.get(name, ()), *(() if part is None else BATCHES_OF_ONE)),
     )
     for name in OPTIMIZERS
     for what, part, expected in [

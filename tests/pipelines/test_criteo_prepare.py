@@ -190,6 +190,24 @@ class TestKey:
         with pytest.raises(PrepareError, match="a key serves one preparation"):
             run.prepare(job_of(shards, tmp_path / "out"), seed=SEED)
 
+    def test_of_another_preparation_that_began_meanwhile(
+        self, shards: list[str], tmp_path: Path
+    ) -> None:
+        """Both found no key at first; whose file it is stands in it."""
+        key = str(tmp_path / "key")
+        one, other = (job_of(shards, tmp_path / name, key_file=key) for name in "ab")
+        with pytest.MonkeyPatch.context() as patched:
+            stop_after(patched, 1)
+            with pytest.raises(_StopError):
+                run.prepare(one, seed=SEED)
+        (tmp_path / "b" / ".work").mkdir(parents=True)
+        begun = {"fingerprint": other.fingerprint, "draw_id": None}
+        (tmp_path / "b" / ".work" / "job.json").write_text(json.dumps(begun))
+        with pytest.raises(PrepareError, match="that of another preparation, which it serves"):
+            run.prepare(other, seed=SEED)
+        run.prepare(one, seed=SEED)  # with its own
+        assert not Path(key).exists()
+
 
 class _StopError(Exception):
     """Stands for a process that is gone."""

@@ -27,7 +27,7 @@ from pipelines.criteo.records import PrepareError
 from pipelines.criteo.time_series.days import day_files, periods_of
 from pipelines.criteo.time_series.periods import FREQUENCIES, Frequencies
 from pipelines.criteo.time_series.reading import DrawnReader, JoinedRecords, RecordReader
-from pipelines.criteo.time_series.train import TimeSeriesResult, train
+from pipelines.criteo.time_series.train import Run, TimeSeriesResult, train
 
 ROOT = Path(__file__).parents[2]
 SIZES = (30,) * 26
@@ -308,6 +308,38 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
     gc.collect()
     claim._Process.renew()  # as in a new process
     assert train(config_of(days, **changes), tmp_path).steps == 3
+
+
+@pytest.mark.parametrize("lost", ["plan", "mark"])
+def test_batches_on_which_something_else_may_have_trained_stay_claimed(
+    days: str, tmp_path: Path, lost: str
+) -> None:
+    """A run of which all but its batches was removed has trained on them all the same."""
+    changes: dict[str, Any] = {"data.reading": "drawn", "data.train_days": 1}
+    train(config_of(days, **changes), tmp_path)
+    gc.collect()
+    period = tmp_path / "period-000"
+    shutil.rmtree(period / "checkpoint")
+    (period / "done.json").unlink()
+    if lost == "plan":
+        (period / "plan.json").unlink()
+        changes["privacy.epsilon"] = 2.0
+    (period / "begun.json").unlink()
+    claim._Process.renew()
+    with pytest.raises(dp_sparse.PrivacyError, match="two runs on one draw|no run began with"):
+        train(config_of(days, **changes), tmp_path)
+    gc.collect()
+    with pytest.raises(dp_sparse.PrivacyError, match="two runs on one draw|no run began with"):
+        train(config_of(days, **changes), tmp_path)  # which has a mark by now
+
+
+def test_one_run_at_a_time(days: str, tmp_path: Path) -> None:
+    """Two would draw the noise of one histogram twice."""
+    first = Run.of(config_of(days), tmp_path)
+    with pytest.raises(ValueError, match="Expected nobody else in .*, got a run that has not"):
+        Run.of(config_of(days), tmp_path)
+    del first
+    Run.of(config_of(days), tmp_path)
 
 
 def test_a_stream_does_not_know_later_days() -> None:

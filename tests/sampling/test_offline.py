@@ -343,6 +343,14 @@ class TestRefused:
         with pytest.raises(ValueError, match=f"the steps 3 to 5, those of bucket 1, got {got}"):
             offline.write_bucket(str(tmp_path), manifest, 1, np.array(steps), examples(2))
 
+    def test_records_of_another_dtype(self, tmp_path: Path) -> None:
+        """Of which one would be read as parts of two examples."""
+        prepared(tmp_path)
+        manifest = offline.read_manifest(str(tmp_path))
+        wider = np.zeros(2, [*examples(2).dtype.descr, ("more", "<i8")])
+        with pytest.raises(ValueError, match="Expected records of the manifest's dtype"):
+            offline.write_bucket(str(tmp_path), manifest, 1, np.array([3, 4]), wider)
+
     def test_a_plan_of_other_numbers(self, tmp_path: Path) -> None:
         prepared(tmp_path / "a")
         prepared(tmp_path / "b", key=KEY[::-1])

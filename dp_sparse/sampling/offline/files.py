@@ -168,7 +168,8 @@ def write_bucket(
 
     Raises:
         PrivacyError: A step has more than `capacity` examples.
-        ValueError: A step is of another bucket, or there are not as many steps as records.
+        ValueError: A step is of another bucket, there are not as many steps as records, or these
+            have another dtype.
 
     Examples:
         >>> import numpy as np, os, tempfile
@@ -181,7 +182,7 @@ def write_bucket(
         >>> os.listdir(folder.name)
         ['steps-00000-00.tfrecord']
     """
-    _require_own(manifest.steps_of(bucket), bucket, steps, records)
+    _require_own(manifest, bucket, steps, records)
     for stripe, (name, _) in enumerate(manifest.files_of(bucket)):
         unfinished = f"{folder}/.{name}.tmp"
         with tf.io.TFRecordWriter(unfinished) as writer:
@@ -191,7 +192,13 @@ def write_bucket(
         _name(unfinished, folder, name)
 
 
-def _require_own(own: range, bucket: int, steps: np.ndarray, records: np.ndarray) -> None:
+def _require_own(manifest: Manifest, bucket: int, steps: np.ndarray, records: np.ndarray) -> None:
+    own = manifest.steps_of(bucket)
+    if records.dtype != manifest.dtype:
+        raise ValueError(
+            f"Expected records of the manifest's dtype {manifest.dtype}, got {records.dtype}: "
+            "fields of one example would be read as another's."
+        )
     others = [step for step in (steps.min(), steps.max()) if step not in own] if len(steps) else []
     if others or len(steps) != len(records):
         got = f"one of step {others[0]}" if others else f"{len(steps)} steps for {len(records)}"

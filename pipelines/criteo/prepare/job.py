@@ -22,6 +22,7 @@ from pipelines.criteo.schema import RECORD_DTYPE, TABLE3_VOCABULARIES, validate_
 
 BUCKET_BYTES = 2**25  # of pairs that are sorted at once, or a step's
 MOST_BUCKETS = 2**12  # beyond 2**37 bytes of pairs, buckets grow instead
+_LAYOUT = 2  # of what a job keeps until it ends: no other version goes on with it
 HISTOGRAM = "histogram.npz"  # in the output
 PAIR = np.dtype([("step", "<i8"), ("record", RECORD_DTYPE)])
 
@@ -100,8 +101,15 @@ class Job:
 
     def key(self) -> bytes:
         """The secret key, from its file."""
+        return bytes.fromhex(self._key_lines()[0])
+
+    def owns_key(self) -> bool:
+        """Whether the file of the key was written whole, for this job."""
+        return self._key_lines()[1:] == [self.fingerprint]
+
+    def _key_lines(self) -> list[str]:
         with tf.io.gfile.GFile(self.key_file, "rb") as file:
-            return bytes.fromhex(file.read().decode())
+            return list(file.read().decode().splitlines())
 
     def work(self, name: str) -> str:
         """The path of a file that is kept until the job ends."""
@@ -111,6 +119,7 @@ class Job:
     def fingerprint(self) -> str:
         """What must be the same when a job is resumed."""
         fields = {k: v for k, v in dataclasses.asdict(self).items() if k != "key_file"}
+        fields["layout"] = _LAYOUT
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 

@@ -7,7 +7,6 @@ owner alone, and deleted once the manifest is there.
 """
 
 import contextlib
-import fcntl
 import itertools
 import os
 from collections import Counter
@@ -26,6 +25,7 @@ from pipelines.criteo.prepare.collect import collect
 from pipelines.criteo.prepare.job import HISTOGRAM, Job, read_json, write_json, write_whole
 from pipelines.criteo.prepare.spread import spread, summary_of
 from pipelines.criteo.records import PrepareError
+from pipelines.files import lock
 
 
 def prepare(
@@ -49,11 +49,8 @@ def prepare(
             f"Expected a seed with new_job(..., seeded=True) alone, got seed={seed} and seeded="
             f"{job.seeded}: the manifest would not say what private training must refuse."
         )
-    ended = _ended(job)
-    if ended is not None:
-        return ended
     with _alone(job):
-        ended = _ended(job)  # by another process, a moment ago
+        ended = _ended(job)
         if ended is not None:
             return ended
         draw_id = _begin(job, seed)
@@ -72,17 +69,16 @@ def _alone(job: Job) -> Iterator[None]:
     if "://" in job.output:
         yield
         return
-    lock = Path(job.work("lock"))
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as file:  # the lock ends with it, or with the process
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PrepareError(
-                f"Expected nobody else to prepare {job.output}, got a preparation that is running: "
-                "wait until it ends, or name another output."
-            ) from error
+    path = Path(job.output) / ".lock"
+    held = lock(path)
+    if held is None:
+        raise PrepareError(
+            f"Expected nobody else to prepare {job.output}, got a preparation that is running: "
+            "wait until it ends, or name another output."
+        )
+    with held:
         yield
+        path.unlink()  # what is prepared needs none
 
 
 def _run(job: Job, options: PipelineOptions) -> None:
@@ -170,8 +166,7 @@ def _begin(job: Job, seed: int | None) -> str:
             "those, or remove the folder and its key to begin anew."
         )
     if before["draw_id"] is None:  # nothing was drawn yet
-        _write_key(job.key_file, seed)
-        before["draw_id"] = offline.draw_id(job.key())
+        before["draw_id"] = offline.draw_id(_own_key(job, seed))
         write_json(job.work("job.json"), before)
     elif not has_key or offline.draw_id(job.key()) != before["draw_id"]:
         raise PrepareError(
@@ -181,19 +176,33 @@ def _begin(job: Job, seed: int | None) -> str:
     return str(before["draw_id"])
 
 
-def _write_key(path: str, seed: int | None) -> None:
+def _own_key(job: Job, seed: int | None) -> bytes:
+    """A new key in a file that says whose it is, or the one that this job wrote before it stopped.
+
+    Raises:
+        PrepareError: The file has the key of another job.
+    """
     key = offline.new_key() if seed is None else seed.to_bytes(32, "little")
-    if "://" in path:  # no modes there: the folder's own access rules hold
-        with tf.io.gfile.GFile(path, "wb") as file:
-            file.write(key.hex().encode())
-        return
+    content, path = f"{key.hex()}\n{job.fingerprint}\n".encode(), job.key_file
+    if "://" in path:  # no modes there, and no file that is made once: its folder's rules hold
+        with tf.io.gfile.GFile(path, "wb") as remote:
+            remote.write(content)
+        return key
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).unlink(missing_ok=True)  # of this job, stopped before it drew anything
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if job.owns_key():
+            return job.key()
+        raise PrepareError(
+            f"Expected no file at key_file={path}, got that of another preparation, which it "
+            "serves alone: name another file. If none is running, remove it."
+        ) from None
     with os.fdopen(descriptor, "wb") as file:
-        file.write(key.hex().encode())
+        file.write(content)
         file.flush()
         os.fsync(descriptor)
+    return key
 
 
 def _end(job: Job, draw_id: str) -> offline.Manifest:
@@ -223,6 +232,11 @@ def _end(job: Job, draw_id: str) -> offline.Manifest:
     quarantined: Counter[str] = Counter()
     for shard in shards:
         quarantined.update({reason: of["rows"] for reason, of in shard["quarantined"].items()})
+    if offline.draw_id(job.key()) != draw_id:
+        raise PrepareError(
+            f"Expected the key with which {job.output} was begun in {job.key_file}, got another "
+            "one: remove the folder to begin anew."
+        )
     about = {"quarantined": dict(quarantined), "digests": digests, "job": job.fingerprint}
     _write_histogram(job)
     manifest = job.manifest(draw_id, about)

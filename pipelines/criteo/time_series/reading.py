@@ -99,9 +99,13 @@ class Reader(abc.ABC):
     ) -> tf.data.Dataset:
         """The batches of a prepared period from a step on."""
 
-    @abc.abstractmethod
-    def begin_anew(self, period: Period) -> None:
-        """Says that nobody has seen anything of a run on the period's batches."""
+    def claim(self, period: Period) -> str | None:
+        """Which process's run the batches serve, once they are asked for; None if each draws."""
+        return None
+
+    def begin_anew(self, period: Period, claim: str) -> None:
+        """Takes away this claim, of a process of which nobody has seen anything."""
+        raise AssertionError(f"{period.name} has no claim to take away: {claim}")
 
     def histogram(self, period: Period) -> dp_sparse.NoisyHistogram:
         """That of a prepared period."""
@@ -149,9 +153,6 @@ class RecordReader(Reader):
         """Drawn anew, whatever was drawn before."""
         del first_step
         return plan.sampling.batches(self.source(period))
-
-    def begin_anew(self, period: Period) -> None:
-        """Batches are drawn anew by themselves."""
 
     def _prepared(self, path: Path) -> Any:
         return prepared_in(self.folder / "records", path, self.config.data.vocabularies)
@@ -201,9 +202,18 @@ class DrawnReader(Reader):
         sampling: Any = plan.sampling
         return sampling.batches(self._source(period), first_step=first_step)
 
-    def begin_anew(self, period: Period) -> None:
-        """A process that was killed before it published a step has a claim to the batches."""
-        (self._batches(period) / "plan.json").unlink(missing_ok=True)
+    def claim(self, period: Period) -> str | None:
+        """What the folder of the batches says."""
+        return self._claim(period).read_text()
+
+    def begin_anew(self, period: Period, claim: str) -> None:
+        """Others stay: whoever has them may have trained on the batches."""
+        path = self._claim(period)
+        if path.exists() and path.read_text() == claim:
+            path.unlink()
+
+    def _claim(self, period: Period) -> Path:
+        return self._batches(period) / "plan.json"
 
     def _batches(self, period: Period) -> Path:
         return self.folder_of(period) / "batches"

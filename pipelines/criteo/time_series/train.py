@@ -33,7 +33,7 @@ from pipelines.exports import require_private
 from pipelines.files import whole_file
 from pipelines.methods import METHODS, NON_PRIVATE, optimizer_under
 from pipelines.optimizers import optimizer_of
-from pipelines.runs import restored
+from pipelines.runs import only_one, restored
 
 _DONE = "done.json"
 
@@ -111,6 +111,7 @@ class Run:
         held_out: Sequence[Path],
     ) -> None:
         self._config, self._folder, self._periods = config, folder, periods
+        self._lock = only_one(folder)
         self._reader: Reader = READERS[config.data.reading](config, folder)
         self._model = pctr(config.data.vocabularies, hidden=config.hidden)
         self._digests: dict[str, list[str]] = {}
@@ -155,13 +156,17 @@ class Run:
             every_seconds=self._config.checkpoint_seconds,
             keep=2,
         )
-        spent = restored(checkpoint, self._model, self._mark(period))
-        if not spent:
-            self._reader.begin_anew(period)
+        mark = self._mark(period)
+        claim = json.loads(mark.read_text()).get("claim") if mark.exists() else None
+        spent = restored(checkpoint, self._model, mark)
+        if claim is not None and not spent:  # nobody has seen anything of that process
+            self._reader.begin_anew(period, claim)
         report = dp_sparse.PrivacyReport(points=1)
         if spent < plan.sampling.steps:
+            batches = self._reader.batches(period, plan, spent)
+            _write_json(mark, {"begun": True, "claim": self._reader.claim(period)})
             self._model.fit(
-                self._reader.batches(period, plan, spent),
+                batches,
                 steps_per_epoch=plan.sampling.steps - spent,
                 callbacks=[checkpoint, report],
                 verbose=self._config.verbose,
