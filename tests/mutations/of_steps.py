@@ -13,9 +13,45 @@ _OF_MIRRORED = "tests/distribution/test_mirrored.py"
 _OF_MICROBATCHES = "tests/training/test_microbatches.py"
 _MONITOR = "dp_sparse/training/monitor.py"
 _OF_MONITOR = "tests/training/test_monitor.py"
+_OF_CHECKPOINT = "tests/training/test_checkpoint.py"
 _OF_RESUME = "tests/training/test_resume.py"
 
 FAULTS = (
+    Fault(
+        "the_claim_of_another_run_is_taken_away",
+        "pipelines/criteo/time_series/reading.py",
+        "if path.exists() and path.read_text() == claim:",
+        "if path.exists():",
+        ("tests/pipelines/test_criteo_time_series.py::test_a_claim_of_another_run_stays",),
+    ),
+    Fault(
+        "records_of_any_dtype_are_written",
+        "dp_sparse/sampling/offline/files.py",
+        "if records.dtype != manifest.dtype:",
+        "if records.dtype.itemsize < manifest.dtype.itemsize:",
+        ("tests/sampling/test_offline.py::TestRefused::test_records_of_another_dtype",),
+    ),
+    Fault(
+        "weights_of_a_step_that_was_not_published_get_their_names",
+        "dp_sparse/training/checkpoint_files.py",
+        "tf.io.gfile.exists(self._unfinished(_about(published))):\n"
+        "            self._name_both(published)",
+        "self.path:\n"
+        "            for step in range(99):\n"
+        "                if tf.io.gfile.exists(self._unfinished(_about(step))):\n"
+        "                    self._name_both(step)",
+        (f"{_OF_CHECKPOINT}::TestPublished::test_weights_of_a_step_that_was_not_published_go",),
+    ),
+    Fault(
+        "another_keys_batches_are_taken",
+        "pipelines/criteo/prepare/run.py",
+        "        if job.owns_key():\n            return job.key()\n",
+        "        return job.key()\n",
+        (
+            "tests/pipelines/test_criteo_prepare.py"
+            "::TestKey::test_of_another_preparation_that_began_meanwhile",
+        ),
+    ),
     Fault(
         "two_plans_on_one_pass",
         "dp_sparse/optimizers/passes.py",

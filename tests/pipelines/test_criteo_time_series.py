@@ -333,6 +333,18 @@ def test_batches_on_which_something_else_may_have_trained_stay_claimed(
         train(config_of(days, **changes), tmp_path)  # which has a mark by now
 
 
+def test_a_claim_of_another_run_stays(days: str, tmp_path: Path) -> None:
+    (period, *_) = periods_of(day_files(days), 2)
+    reader = DrawnReader(config_of(days), tmp_path)
+    path = tmp_path / "period-000" / "batches" / "plan.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("of another")
+    reader.begin_anew(period, "own")
+    assert reader.claim(period) == "of another"
+    reader.begin_anew(period, "of another")
+    assert not path.exists()
+
+
 def test_one_run_at_a_time(days: str, tmp_path: Path) -> None:
     """Two would draw the noise of one histogram twice."""
     first = Run.of(config_of(days), tmp_path)
