@@ -3,7 +3,7 @@
 Beside its report there are `run.json`, its config; `rows.npz` or `frequencies.npz`, and
 `plan.json`, what it selected or counted and may spend, each made once; `checkpoints`, of
 `dp_sparse.PrivateCheckpoint`, and `begun.json`, once there must be some; and, if it is monitored,
-`log`, of `dp_sparse.PrivacyMonitor`.
+`log`, of `dp_sparse.PrivacyMonitor`. `lock` keeps other processes out while one is there.
 """
 
 import json
