@@ -238,10 +238,9 @@ def test_delayed_noise_is_added_first(tmp_path: pathlib.Path, as_model: Any) -> 
 
     model.fit(batches, steps_per_epoch=1, callbacks=[Exporting()], verbose=0)
     plain = keras.models.load_model(tmp_path / "export" / "keras")
-    for old, new in zip(before, plain.trainable_variables, strict=True):
-        if old.ndim == 2:  # on the grid of released values, one in some thousand is 0
-            assert (old != np.array(new)).any(axis=1).mean() > 0.7, new.path
-            assert "embedding" not in new.path or (old != np.array(new)).any(axis=1).all()
+    pairs = list(zip(before, plain.trainable_variables, strict=True))
+    # Noisy sums lie on a grid, so that one in thousands is 0; a row without noise has three.
+    assert sum((old == np.array(new)).sum() for old, new in pairs) < 3
 
 
 class TestWholeOrNotAtAll:

@@ -1,9 +1,9 @@
 """The Beam pipeline of a preparation, and how it begins, ends and goes on after it was stopped.
 
 Shards are spread, then buckets collected: only numbers of shards and buckets pass through the
-shuffle, so memory is that of one bucket a worker. Whatever was finished
-stays finished: the same command goes on. The key is made first, outside the output, readable by its
-owner alone, and deleted once the manifest is there.
+shuffle, so memory is that of one bucket a worker. Whatever was finished stays finished: the same
+command goes on. The key is made first, outside the output, readable by its owner alone, and deleted
+once the manifest is there.
 """
 
 import contextlib

@@ -22,18 +22,14 @@ from pipelines.criteo.schema import RECORD_DTYPE
 from pipelines.criteo.shards import malformed_lines
 
 
-def spread(job: Job, shard: int) -> dict[str, Any]:
-    """Writes the pairs of a shard, unless they are there; returns what was found.
-
-    Returns:
-        `records`, `digest` (SHA-256 of the decompressed bytes), `quarantined` (by reason), `pairs`.
+def spread(job: Job, shard: int) -> None:
+    """Writes the pairs of a shard, and a summary of what was found, unless they are there.
 
     Raises:
         PrepareError: The file is damaged or cut, or has no row.
     """
-    found = read_json(_summary(job, shard))
-    if found is not None:
-        return found  # type: ignore[no-any-return]
+    if summary_of(job, shard) is not None:
+        return
     draw = offline.OfflineDraw(job.key(), job.expected_batch_size / job.num_examples, job.steps)
     lines, parts = _Lines(job, shard), _Parts(job, shard)
     counted = LookupCounts(job.vocabularies) if job.counts(shard) else None
@@ -63,12 +59,15 @@ def spread(job: Job, shard: int) -> dict[str, Any]:
         "pairs": parts.pairs,
     }
     write_json(_summary(job, shard), found)
-    return found
 
 
-def summary_of(job: Job, shard: int) -> dict[str, Any]:
-    """What `spread` returned."""
-    return read_json(_summary(job, shard))  # type: ignore[no-any-return]
+def summary_of(job: Job, shard: int) -> Any:
+    """What was found in a shard; None before it is spread.
+
+    It has `records`, `digest` (SHA-256 of the decompressed bytes), `quarantined` (by reason) and
+    `pairs`.
+    """
+    return read_json(_summary(job, shard))
 
 
 def _summary(job: Job, shard: int) -> str:
