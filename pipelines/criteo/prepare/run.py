@@ -220,14 +220,15 @@ def _end(job: Job, draw_id: str) -> offline.Manifest:
         first = digests.index(digests[twice[0]])
         raise PrepareError(
             f"Expected each shard once, got the same rows in {job.inputs[first]} and "
-            f"{job.inputs[twice[0]]}: leave one out, and begin anew in another folder."
+            f"{job.inputs[twice[0]]}: leave one out, remove {job.output} and {job.key_file}, and "
+            "begin anew."
         )
     records = sum(shard["records"] for shard in shards)
     if records != job.num_examples:
         raise PrepareError(
             f"Expected num_examples={job.num_examples} well-formed rows, got {records}: the "
-            f"sampling probability depends on it. Begin anew in another folder with "
-            f"--num_examples={records}."
+            f"sampling probability depends on it. Remove {job.output} and {job.key_file}, and "
+            f"begin anew with --num_examples={records}."
         )
     quarantined: Counter[str] = Counter()
     for shard in shards:
