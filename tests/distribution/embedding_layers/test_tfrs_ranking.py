@@ -17,9 +17,15 @@ CODE = """
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["updates", "ranking_update", "ranking_serves", "ranking_refusals"]
+    "name",
+    [
+        "ranking_refusals",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("updates", "ranking_update", "ranking_serves")
+        ),
+    ],
 )
 def test_of_recommenders(name: str) -> None:
     run_python(CODE, name)

@@ -19,8 +19,9 @@ from dp_sparse.distribution.embedding_layers import layer_adapters
 from pipelines.criteo.methods import private_optimizer, table_names
 from pipelines.criteo.records import load_or_prepare
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
+from pipelines.criteo.sources import parts
 from pipelines.criteo.tables import examples_by_feature
-from pipelines.criteo.train import _split, exact_auc
+from pipelines.criteo.train import exact_auc
 from tests.distribution.embedding_layers import two_tables
 from tests.distribution.embedding_layers.emulator import SparseCore, read
 
@@ -143,7 +144,7 @@ def ranking_on_criteo(folder: str) -> None:
     data = load_or_prepare(sample, Path(folder) / "rows", TABLE3_VOCABULARIES, progress=False)
     config = get_config()
     config.privacy.epsilon, config.training.epochs = 8.0, 1.0
-    training, _, held_out = _split(data, config.data, with_dense_features)
+    training, _, held_out = parts(config, data, with_dense_features)
     steps = len(training) // config.training.batch_size
     optimizer = private_optimizer(config, data, training, steps)
     names, width = table_names(len(TABLE3_VOCABULARIES)), 16
