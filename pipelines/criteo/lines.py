@@ -85,3 +85,10 @@ def decompressed(raw: Any) -> Iterator[bytes]:
         yield b"".join(pieces)
         raise
     yield b"".join(pieces)
+
+
+def hashed(blocks: Iterator[bytes], digest: Any) -> Iterator[bytes]:
+    """The same blocks, each of which `digest`, of hashlib, gets before it is passed on."""
+    for block in blocks:
+        digest.update(block)
+        yield block

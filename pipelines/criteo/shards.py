@@ -1,21 +1,23 @@
 """Lines of one file wherever TensorFlow can read it, and those that are malformed, kept apart."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from pipelines.criteo.lines import DAMAGE, watched, whole_lines
+from pipelines.criteo.lines import DAMAGE, hashed, watched, whole_lines
 from pipelines.criteo.parse import MAX_LINE_BYTES, REASONS, WELL_FORMED
 from pipelines.criteo.records import PrepareError
 
 
-def blocks_of(path: str, progress: bool = False) -> Iterator[bytes]:
+def blocks_of(path: str, progress: bool = False, digest: Any = None) -> Iterator[bytes]:
     """The lines of a file, plain or gzip, in blocks of whole ones; the last may have no end.
 
     Args:
         path: Local, or any path of `tf.io.gfile`.
         progress: Whether to show how much of the file was read.
+        digest: Of hashlib, gets all that is unpacked: also what is cut from a line too long.
 
     Raises:
         PrepareError: The file is missing, cut or damaged. What is before comes first.
@@ -25,6 +27,8 @@ def blocks_of(path: str, progress: bool = False) -> Iterator[bytes]:
         with tf.io.gfile.GFile(path, "rb") as raw:
             size = tf.io.gfile.stat(path).length
             blocks = watched(raw, path, size, progress)
+            if digest is not None:
+                blocks = hashed(blocks, digest)
             for block in whole_lines(blocks, MAX_LINE_BYTES):
                 yield block
                 lines += block.count(b"\n")

@@ -1,6 +1,7 @@
 """The builders of tensorflow-datasets: rows as they are in the files, and which files are taken."""
 
 import gzip
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ def test_days_are_splits_with_the_rows_of_their_files(
     assert again.info.metadata["day_0"]["quarantined"] == {}
     report = again.info.metadata["day_1"]
     assert report["quarantined"] == {"too_few_fields": 1, "bad_encoding": 1}
+    plain = gzip.decompress((manual / "day_1.gz").read_bytes())
+    assert report["sha256"] == hashlib.sha256(plain).hexdigest()
     assert report["rows"] == 9_000 == again.info.splits["day_1"].num_examples
     kept = [path.read_bytes() for path in Path(again.data_path, "quarantine").iterdir()]
     assert sorted(b"".join(kept).splitlines()) == [

@@ -1,11 +1,13 @@
 """Reading in bounded memory."""
 
 import gzip
+import hashlib
 from pathlib import Path
 
 import pytest
 
 from pipelines.criteo import lines
+from pipelines.criteo.shards import blocks_of
 
 
 def read(source: Path, max_line_bytes: int = 100) -> list[bytes]:
@@ -37,6 +39,18 @@ def test_endless_line_stays_small_and_too_long(
     assert found[0] == found[2] == b"ok"
     assert 100 < len(found[1]) < 2000
     assert 100 < len(found[3].removesuffix(b"\r")) < 2000
+
+
+def test_a_digest_is_that_of_all_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that are cut from a line too long: the file's own, by any other program."""
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 1000)
+    content = b"ok\n" + b"x" * 10**5 + b"\nok"
+    for name, stored in (("plain", content), ("packed", gzip.compress(content))):
+        (tmp_path / name).write_bytes(stored)
+        digest = hashlib.sha256()
+        cut = b"".join(blocks_of(str(tmp_path / name), digest=digest))
+        assert len(cut) < 10**4
+        assert digest.hexdigest() == hashlib.sha256(content).hexdigest()
 
 
 def test_lines_before_a_truncation_arrive(tmp_path: Path) -> None:

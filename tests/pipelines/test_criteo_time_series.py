@@ -202,12 +202,18 @@ def test_without_privacy_it_says_so(days: str, tmp_path: Path) -> None:
     assert result.steps == 6
 
 
+def write_first_day_twice(days: str, folder: Path) -> None:
+    """The second day has its rows behind a malformed line: the file begins otherwise."""
+    for k, path in enumerate(day_files(days)):
+        source = day_files(days)[0] if k == 1 else path
+        lines = gzip.decompress(source.read_bytes())
+        (folder / f"day_{k}.gz").write_bytes(gzip.compress(b"x\n" * k + lines))
+
+
 class TestRefused:
     @pytest.mark.slow
     def test_rows_of_another_period(self, days: str, tmp_path: Path) -> None:
-        for k, path in enumerate(day_files(days)):
-            source = day_files(days)[0] if k == 1 else path
-            (tmp_path / f"day_{k}.gz").write_bytes(source.read_bytes())
+        write_first_day_twice(days, tmp_path)
         config = config_of(str(tmp_path / "day_*.gz"), method="dp_sgd")
         with pytest.raises(PrepareError, match="an example in two periods would pay in both"):
             train(config, tmp_path / "run")
@@ -217,9 +223,7 @@ class TestRefused:
         self, days: str, tmp_path: Path
     ) -> None:
         """With `all_days` its histogram would count them a second time, which nothing pays."""
-        for k, path in enumerate(day_files(days)):
-            source = day_files(days)[0] if k == 1 else path
-            (tmp_path / f"day_{k}.gz").write_bytes(source.read_bytes())
+        write_first_day_twice(days, tmp_path)
         changes = {"method": "dp_fest", "selection.frequencies": "all_days"}
         with pytest.raises(PrepareError, match="an example in two periods would pay in both"):
             train(config_of(str(tmp_path / "day_*.gz"), **changes), tmp_path / "run")
@@ -250,9 +254,7 @@ class TestRefused:
             train(config, tmp_path / "run")
 
     def test_rows_twice_in_a_period(self, days: str, tmp_path: Path) -> None:
-        for k, path in enumerate(day_files(days)):
-            source = day_files(days)[0] if k == 1 else path
-            (tmp_path / f"day_{k}.gz").write_bytes(source.read_bytes())
+        write_first_day_twice(days, tmp_path)
         config = config_of(str(tmp_path / "day_*.gz"), method="dp_sgd", period=2)
         with pytest.raises(PrepareError, match="rows of its own in each file"):
             train(config, tmp_path / "run")
@@ -277,18 +279,39 @@ class TestRefused:
 
     def test_a_day_without_rows_before_anything_trains(self, days: str, tmp_path: Path) -> None:
         for k, path in enumerate(day_files(days)):
-            content = gzip.compress(b"") if k == 1 else path.read_bytes()
+            content = gzip.compress(b"x\n") if k == 1 else path.read_bytes()
             (tmp_path / f"day_{k}.gz").write_bytes(content)
         config = config_of(str(tmp_path / "day_*.gz"), **{"data.reading": "drawn"})
-        with pytest.raises(PrepareError, match=r"Expected rows in .*day_1\.gz, got 0 lines"):
+        with pytest.raises(PrepareError, match=r"Expected rows in .*day_1\.gz, got 1 lines"):
             train(config, tmp_path / "run")
         assert not list((tmp_path / "run").glob("period-*/plan.json"))
+
+    def test_a_day_that_trains_and_evaluates(self, days: str, tmp_path: Path) -> None:
+        for k, path in enumerate(day_files(days)):
+            plain = gzip.decompress((day_files(days)[0] if k == 3 else path).read_bytes())
+            (tmp_path / f"day_{k}.tsv").write_bytes(plain)
+        with pytest.raises(PrepareError, match=r"each file once.*day_0\.tsv and .*day_3\.tsv"):
+            train(config_of(str(tmp_path / "day_*.tsv")), tmp_path / "run")
+
+    def test_exports_into_which_another_run_has_begun_to_write(
+        self, days: str, tmp_path: Path
+    ) -> None:
+        """None is there yet: the other one would write its own among them."""
+        config = config_of(days, export=str(tmp_path / "exports"))
+        first = Run.of(config, tmp_path / "run")
+        with pytest.raises(ValueError, match=r"exports of another run.*with run\.txt"):
+            Run.of(config, tmp_path / "other")
+        del first
+        gc.collect()
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(ValueError, match="exports of another run"):
+            Run.of(config, tmp_path / "run")
 
     def test_exports_of_another_run(self, days: str, tmp_path: Path) -> None:
         """They would be taken for this one's."""
         (tmp_path / "exports" / "period-000").mkdir(parents=True)
         config = config_of(days, export=str(tmp_path / "exports"))
-        with pytest.raises(ValueError, match="without exports for a run that begins.*period-000"):
+        with pytest.raises(ValueError, match="exports of another run.*period-000"):
             train(config, tmp_path / "run")
 
 

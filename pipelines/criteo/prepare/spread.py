@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from dp_sparse import offline
 from pipelines.criteo.histograms import LookupCounts
-from pipelines.criteo.lines import DAMAGE, decompressed, whole_lines
+from pipelines.criteo.lines import DAMAGE, decompressed, hashed, whole_lines
 from pipelines.criteo.parse import MAX_LINE_BYTES, parse_lines
 from pipelines.criteo.prepare.job import PAIR, Job, give_name, read_json, write_json, write_whole
 from pipelines.criteo.records import PrepareError, Tally
@@ -107,7 +107,7 @@ class _Lines:
     def __iter__(self) -> Iterator[np.ndarray]:
         try:
             with tf.io.gfile.GFile(self._path, "rb") as raw:
-                for block in whole_lines(self._hashed(decompressed(raw)), MAX_LINE_BYTES):
+                for block in whole_lines(hashed(decompressed(raw), self.digest), MAX_LINE_BYTES):
                     parsed = parse_lines(block, self._vocabularies)
                     first = self.tally.lines + 1
                     self.quarantine.write(malformed_lines(block, parsed.reasons, first))
@@ -119,11 +119,6 @@ class _Lines:
                 f"{self._path} {how} after {self.tally.lines} rows ({error}). Get the file again, "
                 "and start the same command again: the other shards are kept."
             ) from error
-
-    def _hashed(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
-        for block in blocks:
-            self.digest.update(block)
-            yield block
 
 
 def _chunks(lines: _Lines) -> Iterator[np.ndarray]:

@@ -17,6 +17,7 @@ import numpy as np
 
 import dp_sparse
 from models.pctr import pctr
+from pipelines.criteo.days import check_different
 from pipelines.criteo.records import PrepareError
 from pipelines.criteo.time_series.days import Period, day_files, periods_of
 from pipelines.criteo.time_series.exports import PeriodExports
@@ -90,11 +91,13 @@ class Run:
         """A run in `folder`, checked; it may have begun there before.
 
         Raises:
-            ValueError: An unknown method or reader, days that are missing or empty, an export
-                without privacy, exports of another run, or a number out of its range.
+            ValueError: An unknown method or reader, days that are missing, empty or begin with the
+                same rows, an export without privacy, exports of another run, or a number out of
+                its range.
         """
         _check(config)
         files = day_files(config.data.days)
+        check_different([str(path) for path in files])  # nobody trains on what evaluates
         last = config.data.train_days
         if not 1 <= last < len(files):
             raise ValueError(
@@ -116,9 +119,7 @@ class Run:
         self._model = pctr(config.data.vocabularies, hidden=config.hidden)
         self._digests: dict[str, list[str]] = {}
         self._held_out = _held_out(config, folder, held_out)
-        self._exports = PeriodExports(Path(config.export)) if config.export else None
-        if self._exports is not None and not self._mark(periods[0]).exists():
-            self._exports.require_none()
+        self._exports = PeriodExports(Path(config.export), folder) if config.export else None
 
     def _mark(self, period: Period) -> Path:
         """A file that is there once training on the period has begun."""
