@@ -62,23 +62,23 @@ def test_the_same_rows_are_found_however_they_are_packed(tmp_path: Path) -> None
     check_different([str(tmp_path / "plain"), str(tmp_path / "other")])
 
 
-@given(days=st.integers(1, 30), length=st.integers(1, 30))
-def test_periods_are_disjoint_and_hold_every_day(days: int, length: int) -> None:
-    names = [Path(f"day_{day}") for day in range(days)]
+@given(first=st.integers(0, 9), days=st.integers(1, 30), length=st.integers(1, 30))
+def test_periods_are_disjoint_and_hold_every_day(first: int, days: int, length: int) -> None:
+    names = [Path(f"day_{day}") for day in range(first, first + days)]
     if length > days:
         with pytest.raises(ValueError, match="1 <= period <="):
             periods_of(names, length)
         return
     periods = periods_of(names, length)
     assert [path for period in periods for path in period.files] == names
-    assert [day for period in periods for day in period.days] == list(range(1, days + 1))
+    assert [day for period in periods for day in period.days] == [*range(first, first + days)]
     assert {len(period.files) for period in periods[:-1]} <= {length}
     assert [period.number for period in periods] == list(range(len(periods)))
 
 
 def test_periods_have_names() -> None:
     periods = periods_of([Path(f"day_{day}") for day in range(5)], 2)
-    assert [p.name for p in periods] == ["days 1 to 2", "days 3 to 4", "day 5"]
+    assert [p.name for p in periods] == ["days 0 to 1", "days 2 to 3", "day 4"]
 
 
 class TestCut:

@@ -98,7 +98,7 @@ class TestARun:
             dp_sparse.NoisyHistogram.load(running[1] / f"period-{n:03d}/histogram.npz")
             for n in range(TRAIN_DAYS)
         ]
-        assert [h.data for h in loaded] == ["day 1", "day 2"]
+        assert [h.data for h in loaded] == ["day 0", "day 1"]
         assert len({h.histogram_id for h in loaded}) == TRAIN_DAYS
         for histogram in loaded:  # ROWS examples look up one row of each of 26 tables
             total = sum(counts.sum() for counts in histogram.counts.values())
@@ -107,7 +107,7 @@ class TestARun:
 
     def test_it_evaluates_after_each_period(self, running: tuple[TimeSeriesResult, Path]) -> None:
         result, _ = running
-        assert [name for name, _ in result.curve] == ["day 1", "day 2"]
+        assert [name for name, _ in result.curve] == ["day 0", "day 1"]
         assert result.curve[-1][1] == result.auc
         assert result.reduction > 1
 
@@ -172,7 +172,7 @@ def test_rows_come_from_the_histograms_that_were_asked_for(
     pays = {"first_day": [True, False], "all_days": [True, True], "running": [True, True]}
     assert [bool(plan.releases) for plan in plans_in(tmp_path).values()] == pays[frequencies]
     first = dp_sparse.NoisyHistogram.load(tmp_path / "period-000/histogram.npz")
-    assert first.data == ("day 1" if frequencies == "first_day" else "days 1 to 2")
+    assert first.data == ("day 0" if frequencies == "first_day" else "days 0 to 1")
     same = rows[0].row_ids["category_14"].tolist() == rows[1].row_ids["category_14"].tolist()
     assert same or frequencies == "running"
     assert result.epsilon <= 8.0
@@ -250,7 +250,7 @@ class TestRefused:
         gc.collect()
         (tmp_path / "day_0.gz").write_bytes(second)
         (tmp_path / "day_1.gz").write_bytes(first)
-        with pytest.raises(PrepareError, match="Expected the rows that day 1 had when it was read"):
+        with pytest.raises(PrepareError, match="Expected the rows that day 0 had when it was read"):
             train(config, tmp_path / "run")
 
     def test_rows_twice_in_a_period(self, days: str, tmp_path: Path) -> None:
@@ -474,6 +474,6 @@ def test_command_line(days: str, tmp_path: Path) -> None:
         )
         assert done.returncode == expected, done.stderr
         if not expected:
-            assert "after days 1 to 2: AUC" in done.stdout
+            assert "after days 0 to 1: AUC" in done.stdout
             assert "A person with an example in every part pays in each" in done.stdout
     assert "Expected the config with which the run" in done.stderr

@@ -17,7 +17,7 @@ class Period:
 
     Attributes:
         number: Which period, from 0.
-        days: Its days, counted from 1.
+        days: The numbers of its days, those of their files.
         files: A file of rows for each day.
     """
 
@@ -83,6 +83,10 @@ def _number(path: Path) -> int:
 def periods_of(files: Sequence[Path], length: int) -> list[Period]:
     """The days in periods of `length` days; the last one may be shorter.
 
+    Args:
+        files: As `day_files` gives them, or a part of that.
+        length: Days of a period.
+
     Raises:
         ValueError: `length` is not positive, or there are fewer days.
     """
@@ -90,10 +94,11 @@ def periods_of(files: Sequence[Path], length: int) -> list[Period]:
         raise ValueError(
             f"Expected 1 <= period <= {len(files)}, the days of training, got period={length}."
         )
+    parts = [tuple(files[start : start + length]) for start in range(0, len(files), length)]
+    firsts = [_number(part[0]) for part in parts]
     return [
-        Period(number, range(start + 1, start + 1 + len(part)), tuple(part))
-        for number, start in enumerate(range(0, len(files), length))
-        if (part := files[start : start + length])
+        Period(number, range(first, first + len(part)), part)
+        for number, (first, part) in enumerate(zip(firsts, parts, strict=True))
     ]
 
 
