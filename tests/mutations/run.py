@@ -122,7 +122,7 @@ def run_tests(tests: Sequence[str], fault: Fault | None = None) -> Outcome:
 
 def _pytest(root: Path, tests: Sequence[str]) -> tuple[str, str]:
     plugins = ["-p", "no:cacheprovider", "-p", "tests.mutations.unshrunk"]
-    command = [sys.executable, "-m", "pytest", "-x", "-rfE", *plugins, *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-rfE", "-m", "", *plugins, *tests]
     # The copy comes first, wherever the package is installed from.
     environment = {**os.environ, "PYTHONPATH": str(root)}
     try:
