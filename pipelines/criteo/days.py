@@ -54,7 +54,8 @@ def check_different(paths: Sequence[str]) -> None:
         if digest in seen:
             raise PrepareError(
                 f"Expected each file once, got the same rows at the beginning of {seen[digest]} "
-                f"and {path}: an example that is there twice would be paid for once."
+                f"and {path}: leave one out. An example would train twice and be paid for once, or "
+                "judge a model that has trained on it."
             )
         seen[digest] = path
 

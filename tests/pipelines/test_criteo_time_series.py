@@ -25,6 +25,7 @@ from dp_sparse.sampling.offline import claim
 from pipelines.criteo.generate import generate_days
 from pipelines.criteo.records import PrepareError
 from pipelines.criteo.time_series.days import day_files, periods_of
+from pipelines.criteo.time_series.exports import PeriodExports
 from pipelines.criteo.time_series.periods import FREQUENCIES, Frequencies
 from pipelines.criteo.time_series.reading import DrawnReader, JoinedRecords, RecordReader
 from pipelines.criteo.time_series.train import Run, TimeSeriesResult, train
@@ -293,25 +294,52 @@ class TestRefused:
         with pytest.raises(PrepareError, match=r"each file once.*day_0\.tsv and .*day_3\.tsv"):
             train(config_of(str(tmp_path / "day_*.tsv")), tmp_path / "run")
 
-    def test_exports_into_which_another_run_has_begun_to_write(
-        self, days: str, tmp_path: Path
-    ) -> None:
-        """None is there yet: the other one would write its own among them."""
+    def test_a_folder_of_exports_of_another_run(self, days: str, tmp_path: Path) -> None:
+        """No export is there yet: one of them would write its own among the other's."""
         config = config_of(days, export=str(tmp_path / "exports"))
         first = Run.of(config, tmp_path / "run")
-        with pytest.raises(ValueError, match=r"exports of another run.*with run\.txt"):
+        with pytest.raises(ValueError, match="Expected nobody else in .*exports"):
             Run.of(config, tmp_path / "other")
         del first
         gc.collect()
-        shutil.rmtree(tmp_path / "run")
-        with pytest.raises(ValueError, match="exports of another run"):
+        with pytest.raises(ValueError, match=r"exports of this run.* of the run in .*/run: name"):
+            Run.of(config, tmp_path / "other")
+
+    def test_exports_without_their_run(self, days: str, tmp_path: Path) -> None:
+        """A run that begins would take them for its own; one that goes on may."""
+        config = config_of(days, export=str(tmp_path / "exports"))
+        Run.of(config, tmp_path / "run")
+        gc.collect()
+        (tmp_path / "exports" / "period-000").mkdir()
+        with pytest.raises(ValueError, match="without exports for a run that begins.*period-000"):
+            Run.of(config, tmp_path / "run")
+        gc.collect()
+        mark = tmp_path / "run" / "period-000" / "begun.json"
+        mark.parent.mkdir()
+        mark.write_text("{}")
+        Run.of(config, tmp_path / "run")
+        gc.collect()
+        (tmp_path / "exports" / "run.txt").unlink()  # as of the versions that wrote none
+        Run.of(config, tmp_path / "run")
+
+    def test_a_folder_of_exports_that_was_taken_away(self, days: str, tmp_path: Path) -> None:
+        exports = PeriodExports(tmp_path / "exports", tmp_path / "run", begun=False)
+        shutil.rmtree(tmp_path / "exports")
+        PeriodExports(tmp_path / "exports", tmp_path / "other", begun=False)
+        period = periods_of(day_files(days), 1)[0]
+        with pytest.raises(ValueError, match=r"exports of this run.* of the run in .*/other: name"):
+            exports.write(keras.Model(), period, {})  # type: ignore[arg-type]
+
+    def test_exports_in_the_folder_of_the_run(self, days: str, tmp_path: Path) -> None:
+        config = config_of(days, export=str(tmp_path / "run"))
+        with pytest.raises(ValueError, match="a folder for exports alone"):
             Run.of(config, tmp_path / "run")
 
     def test_exports_of_another_run(self, days: str, tmp_path: Path) -> None:
         """They would be taken for this one's."""
         (tmp_path / "exports" / "period-000").mkdir(parents=True)
         config = config_of(days, export=str(tmp_path / "exports"))
-        with pytest.raises(ValueError, match="exports of another run.*period-000"):
+        with pytest.raises(ValueError, match="without exports for a run that begins.*period-000"):
             train(config, tmp_path / "run")
 
 

@@ -5,7 +5,6 @@ what each later period changed; and the whole model after the last period that h
 the statement of all periods up to it. `run.txt` says whose exports these are.
 """
 
-import contextlib
 import shutil
 import uuid
 from pathlib import Path
@@ -15,32 +14,47 @@ import keras
 import dp_sparse
 from pipelines.criteo.time_series.days import Period
 from pipelines.files import whole_file
+from pipelines.runs import only_one
 
 
 class PeriodExports:
     """Writes what is missing after a period, so a run that was stopped goes on with it.
 
     Args:
-        folder: Where to. From now on it belongs to the run, whoever else begins at the same time.
+        folder: Where to. It belongs to one run from its begin on, and nobody else is in it.
         run: The folder of the run, which is alone in it.
+        begun: Whether training on the first period has begun there.
 
     Raises:
-        ValueError: Another run has exports in the folder, or will have.
+        ValueError: The folder is another run's, or has exports while this one has yet to begin.
     """
 
-    def __init__(self, folder: Path, run: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        owner, own = folder / "run.txt", _name_of(run)
-        there = sorted([*folder.glob("period-*"), *folder.glob("delta-*")])
-        if not owner.exists() and not there:
-            with contextlib.suppress(FileExistsError), owner.open("x") as file:
-                file.write(own)
-        if not owner.exists() or owner.read_text() != own:
-            seen = (there or [owner])[0].name
+    def __init__(self, folder: Path, run: Path, begun: bool) -> None:
+        if folder.resolve() == run.resolve():
             raise ValueError(
-                f"Expected a folder without exports of another run, got export={str(folder)!r} "
-                f"with {seen}: name another one."
+                f"Expected a folder for exports alone, got export={str(folder)!r}, the folder of "
+                "the run: name another one."
+            )
+        self._folder, self._owner, self._own = folder, folder / "run.txt", _name_of(run)
+        self._lock = only_one(folder)
+        there = sorted([*folder.glob("period-*"), *folder.glob("delta-*")])
+        if there and not begun:
+            raise ValueError(
+                f"Expected a folder without exports for a run that begins, got export="
+                f"{str(folder)!r} with {there[0].name}: name another one."
+            )
+        if not self._owner.exists():
+            with whole_file(self._owner) as file:
+                file.write(f"{self._own}\nof the run in {run.resolve()}\n".encode())
+        self._require_own()
+
+    def _require_own(self) -> None:
+        words = self._owner.read_text().splitlines() if self._owner.exists() else []
+        if words[:1] != [self._own]:
+            whose = " ".join(words[1:2]) or "of no run, without its run.txt"
+            raise ValueError(
+                f"Expected a folder for the exports of this run, got export={str(self._folder)!r}, "
+                f"{whose}: name another one, or remove this one if nobody needs it."
             )
 
     def write(self, model: keras.Model, period: Period, plans: dp_sparse.DisjointPlans) -> None:
@@ -50,7 +64,11 @@ class PeriodExports:
             model: Compiled with the optimizer of the period.
             period: Which one.
             plans: Of all periods up to it.
+
+        Raises:
+            ValueError: The folder was taken from the run.
         """
+        self._require_own()
         whole, base = self._whole(period.number), self._whole(period.number - 1)
         if not whole.exists():
             if base.exists() and not model.optimizer.delays_noise:

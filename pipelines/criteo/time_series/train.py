@@ -97,7 +97,7 @@ class Run:
         """
         _check(config)
         files = day_files(config.data.days)
-        check_different([str(path) for path in files])  # nobody trains on what evaluates
+        check_different([str(path) for path in files])  # also those that evaluate
         last = config.data.train_days
         if not 1 <= last < len(files):
             raise ValueError(
@@ -119,7 +119,10 @@ class Run:
         self._model = pctr(config.data.vocabularies, hidden=config.hidden)
         self._digests: dict[str, list[str]] = {}
         self._held_out = _held_out(config, folder, held_out)
-        self._exports = PeriodExports(Path(config.export), folder) if config.export else None
+        self._exports = None
+        if config.export:
+            begun = self._mark(periods[0]).exists()
+            self._exports = PeriodExports(Path(config.export), folder, begun)
 
     def _mark(self, period: Period) -> Path:
         """A file that is there once training on the period has begun."""
