@@ -87,13 +87,12 @@ FAULTS = (
         ("tests/optimizers/test_fest.py::test_every_selected_row_is_noised_and_no_other",),
     ),
     Fault(
-        "each_replica_draws_its_own_noise",
-        _TRAIN_STEP,
-        "noisy = replicas.merged(lambda: optimizer.release(sums, draw))",
-        "number = draw.number + replicas.own_number() if replicas.count() > 1 else draw.number\n"
-        "        own = noise.Draw(draw.key, number, draw.offset)\n"
-        "        noisy = optimizer.release(sums, own)",
-        (f"{_OF_MIRRORED}::test_noise_and_rows_are_drawn_once",),
+        "noise_divided_by_the_number_of_replicas",
+        "dp_sparse/optimizers/release.py",
+        "noise.noisy_mean(flat, deviation,",
+        "noise.noisy_mean(\n"
+        "        flat, deviation / tf.distribute.get_strategy().num_replicas_in_sync,",
+        (f"{_OF_MIRRORED}::test_noise_and_rows_are_drawn_once[adafest]",),
     ),
     Fault(
         "sums_of_replicas_not_added",
