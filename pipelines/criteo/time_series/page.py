@@ -97,7 +97,7 @@ def _plot(lines: Sequence[dict[str, Any]], path: Path) -> bool:
     axes.set_xscale("log")
     axes.set_xlabel("gradient-size reduction")
     axes.set_ylabel("AUC on the last six days")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # beside all points
     with whole_file(path) as file:
         figure.savefig(file, format="png", dpi=120)
     return True
