@@ -335,13 +335,6 @@ class TestRefused:
         with pytest.raises(ValueError, match="a folder for exports alone"):
             Run.of(config, tmp_path / "run")
 
-    def test_exports_of_another_run(self, days: str, tmp_path: Path) -> None:
-        """They would be taken for this one's."""
-        (tmp_path / "exports" / "period-000").mkdir(parents=True)
-        config = config_of(days, export=str(tmp_path / "exports"))
-        with pytest.raises(ValueError, match="without exports for a run that begins.*period-000"):
-            train(config, tmp_path / "run")
-
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
     days: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

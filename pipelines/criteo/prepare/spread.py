@@ -14,12 +14,11 @@ import tensorflow as tf
 
 from dp_sparse import offline
 from pipelines.criteo.histograms import LookupCounts
-from pipelines.criteo.lines import DAMAGE, decompressed, hashed, whole_lines
-from pipelines.criteo.parse import MAX_LINE_BYTES, parse_lines
+from pipelines.criteo.parse import parse_lines
 from pipelines.criteo.prepare.job import PAIR, Job, give_name, read_json, write_json, write_whole
 from pipelines.criteo.records import PrepareError, Tally
 from pipelines.criteo.schema import RECORD_DTYPE
-from pipelines.criteo.shards import malformed_lines
+from pipelines.criteo.shards import blocks_of, malformed_lines
 
 
 def spread(job: Job, shard: int) -> None:
@@ -106,18 +105,15 @@ class _Lines:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         try:
-            with tf.io.gfile.GFile(self._path, "rb") as raw:
-                for block in whole_lines(hashed(decompressed(raw), self.digest), MAX_LINE_BYTES):
-                    parsed = parse_lines(block, self._vocabularies)
-                    first = self.tally.lines + 1
-                    self.quarantine.write(malformed_lines(block, parsed.reasons, first))
-                    self.tally.add(parsed.reasons)
-                    yield parsed.records
-        except DAMAGE as error:
-            how = "ends early" if isinstance(error, EOFError) else "is damaged"
+            for block in blocks_of(self._path, digest=self.digest):
+                parsed = parse_lines(block, self._vocabularies)
+                first = self.tally.lines + 1
+                self.quarantine.write(malformed_lines(block, parsed.reasons, first))
+                self.tally.add(parsed.reasons)
+                yield parsed.records
+        except PrepareError as error:
             raise PrepareError(
-                f"{self._path} {how} after {self.tally.lines} rows ({error}). Get the file again, "
-                "and start the same command again: the other shards are kept."
+                f"{error} Start the same command again then: the other shards are kept."
             ) from error
 
 

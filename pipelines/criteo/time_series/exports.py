@@ -51,10 +51,10 @@ class PeriodExports:
     def _require_own(self) -> None:
         words = self._owner.read_text().splitlines() if self._owner.exists() else []
         if words[:1] != [self._own]:
-            whose = " ".join(words[1:2]) or "of no run, without its run.txt"
+            whose = " ".join(words[1:]) or "which has lost its run.txt"
             raise ValueError(
                 f"Expected a folder for the exports of this run, got export={str(self._folder)!r}, "
-                f"{whose}: name another one, or remove this one if nobody needs it."
+                f"{whose}: name another one, or remove it if nobody needs it and start again."
             )
 
     def write(self, model: keras.Model, period: Period, plans: dp_sparse.DisjointPlans) -> None:

@@ -14,7 +14,7 @@ Table 5, Figure 5 and Figure 6 of Ghazi et al. (NeurIPS 2023), scaled down: 18 d
 streaming period after the other, and the 6 days behind them evaluate. `made-up days` drift
 (`python -m pipelines.criteo.generate --days 24 --rows 10000 --out days`); `Criteo sample` is the
 public sample of Criteo-Kaggle in 24 slices of equal length (`python -m
-pipelines.criteo.time_series.cut --input DATA --output days`), whose slices are not days. Four
+pipelines.criteo.time_series.cut --input DATA --output slices`), whose slices are not days. Four
 passes over each period in batches of 1,000; all other settings are those of
 `configs/criteo_time_series.py`, tuned for neither. One seed: differences below some 0.005 in AUC
 are noise. ε is the largest of the periods' (`dp_sparse.DisjointPlans`), not their sum.
