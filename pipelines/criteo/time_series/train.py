@@ -118,11 +118,11 @@ class Run:
         self._reader: Reader = READERS[config.data.reading](config, folder)
         self._model = pctr(config.data.vocabularies, hidden=config.hidden)
         self._digests: dict[str, list[str]] = {}
-        self._held_out = _held_out(config, folder, held_out)
         self._exports = None
         if config.export:
             begun = self._mark(periods[0]).exists()
             self._exports = PeriodExports(Path(config.export), folder, begun)
+        self._held_out = _held_out(config, folder, held_out)
 
     def _mark(self, period: Period) -> Path:
         """A file that is there once training on the period has begun."""
