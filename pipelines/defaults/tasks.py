@@ -26,7 +26,7 @@ from pipelines.criteo.train import exact_auc
 
 Tables = Mapping[str, int | dp_sparse.TopKTable]
 
-_MADE_UP_ROWS = 300_000
+_MADE_UP_ROWS = 120_000
 _RANKING_USERS, _RANKING_ITEMS = 943, 1_682  # the shape of MovieLens-100k
 _NEGATIVES = 20  # items of no interaction beside each one that judges
 _HISTORY = 10
