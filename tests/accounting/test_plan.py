@@ -484,6 +484,24 @@ def test_configuration_round_trip(sampling: Sampling) -> None:
     assert again.sampling.fingerprint == given.sampling.fingerprint
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"sampling": PoissonSampling(2000, 50, 41)},
+        {"mechanism": ExponentialSelection(5)},
+        {"releases": (Release("histogram", dp_accounting.GaussianDpEvent(4.0)),)},
+        {"noise_multiplier": 1.6},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_plans_of_other_guarantees_have_other_fingerprints(other: dict[str, Any]) -> None:
+    """A run goes on under a plan of its fingerprint: all that ε depends on is in it."""
+    given = plan(PoissonSampling(2000, 50, 40), 2.0, 1e-5, noise_multiplier=1.5)
+    assert dataclasses.replace(given, **other).fingerprint != given.fingerprint
+    same = dataclasses.replace(given, plan_id="abc", budget=PrivacyBudget(3.0, 1e-5))
+    assert same.fingerprint == given.fingerprint
+
+
 def test_configuration_of_numpy_numbers() -> None:
     budget = PrivacyBudget(np.float32(1.0), np.float32(1e-5))
     given = PrivacyPlan(budget, StreamSampling(np.int64(1000), 100))

@@ -11,6 +11,7 @@ _GUARD = "dp_sparse/clipping/graph_guard.py"
 _UPDATES = "dp_sparse/clipping/update_guard.py"
 
 _OF_LEDGER = "tests/optimizers/test_ledger.py"
+_OF_FINGERPRINTS = "tests/accounting/test_plan.py"
 _OF_PLANS = "tests/optimizers/test_plan_fingerprint.py"
 _OF_ISOLATION = "tests/clipping/test_isolation.py"
 _OF_BYPASS = "tests/training/test_bypass.py"
@@ -91,7 +92,7 @@ FAULTS = (
         "dp_sparse/accounting/plan.py",
         'if k not in ("plan_id", "budget")',
         'if k not in ("plan_id", "budget", "releases")',
-        (f"{_OF_PLANS}::test_a_run_of_another_plan_goes_on_in_no_way",),
+        (f"{_OF_FINGERPRINTS}::test_plans_of_other_guarantees_have_other_fingerprints",),
     ),
     Fault(
         "saved_steps_forgotten",
