@@ -19,6 +19,7 @@ _OF_GUARD = "tests/clipping/test_graph_guard.py"
 _OF_UPDATES = "tests/clipping/test_update_guard.py"
 
 _COMPARED = (_OF_ISOLATION,)
+_IN_COMPANY = ("tests/clipping/test_companies.py",)
 
 FAULTS = (
     Fault(
@@ -137,28 +138,28 @@ FAULTS = (
         _COMPANIES,
         "            lambda: _others_replaced(order, present, ~first_stays),\n",
         "            lambda: _others_replaced(order, present, first_stays),\n",
-        _COMPARED,
+        _IN_COMPANY,
     ),
     Fault(
         "company_of_copies_of_the_second_half_never_compared",
         _COMPANIES,
         "            lambda: _others_replaced(order, present, first_stays),\n",
         "            lambda: _others_replaced(order, present, ~first_stays),\n",
-        _COMPARED,
+        _IN_COMPANY,
     ),
     Fault(
         "company_of_a_few_never_compared",
         _COMPANIES,
         "            lambda: _few(order, present, random, looser),\n",
         "            lambda: _one_alone(order, random, looser),\n",
-        _COMPARED,
+        _IN_COMPANY,
     ),
     Fault(
         "company_of_one_alone_never_compared",
         _COMPANIES,
         "            lambda: _one_alone(order, random, looser),\n",
         "            lambda: _few(order, present, random, looser),\n",
-        _COMPARED,
+        _IN_COMPANY,
     ),
     Fault(
         "companies_of_training_s_own_size_never_compared",
@@ -172,14 +173,14 @@ FAULTS = (
         _COMPANIES,
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3",
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 100 * 2.0**-16, 100 * 2.0**-6, 100 * 2.0**-3",
-        _COMPARED,
+        _IN_COMPANY,
     ),
     Fault(
         "tolerance_of_a_few_a_hundred_times_larger",
         _COMPANIES,
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3",
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 100 * 2.0**-6, 2.0**-3",
-        _COMPARED,
+        _IN_COMPANY,
     ),
     Fault(
         "ids_never_compared",
