@@ -11,6 +11,7 @@ from pipelines.defaults.settings import (
     OPTIMIZERS,
     RECOMMENDED,
     Setting,
+    for_large_tables,
     methods_of,
     printed_recipe,
     recommended,
@@ -124,6 +125,7 @@ def _of_budget(found: Found, task: Task, epsilon: float, least: float) -> list[t
         *((f"best {name}", found.best(methods_of(task), [name])) for name in OPTIMIZERS),
         ("former README", printed_recipe(task)),
         ("recommend", recommended(task)),
+        ("recommend, large tables", for_large_tables(task)),
     ]
     return [
         (

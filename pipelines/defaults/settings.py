@@ -82,9 +82,16 @@ def recommended(task: Task) -> Setting:
     return Setting(RECOMMENDED, "", 0.0, max(task.batch_sizes))
 
 
+def for_large_tables(task: Task) -> Setting:
+    """What `dp_sparse.recommend` says once tables are too large for DP-SGD."""
+    batch = max(task.batch_sizes)
+    return Setting(DP_ADAFEST, "Adagrad", 0.067, batch, 0.1, 1e-7, noise_ratio=1.0, false_rows=10.0)
+
+
 def fixed(task: Task) -> list[Setting]:
     """The private settings that run to the end on every task, whatever their scores."""
-    return [printed_recipe(task), recommended(task)]
+    large = [for_large_tables(task)] if task.tables else []
+    return [printed_recipe(task), recommended(task), *large]
 
 
 def drawn(task: Task, methods: tuple[str, ...], draws: int, seed: int) -> list[Setting]:

@@ -1,6 +1,7 @@
 """The study of settings: its tasks, a run of each method, the search that halves the field."""
 
 import concurrent.futures
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dp_sparse
 from configs import defaults
+from dp_sparse.training import recommendation
 from pipelines.criteo.generate import generate
 from pipelines.defaults import run, search, tasks
 from pipelines.defaults.page import page
@@ -22,6 +25,7 @@ from pipelines.defaults.settings import (
     Setting,
     drawn,
     fixed,
+    for_large_tables,
     methods_of,
     printed_recipe,
     recommended,
@@ -140,13 +144,29 @@ def test_the_field_is_halved_by_validation_and_failures_are_named(
     assert len(failed) == 9 + 3 and all("as planned" in line for line in failed)
     whole = {one.setting for one in private if one.part == 1}
     ran = [setting for setting in first if setting.optimizer != "Adagrad"]
-    assert set(fixed(task)) <= whole and len(whole) == 6 + 4 + 2
+    assert set(fixed(task)) <= whole and len(whole) == 6 + 4 + 3
     for family in {setting.family for setting in ran}:
         assert max((s for s in ran if s.family == family), key=lambda s: s.learning_rate) in whole
     seeded = {one.setting for one in private if one.seed == 2}
     best = sorted(whole, key=lambda s: -s.learning_rate)[:3]
     assert {*best, *fixed(task)} <= seeded
     assert {s.method for s in seeded} == {*methods_of(task), RECOMMENDED}
+
+
+def test_large_tables_are_trained_as_recommended(
+    sources: tasks.Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = tasks.load("ranking", sources)
+    monkeypatch.setattr(recommendation, "MOST_DENSE_ENTRIES", 0)
+    sampling = dp_sparse.PoissonSampling(num_examples=100_000, expected_batch_size=4096, steps=10)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(3.0, 1e-5), sampling)
+    plan = dataclasses.replace(plan, noise_multiplier=1.0, plan_id="of this test")
+    said = dp_sparse.recommend(task.model(), plan).optimizer()
+    setting = for_large_tables(task)
+    wrapped, own = said.optimizer.get_config(), setting.keras_optimizer().get_config()
+    assert {**wrapped, "name": ""} == {**own, "name": ""}
+    assert (said.clip_norm, said.noise_ratio) == (setting.clip_norm, setting.noise_ratio)
+    assert said.expected_false_rows == setting.false_rows
 
 
 def test_the_page_has_the_best_of_each_method_and_optimizer(
