@@ -188,6 +188,20 @@ def test_what_is_released_is_compared(case: str) -> None:
     assert int(model.optimizer.iterations) == 0
 
 
+def test_ids_of_others_are_found_where_they_train_nothing() -> None:
+    """The contribution map counts a lookup whatever its gradient is."""
+    ids = keras.Input((2,), dtype="int32")
+    neighbours = keras.layers.Lambda(lambda ids: tf.roll(ids, 1, 0), output_shape=(2,))(ids)
+    looked_up = keras.layers.Flatten()(keras.layers.Embedding(N, 2)(neighbours))
+    values = keras.layers.Embedding(N, 2, name="own")(ids)
+    both = keras.layers.Flatten()(values) + 0.0 * looked_up
+    model, plan = keras.Model(ids, keras.layers.Dense(1)(both)), plan_for(N)
+    model.compile(dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0), loss="mse")
+    x = np.arange(2 * N, dtype=np.int32).reshape(N, 2) % N
+    with pytest.raises(PrivacyError, match=f"{MIXES}.*seen at the ids that it looks up"):
+        model.fit(marked_dataset(plan, x, np.ones((N, 1), np.float32)), verbose=0)
+
+
 def test_an_outlier_hides_no_coupling() -> None:
     """Sizes are not measured against the largest example of the batch."""
     ranking = lambda y, p: tf.square(p - y) + 4 * tf.nn.softplus(-8 * (p - tf.transpose(p)))  # noqa: E731

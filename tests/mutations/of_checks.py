@@ -187,7 +187,7 @@ FAULTS = (
         _COMPANIES,
         "other_ids = tf.not_equal(tf.gather(reference.ids, places), found.ids)",
         "other_ids = tf.not_equal(found.ids, found.ids)",
-        _COMPARED,
+        (f"{_OF_ISOLATION}::test_ids_of_others_are_found_where_they_train_nothing",),
     ),
     Fault(
         "first_batch_not_checked",
@@ -225,7 +225,7 @@ FAULTS = (
         _GUARD,
         "lines += _problems(inside, inner, name, seeds.passed_on(op, function.graph))",
         "del inside, inner",
-        (f"{_OF_GUARD}::test_in_every_way",),
+        (f"{_OF_GUARD}::test_an_operation_that_outlives_the_step_is_refused_with_its_layer",),
     ),
     Fault(
         "known_random_numbers_allowed",
