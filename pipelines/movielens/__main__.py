@@ -5,6 +5,7 @@ goes on with a private run that was killed, and `--monitor=N` logs every N steps
 """
 
 import sys
+from typing import Any
 
 from absl import app, flags
 from ml_collections import config_flags
@@ -22,8 +23,15 @@ def summary(result: Result, held_out: str) -> str:
     """The result in one line."""
     epsilon = "none" if result.epsilon is None else f"{result.epsilon:.3f}"
     return (
-        f"{held_out} NDCG@10 {result.ndcg:.2f} %, HIT@10 {result.hit:.2f} %, epsilon {epsilon}, "
+        f"{held_out} {_described(vars(result))}, epsilon {epsilon}, "
         f"{result.steps} steps in {result.seconds:.0f} s"
+    )
+
+
+def _described(found: dict[str, Any]) -> str:
+    return (
+        f"NDCG@10 {found['ndcg']:.2f} %, HIT@10 {found['hit']:.2f} % (among unseen items "
+        f"{found['ndcg_unseen']:.2f} and {found['hit_unseen']:.2f} %)"
     )
 
 
@@ -39,7 +47,8 @@ def main(arguments: list[str]) -> int:
         return 1
     print(", ".join(f"{name} {number:,}" for name, number in result.counts.items()))
     for epoch, found in result.curve.items():
-        print(f"epoch {epoch}: NDCG@10 {found['ndcg']:.2f} %, HIT@10 {found['hit']:.2f} %")
+        print(f"epoch {epoch}: {_described(found)}")
+    print(f"by popularity: {_described(result.popularity)}")
     print(summary(result, config.data.held_out))
     print(result.statement)
     return 0

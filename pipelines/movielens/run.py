@@ -6,7 +6,7 @@ import keras
 import ml_collections
 
 from pipelines.movielens.interactions import load
-from pipelines.movielens.ranking import scores
+from pipelines.movielens.ranking import popularity_scores, scores
 from pipelines.movielens.users import Users, filtered, item_set, users_of
 from pipelines.runs import Run
 from pipelines.sequences.plans import noisy_frequencies
@@ -27,7 +27,10 @@ class Result:
     Attributes:
         ndcg: NDCG@10 in percent, over all users' held-out items.
         hit: HIT@10 in percent.
-        curve: Both by epochs done.
+        ndcg_unseen: NDCG@10 in percent among the items that a user has not had before.
+        hit_unseen: HIT@10 likewise.
+        popularity: These four of the ranking by popularity, by their names.
+        curve: Likewise, of the model by epochs done.
         steps: Steps taken.
         seconds: The time of training.
         noise_multiplier: σ of a step; None without privacy.
@@ -40,6 +43,9 @@ class Result:
 
     ndcg: float
     hit: float
+    ndcg_unseen: float
+    hit_unseen: float
+    popularity: dict[str, float]
     curve: dict[int, dict[str, float]]
     steps: int
     seconds: float
@@ -81,8 +87,8 @@ def _result(config: ml_collections.ConfigDict, trained: Trained, users: Users) -
         lines = _USER.format(config.data.length + 1), plan.statement(trained.steps)
         statement = "\n".join(lines)
     return Result(
-        ndcg=last["ndcg"],
-        hit=last["hit"],
+        **last,
+        popularity=popularity_scores(users),
         curve=trained.curve,
         steps=trained.steps,
         seconds=trained.seconds,

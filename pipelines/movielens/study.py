@@ -142,6 +142,9 @@ def as_line(result: Result) -> dict[str, Any]:
     return {
         "ndcg": round(result.ndcg, 4),
         "hit": round(result.hit, 4),
+        "ndcg_unseen": round(result.ndcg_unseen, 4),
+        "hit_unseen": round(result.hit_unseen, 4),
+        "popularity": {name: round(score, 4) for name, score in result.popularity.items()},
         "curve": {
             str(epoch): [round(found["ndcg"], 4), round(found["hit"], 4)]
             for epoch, found in result.curve.items()

@@ -27,6 +27,7 @@ class Users:
         training: One example a user, without the items that judge.
         histories: int32 `[users, length]`: the items before the one that judges.
         labels: int32 `[users]`: that item; 0 if it was filtered out, which is never found.
+        earlier: All items of each user before that one, int32, however many.
         items: int64 `[num_items]`: the item of each number from 1 on.
         counts: What was left out, for whoever runs the job.
     """
@@ -34,6 +35,7 @@ class Users:
     training: SequenceExamples
     histories: np.ndarray
     labels: np.ndarray
+    earlier: list[np.ndarray]
     items: np.ndarray
     counts: dict[str, int]
 
@@ -105,7 +107,7 @@ def users_of(
         "bad_lines": interactions.bad_lines,
         "unsorted_users": interactions.unsorted_users,
     }
-    return Users(training, last_of(before, config.length), labels, items, counts)
+    return Users(training, last_of(before, config.length), labels, before, items, counts)
 
 
 def filtered(
@@ -155,7 +157,8 @@ def filtered(
     )
     told = users.counts | {"items_filtered_out": len(users.items) - len(kept)}
     histories = last_of(left, config.length)
-    return Users(training, histories, number[users.labels], users.items[kept], told), smaller
+    labels = number[users.labels]
+    return Users(training, histories, labels, left, users.items[kept], told), smaller
 
 
 def _numbered(items_of_user: np.ndarray, items: np.ndarray) -> np.ndarray:

@@ -251,6 +251,29 @@ def test_ranks_are_over_all_items_and_ties_are_last() -> None:
     assert ranking.ranks_of(logits, np.array([2, 1, 2, 0])).tolist() == [1, 3, 3, np.inf]
 
 
+def test_items_that_a_user_had_are_left_out_but_the_held_out_one() -> None:
+    logits = np.array([[9.0, 1, 3, 2], [9.0, 5, 4, 6], [9.0, 7, 8, 9], [9.0, 1, 2, 3]])
+    earlier = [np.array(each, np.int32) for each in ([2, 2], [1, 3], [], [1])]
+    labels = np.array([3, 1, 1, 0])
+    found = ranking.without_seen(logits, earlier, labels)
+    hidden = -np.inf
+    expected = [[9, 1, hidden, 2], [9, 5, 4, hidden], [9, 7, 8, 9], [9, hidden, 2, 3]]
+    np.testing.assert_array_equal(found, expected)
+    assert ranking.ranks_of(found, labels).tolist() == [1, 1, 3, np.inf]
+    assert logits[0, 2] == 3
+
+
+def test_scores_of_the_ranking_by_popularity(tmp_path: Path) -> None:
+    """Item 1 is in three histories, 2, 4, 5 and 6 in two places each, 3 in one."""
+    sequences = {1: [1, 2, 4, 3], 2: [1, 2, 5, 6], 3: [1, 4, 5, 2], 4: [3, 6, 6, 1]}
+    lines = [f"{user} {item}" for user, items in sequences.items() for item in items]
+    data = small(written(tmp_path, "\n".join(lines)), min_interactions=3).data
+    found = ranking.popularity_scores(users_of(load(data), item_set(data), data))
+    assert found["hit"] == found["hit_unseen"] == 100
+    assert found["ndcg"] == pytest.approx(25 * sum(1 / np.log2([7, 6, 6, 2])))
+    assert found["ndcg_unseen"] == pytest.approx(25 * sum(1 / np.log2([4, 3, 3, 2])))
+
+
 def test_metrics_are_those_of_one_relevant_item() -> None:
     found = ranking.metrics(np.array([1.0, 3.0, 10.0, 11.0, np.inf]))
     gains = [1, 0.5, 1 / np.log2(11)]

@@ -31,6 +31,9 @@ def result_of(point: Point) -> dict[str, Any]:
     return {
         "ndcg": score,
         "hit": 2 * score,
+        "ndcg_unseen": 1.5 * score,
+        "hit_unseen": 2.5 * score,
+        "popularity": {"ndcg": 0.5, "hit": 1.0, "ndcg_unseen": 0.75, "hit_unseen": 1.25},
         "curve": curve,
         "steps": 40,
         "noise_multiplier": 1.1,
@@ -96,7 +99,9 @@ def test_the_page_has_means_spreads_and_pictures(small: ml_collections.ConfigDic
         np.save(maps / f"vanilla_{epsilon}.npy", np.random.default_rng(0).random((5, 4, 4)))
     study_page.write(small, finished(small).lines, page, maps)
     text = page.read_text()
-    row = "| re_attention | 5 | batch 1,000, rate 0.03 | 2 | 8.50 ± 0.71 | 17.00 ± 1.41 | 5.88 |"
+    scores = "8.50 ± 0.71 | 17.00 ± 1.41 | 12.75 ± 1.06 | 21.25 ± 1.77"
+    row = f"| re_attention | 5 | batch 1,000, rate 0.03 | 2 | {scores} | 5.88 |"
+    assert "without noise: NDCG@10 in % 0.50, HIT@10 in % 1.00, NDCG@10, unseen 0.75" in text
     assert row in text and "| lstm | 10 |" in text
     assert "At ε = 8 Re-Attention has +5.00 points" in text and "seeds is 0.71" in text
     assert text.count(".png)") == 3 == len(list(page.parent.glob("found_*.png")))
