@@ -74,7 +74,7 @@ def test_raw_files_and_batches_train_as_printed(tmp_path: Path) -> None:
     options = ["--num_examples=6000", "--batch_size=2048", "--epochs=1"]
     assert command.main(["--input", *inputs, "--output", str(prepared), *options]) == 0
     assert "`--config.data.offline=prepared`" in PAGE and "`--data_service=grpc://" in PAGE
-    drawn = f"--config.data.offline={prepared} --data_service=local"
+    drawn = f"--config.data.offline={prepared} --data_service=local --config.report.directory=again"
     for given, sampling in (
         (line, "There is no amplification by sampling"),
         (line.replace(stream, drawn), "The batches were drawn before training"),

@@ -61,4 +61,4 @@ def test_the_commands_run_as_printed(tmp_path: Path) -> None:
             timeout=900,
         )
         assert done.returncode == 0, done.stderr
-        assert "after days 10 to 18: AUC" in done.stdout
+        assert "after days 9 to 17: AUC" in done.stdout
