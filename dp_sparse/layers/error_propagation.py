@@ -21,7 +21,9 @@ import numpy as np
 import tensorflow as tf
 
 # A dozen passes over an activation become one; on a CPU they would cost more than the products.
-_fused = tf.function(jit_compile=True, autograph=False)
+# Elementwise only: XLA gives sums over an axis to YNNPACK, and two threads that first run one such
+# kernel at once write one list without a lock (`xla::cpu::EmitYnnSubgraph`), which ends in a crash.
+_elementwise = tf.function(jit_compile=True, autograph=False)
 NODES = 20  # of Gauss–Hermite; relative errors below 1e-3 for variances up to 4
 
 
@@ -47,15 +49,19 @@ def linear(
     return _with_noisy_weights(of_inputs, mean, variance, weight_variance)
 
 
-@_fused
 def _with_noisy_weights(
     of_inputs: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, weight_variance: float
 ) -> tf.Tensor:
-    masses = tf.reduce_sum(variance + tf.square(mean), axis=-1, keepdims=True)
+    masses = tf.reduce_sum(_second_moment(mean, variance), axis=-1, keepdims=True)
     return of_inputs + weight_variance * (masses + 1.0)
 
 
-@_fused
+@_elementwise
+def _second_moment(mean: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
+    return variance + tf.square(mean)
+
+
+@_elementwise
 def relu(mean: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
     """Var[max(X, 0)] = E[Z²] − E[Z]² of X ~ N(mean, variance), in elementwise operations."""
     mean, variance = map(tf.stop_gradient, (mean, variance))
@@ -80,7 +86,6 @@ def gelu(mean: tf.Tensor, variance: tf.Tensor, nodes: int = NODES) -> tf.Tensor:
     return tf.maximum(second - tf.square(first), 0.0)
 
 
-@_fused
 def layer_norm(
     mean: tf.Tensor,
     variance: tf.Tensor,
@@ -92,7 +97,7 @@ def layer_norm(
 
     With y = (μ − m)/s, the derivatives are ∂y_i/∂x_j = (δ_ij − 1/d − y_i·y_j/d)/s. s² is its
     expectation, Var(μ) + mean(variance), so that inputs with much noise do not come out with more
-    variance than a normalised vector has. Elementwise operations, and four sums.
+    variance than a normalised vector has. Elementwise operations, and five averages.
 
     Args:
         mean: μ, `[..., d]`.
@@ -102,13 +107,42 @@ def layer_norm(
         epsilon: The layer's, which is added to s².
     """
     mean, variance, scale = map(tf.stop_gradient, (mean, variance, scale))
+    centre, noise = _average(mean), _average(variance)
+    square = _average(_squared_distance(mean, centre)) + noise + epsilon
+    once, twice = map(_average, _weighted(mean, variance, centre, square))
+    return _normalised(mean, variance, scale, centre, square, (noise, once, twice), weight_variance)
+
+
+@_elementwise
+def _squared_distance(mean: tf.Tensor, centre: tf.Tensor) -> tf.Tensor:
+    return tf.square(mean - centre)
+
+
+@_elementwise
+def _weighted(
+    mean: tf.Tensor, variance: tf.Tensor, centre: tf.Tensor, square: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The variance times y, and times y²."""
+    y = (mean - centre) * tf.math.rsqrt(square)
+    return variance * y, variance * tf.square(y)
+
+
+@_elementwise
+def _normalised(
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    scale: tf.Tensor,
+    centre: tf.Tensor,
+    square: tf.Tensor,
+    averages: tuple[tf.Tensor, tf.Tensor, tf.Tensor],
+    weight_variance: float,
+) -> tf.Tensor:
+    """The result, from the averages of the variance, alone and times y and y²."""
     width = float(mean.shape[-1])
-    centred = mean - _average(mean)
-    square = _average(tf.square(centred)) + _average(variance) + epsilon
-    y = centred * tf.math.rsqrt(square)
+    y = (mean - centre) * tf.math.rsqrt(square)
     own = variance * (1 - 2 * (1 + tf.square(y)) / width)
-    weighted = variance * y
-    others = _average(variance) + y * (2 * _average(weighted) + y * _average(weighted * y))
+    noise, once, twice = averages
+    others = noise + y * (2 * once + y * twice)
     normalised = tf.maximum(own + others / width, 0.0) / square
     of_weights = weight_variance * (normalised + tf.square(y) + 1.0)
     return tf.square(scale) * normalised + of_weights
