@@ -44,7 +44,8 @@ def path(tmp_path: Path) -> Path:
 
 def small(file: Path, **data: Any) -> ml_collections.ConfigDict:
     config = movielens_small.get_config()
-    config.data.update({"path": str(file), "num_items": ITEMS, "length": 4, "predicted": 3, **data})
+    sizes = {"num_items": ITEMS, "length": 4, "predicted": 3, "filter_items": 0}
+    config.data.update({"path": str(file), **sizes, **data})
     config.model.width, config.model.blocks = 4, 1
     config.training.update({"epochs": 2, "batch_size": 20, "microbatch_size": 0, "score_every": 1})
     config.report.directory = ""
@@ -438,6 +439,7 @@ def test_the_command_prints_scores_and_the_statement(path: Path, tmp_path: Path)
     options = [
         f"--config.data.path={path}",
         f"--config.data.num_items={ITEMS}",
+        "--config.data.filter_items=0",
         "--config.training.epochs=1",
         "--config.training.batch_size=20",
         f"--config.report.directory={tmp_path}",

@@ -304,6 +304,7 @@ def test_a_next_item_model_goes_on(tmp_path: Path) -> None:
         "--config=configs/movielens_small.py",
         f"--config.data.path={tmp_path / 'interactions.txt'}",
         "--config.data.num_items=12",
+        "--config.data.filter_items=0",
         "--config.training.epochs=40",
         "--config.training.batch_size=20",
         "--config.training.score_every=5",
