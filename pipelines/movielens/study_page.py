@@ -34,16 +34,18 @@ _HEAD = """# Next-item models with user-level privacy
 MovieLens-1M, {users:,} users, one example a user, δ = 1/users, all items ranked: Table 2 and
 Figures 4, 7 and 10 of Ding et al. (ICML 2024). {setting} A grid of batch sizes and learning rates
 was run for each model at ε = {grid:g} with one seed and judged by the last item but one; its best
-setting is run at every ε and judged by the last item. No ε covers that choice, nor the
-scores, which are of items of the same users; their data are public here. What is missing has not
-been run: the command does the rest, and writes this page. Every run is a line of
-[{results}]({results}).
+setting is run at every ε and judged by the last item. The width, the number of items and epochs
+were found before in some ten trials, of which the first were judged by the last item. No ε covers
+these choices, nor the scores, which are of items of the same users; their data are public here.
+What is missing has not been run: the command does the rest, and writes this page. Every run is a
+line of [{results}]({results}).
 
 `python -m pipelines.movielens.study --config configs/movielens_study.py --config.data.path=FILE`
 """
 _SETTING = (
-    "The last {length} items of a user, of which the last {predicted} predict the next one, "
-    "{epochs} epochs, dropout {dropout:g}."
+    "The last {length} items of a user, of which the last {predicted} predict the next one; "
+    "items that {filter_items} users or more have there, by noisy counts, of which the others are "
+    "never found; width {width}, {epochs} epochs, dropout {dropout:g}."
 )
 
 
@@ -52,6 +54,8 @@ def write(study: ml_collections.ConfigDict, lines: Lines, path: Path, maps: Path
     setting = _SETTING.format(
         length=study.data.length,
         predicted=study.data.predicted,
+        filter_items=study.data.filter_items,
+        width=study.model.width,
         epochs=study.training.epochs,
         dropout=study.model.dropout,
     )

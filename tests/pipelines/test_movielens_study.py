@@ -88,7 +88,7 @@ def test_a_page_without_runs_says_so(small: ml_collections.ConfigDict) -> None:
     page = Path(small.study.page)
     study_page.write(small, [], page, Path(small.study.maps))
     assert page.read_text().count("No run has finished yet.") == 3
-    assert "No ε covers that choice, nor the\nscores" in page.read_text()
+    assert "No ε covers\nthese choices, nor the scores" in page.read_text()
     assert not list(page.parent.glob("*.png"))
 
 
