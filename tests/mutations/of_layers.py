@@ -55,4 +55,11 @@ FAULTS = (
         "source.scale_of(1), rng",
         (f"{_OF_FREQUENCIES}::test_the_noise_is_that_of_its_source_and_rejects_others",),
     ),
+    Fault(
+        "a_sum_in_a_kernel_that_two_threads_may_run",
+        "dp_sparse/layers/error_propagation.py",
+        "    return variance + tf.square(mean)\n",
+        "    return variance + tf.square(mean) + 0.0 * _average(mean)\n",
+        ("tests/core/test_kernels.py",),
+    ),
 )
