@@ -26,7 +26,7 @@ def scores(model: keras.Model, users: Users, batch_size: int = 512) -> dict[str,
 
 
 def popularity_scores(users: Users, batch_size: int = 512) -> dict[str, float]:
-    """The same scores of one ranking for all: by how often the training examples have an item."""
+    """The same scores of one ranking for all: by how often users had an item before, exactly."""
     size = users.training.num_tokens + 1
     counts = np.bincount(np.concatenate(users.earlier), minlength=size)
     return _scores(lambda part: np.tile(counts, [len(users.labels[part]), 1]), users, batch_size)
