@@ -87,10 +87,11 @@ def test_one_alone(present: list[bool], random: bool) -> None:
     np.testing.assert_array_equal(found.compared, [present[0] or not random])
 
 
-def test_tolerances() -> None:
+def test_the_tolerance_of_each_company() -> None:
     present = [True] * 40
     found = [float(company(number, present, 0).tolerance) for number in range(companies.ALL)]
-    assert found == [2.0**-16, 2.0**-16, 2.0**-6, 2.0**-3]
-    assert float(company(2, [True, True], 0).tolerance) == 2.0**-6
-    assert float(company(2, [True], 0).tolerance) == 2.0**-6
-    assert float(company(2, [True, False], 0, random=True).tolerance) == 2.0**-3
+    same, other, alone = companies._SAME_SHAPE, companies._OTHER_SHAPE, companies._ALONE
+    assert found == [same, same, other, alone]
+    assert float(company(2, [True, True], 0).tolerance) == other
+    assert float(company(2, [True], 0).tolerance) == other
+    assert float(company(2, [True, False], 0, random=True).tolerance) == alone

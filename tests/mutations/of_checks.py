@@ -173,14 +173,14 @@ FAULTS = (
         _COMPANIES,
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3",
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 100 * 2.0**-16, 100 * 2.0**-6, 100 * 2.0**-3",
-        _IN_COMPANY,
+        _COMPARED,
     ),
     Fault(
         "tolerance_of_a_few_a_hundred_times_larger",
         _COMPANIES,
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3",
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 100 * 2.0**-6, 2.0**-3",
-        _IN_COMPANY,
+        _COMPARED,
     ),
     Fault(
         "ids_never_compared",
