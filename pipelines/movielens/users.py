@@ -133,14 +133,14 @@ def filtered(
         raise SequenceDataError(
             f"Expected data.filter_items > {deviation:.1f}, the deviation of the noise of a count, "
             f"got {config.filter_items}, which no item would be below: raise it, or "
-            "privacy.frequency_share."
+            "privacy.frequency_share, or keep all items by data.filter_items=0."
         )
     counts = frequencies.values[1:] * len(users.training)
     kept = np.flatnonzero(counts >= config.filter_items)
     if not len(kept):
         raise SequenceDataError(
             f"Expected items with a noisy count of {config.filter_items} or more, got none: lower "
-            "data.filter_items, or raise privacy.frequency_share."
+            "data.filter_items (0 keeps all items), or raise privacy.frequency_share."
         )
     number = np.zeros(len(users.items) + 1, np.int32)
     number[kept + 1] = np.arange(1, len(kept) + 1)
