@@ -16,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from dp_sparse.accounting import gumbel, privacy_loss
+from dp_sparse.accounting import gaussian_loss, gumbel, privacy_loss
 from dp_sparse.accounting.composition import composed
 from dp_sparse.accounting.events import GumbelTopKDpEvent, PureDpEvent
 
@@ -74,7 +74,9 @@ class Accountant(PLDAccountant):
 
     def get_epsilon(self, target_delta: float) -> float:
         """An ε whose δ is at most `target_delta`, the least of them up to rounding."""
-        epsilon = float(super().get_epsilon(target_delta))
+        if self._contains_non_dp_event:
+            return math.inf
+        epsilon = privacy_loss.least_epsilon(self._pld, target_delta)
         for _ in range(_TRIALS):
             if not math.isfinite(epsilon) or self.get_delta(epsilon) <= target_delta:
                 return epsilon
@@ -140,12 +142,12 @@ def _loss_of(event: dp_accounting.DpEvent, interval: float) -> PrivacyLossDistri
         case PureDpEvent():
             return privacy_loss.of_pure(event.epsilon, interval)
         case dp_accounting.GaussianDpEvent():
-            return pld.from_gaussian_mechanism(event.noise_multiplier, **on)
+            return gaussian_loss.loss_of(event.noise_multiplier, 1.0, interval)
         case dp_accounting.LaplaceDpEvent():
             return pld.from_laplace_mechanism(event.noise_multiplier, **on)
         case dp_accounting.PoissonSampledDpEvent(event=dp_accounting.GaussianDpEvent()):
             probability, sigma = event.sampling_probability, event.event.noise_multiplier
-            return pld.from_gaussian_mechanism(sigma, sampling_prob=probability, **on)
+            return gaussian_loss.loss_of(sigma, probability, interval)
         case dp_accounting.PoissonSampledDpEvent(event=dp_accounting.LaplaceDpEvent()):
             probability, scale = event.sampling_probability, event.event.noise_multiplier
             return pld.from_laplace_mechanism(scale, sampling_prob=probability, **on)

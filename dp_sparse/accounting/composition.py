@@ -6,8 +6,9 @@ ones. At T = 10⁵ and δ = 2·10⁻⁸ the error was 10⁻⁴ of ε, of a sign 
 Two things keep it small. First, losses are tilted, p_j·e^(θj) / M(θ), so that rare ones become
 likely and the error is relative to Chernoff's bound of their tail. Each θ gives an upper bound of
 every probability, and the least is taken. Second, the number raised to a power is 1 + z, and z is
-what is computed: the largest probability stands at place 0, the next ones are transformed by sines,
-and the small others by FFT. The cost is a few FFTs of as many points as the composed losses have.
+what is computed: the largest probability stands at place 0, the next ones are transformed by sines
+if more than 64 losses are added (a power of few multiplies little), and the others by FFT. The cost
+is a few FFTs of as many points as the composed losses have.
 
 ### Formal Guarantees
 No probability is below that of exact arithmetic, provided that numbers are IEEE 754's and that
@@ -35,6 +36,7 @@ _OUTSIDE = 46.0  # −log of the probability on each side of the window
 _STEP = 16.0  # nats of Chernoff's bound between two tilts
 _STEEPEST = 64.0  # θ at which only the largest loss has weight
 _BY_SINES = 16, 1e-3  # at most 16 probabilities, each at least 1e-3
+_FEW = 64  # losses: their power multiplies an FFT's error too little for sines to matter
 _NOTHING = -80.0  # log below which a power is left out
 
 Part = tuple[DensePLDPmf, int]  # a loss, and how often it is added
@@ -167,7 +169,8 @@ def _probabilities(parts: Sequence[Part], tilt: _Tilt, places: np.ndarray, size:
     logs = [n * np.log(np.abs(scipy.fft.rfft(each, size)) + error) for each, n in weights]
     left_out = sum(logs) < _NOTHING
     entries = np.flatnonzero(~left_out)
-    transforms = [(_transform(each, entries, size), n) for each, n in weights]
+    by_sines = _BY_SINES[0] if sum(count for _, count in parts) > _FEW else 0
+    transforms = [(_transform(each, entries, size, by_sines), n) for each, n in weights]
     tilted = _inverse(transforms, entries, size) + math.exp(_NOTHING)
     centre = sum(count * transform.centre for transform, count in transforms)
     steepest = max(abs(tilt.theta) * loss.size for loss, _ in parts)
@@ -196,15 +199,14 @@ class _Transform:
     error: np.ndarray
 
 
-def _transform(weights: np.ndarray, entries: np.ndarray, size: int) -> _Transform:
+def _transform(weights: np.ndarray, entries: np.ndarray, size: int, by_sines: int) -> _Transform:
     centre = int(np.argmax(weights))
     rest = np.zeros(size)
     rest[(np.arange(len(weights)) - centre) % size] = weights
     rest[0] = 0
     z, terms = np.zeros(len(entries), complex), np.zeros(len(entries))
-    most, least = _BY_SINES
-    large = np.flatnonzero(rest > least)
-    for place in large[np.argsort(rest[large])][-most:]:
+    large = np.flatnonzero(rest > _BY_SINES[1])
+    for place in large[np.argsort(-rest[large])][:by_sines]:
         half = np.pi / size * (entries * place % size)
         sine = 2 * rest[place] * np.sin(half)
         z -= sine * np.sin(half) + 1j * sine * np.cos(half)  # probability · (e^(−2i·half) − 1)

@@ -104,6 +104,24 @@ def deltas(loss: PrivacyLossDistribution, epsilons: np.ndarray) -> np.ndarray:
     return np.maximum(_delta(loss._pmf_remove, epsilons), _delta(loss._pmf_add, epsilons))
 
 
+def least_epsilon(loss: PrivacyLossDistribution, delta: float) -> float:
+    """The least ε >= 0 whose δ, of the worse direction, is `delta`, up to rounding; or infinity."""
+    return max(_least_epsilon(pmf, delta) for pmf in (loss._pmf_remove, loss._pmf_add))
+
+
+def _least_epsilon(pmf: pld_pmf.PLDPmf, delta: float) -> float:
+    dense = pmf.to_dense_pmf()
+    if dense._infinity_mass > delta:
+        return math.inf
+    curve = _at_losses(dense)
+    place = int(np.argmax(curve <= delta))  # δ at the largest loss is that of infinity
+    loss, step = dense._discretization * (dense._lower_loss + place), dense._discretization
+    if not place:
+        return max(loss, 0.0)
+    part = (delta - curve[place]) / (curve[place - 1] - curve[place])  # linear in e^ε
+    return max(loss + math.log1p(part * math.expm1(-step)), 0.0)
+
+
 def largest_relevant(delta: Callable[[np.ndarray], np.ndarray]) -> float:
     """ε from which on `delta`, of increasing ε, is negligible, rounded up; or `LARGEST`."""
     losses = np.geomspace(1e-6, LARGEST, 160)
@@ -124,16 +142,21 @@ def _delta(pmf: pld_pmf.PLDPmf, epsilons: np.ndarray) -> np.ndarray:
     alone, so n losses leave a relative error below 2n·u; between them δ is linear in e^ε. Rounding
     ε by r moves δ by r·d log δ/dε, below 2¹⁴ u of itself.
     """
-    dense, growth = pmf.to_dense_pmf(), math.exp(-pmf._discretization)
-    from_each = dense._infinity_mass + _sums_from(dense._probs)  # P[loss >= each], then infinity
-    terms = -math.expm1(-pmf._discretization) * from_each[:0:-1]
-    terms[0] = dense._infinity_mass
-    curve = scipy.signal.lfilter([1.0], [1.0, -growth], terms)[::-1]
+    dense = pmf.to_dense_pmf()
     losses = dense._discretization * (dense._lower_loss + np.arange(dense.size))
     with np.errstate(over="ignore"):  # of losses far beyond every ε
         places = np.r_[0, np.exp(losses)]
-    delta = np.interp(np.exp(epsilons), places, np.r_[from_each[0], curve])
+    certain = dense._infinity_mass + float(np.sum(dense._probs))
+    delta = np.interp(np.exp(epsilons), places, np.r_[certain, _at_losses(dense)])
     return np.minimum(delta * (1 + (2 * dense.size + 2**14) * UNIT), 1)
+
+
+def _at_losses(dense: pld_pmf.DensePLDPmf) -> np.ndarray:
+    """δ at each of its losses."""
+    from_each = dense._infinity_mass + _sums_from(dense._probs)  # P[loss >= each], then infinity
+    terms = -math.expm1(-dense._discretization) * from_each[:0:-1]
+    terms[0] = dense._infinity_mass
+    return scipy.signal.lfilter([1.0], [1.0, -math.exp(-dense._discretization)], terms)[::-1]
 
 
 def _sums_from(values: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import integrate, stats
 
@@ -148,3 +149,19 @@ def test_deltas_are_those_of_the_worse_direction() -> None:
         found = privacy_loss.deltas(either, epsilons)
         np.testing.assert_allclose(found, wanted, rtol=1e-9)
         assert np.all(found >= wanted)
+
+
+@pytest.mark.parametrize("delta", [0.3, 1e-2, 1e-6, 1e-12])
+def test_epsilon_is_that_of_the_worse_direction(delta: float) -> None:
+    loss = pld.from_gaussian_mechanism(0.8, sampling_prob=0.2)
+    turned = PrivacyLossDistribution(loss._pmf_add, loss._pmf_remove)
+    wanted = loss.get_epsilon_for_delta(delta)
+    for either in (loss, turned):
+        assert privacy_loss.least_epsilon(either, delta) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_no_epsilon_is_enough_for_what_is_infinite() -> None:
+    loss = pld.from_privacy_parameters(DifferentialPrivacyParameters(0.5, 1e-3))
+    assert privacy_loss.least_epsilon(loss, 0.9e-3) == math.inf
+    assert privacy_loss.least_epsilon(loss, 1e-3) == pytest.approx(0.5, abs=1e-4)
+    assert privacy_loss.least_epsilon(loss, 0.9) == 0

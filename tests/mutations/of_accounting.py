@@ -91,6 +91,20 @@ FAULTS = (
         (f"{_OF_LOSS}::test_deltas_are_those_of_the_worse_direction",),
     ),
     Fault(
+        "epsilon_of_a_removal_alone",
+        _LOSS,
+        "return max(_least_epsilon(pmf, delta) for pmf in (loss._pmf_remove, loss._pmf_add))",
+        "return _least_epsilon(loss._pmf_remove, delta)",
+        (f"{_OF_LOSS}::test_epsilon_is_that_of_the_worse_direction",),
+    ),
+    Fault(
+        "sampled_loss_of_a_smaller_probability",
+        "dp_sparse/accounting/gaussian_loss.py",
+        "above - math.log(probability) +",
+        "above - 0.9 * math.log(probability) +",
+        ("tests/accounting/test_gaussian_loss.py",),
+    ),
+    Fault(
         "direction_of_an_addition_left_out_of_gumbel_noise",
         _GUMBEL,
         "    return np.clip(removed, 0, 1), np.clip(added, 0, 1)",
