@@ -144,7 +144,8 @@ def _block(
     drop = keras.layers.Dropout(encoder.dropout)
     norm = keras.layers.LayerNormalization(epsilon=_EPSILON)
     values, tracked = apply(norm, values + drop(attended), _added(tracked, error))
-    inner, error = apply(keras.layers.Dense(4 * encoder.width, activation="relu"), values, tracked)
+    inner, error = apply(keras.layers.Dense(4 * encoder.width), values, tracked)
+    inner, error = apply(keras.layers.Activation("relu"), inner, error)  # its error reads its input
     inner, error = apply(keras.layers.Dense(encoder.width), inner, error)
     drop = keras.layers.Dropout(encoder.dropout)
     norm = keras.layers.LayerNormalization(epsilon=_EPSILON)

@@ -149,7 +149,7 @@ class ReAttention(keras.layers.MultiHeadAttention):
         errors = self._errors
         assert errors is not None
         query *= tf.cast(self._inverse_sqrt_key_dim, query.dtype)
-        logits = tf.einsum(self._dot_product_equation, key, query)
+        logits = keras.ops.einsum(self._dot_product_equation, key, query)
         excess = self._excess(query, errors.key)
         if self.correction == CORRECTIONS[0]:
             scores = self._masked_softmax(logits - tf.cast(excess, logits.dtype), attention_mask)
@@ -157,21 +157,21 @@ class ReAttention(keras.layers.MultiHeadAttention):
             scores = self._masked_softmax(logits, attention_mask)
             scores *= tf.cast(tf.exp(-excess), scores.dtype)
         kept = self._dropout_layer(scores, training=training)
-        attended = tf.einsum(self._combine_equation, kept, value)
+        attended = keras.ops.einsum(self._combine_equation, kept, value)
         if errors.value is not None:
             errors.attended = attended, self._attended_variance(scores, errors.value)
         return attended, scores
 
     def _excess(self, query: tf.Tensor, key_variance: tf.Tensor) -> tf.Tensor:
         """log E[exp logit] − E[logit], half the variance of the logit; of the scaled query."""
-        squares = tf.square(tf.cast(query, tf.float32))
-        variance = tf.einsum(self._dot_product_equation, key_variance, squares)
-        return tf.stop_gradient(0.5 * variance)
+        halves = 0.5 * tf.square(tf.cast(query, tf.float32))
+        excess = keras.ops.einsum(self._dot_product_equation, key_variance, halves)
+        return tf.stop_gradient(excess)
 
     def _attended_variance(self, scores: tf.Tensor, value_variance: tf.Tensor) -> tf.Tensor:
         """Σ s²·var(v): scores are taken for constants."""
         squares = tf.square(tf.cast(scores, tf.float32))
-        return tf.stop_gradient(tf.einsum(self._combine_equation, squares, value_variance))
+        return tf.stop_gradient(keras.ops.einsum(self._combine_equation, squares, value_variance))
 
     def _projected_variance(
         self, layer: keras.layers.EinsumDense, mean: tf.Tensor, variance: tf.Tensor

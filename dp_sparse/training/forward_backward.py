@@ -62,10 +62,26 @@ def unchecked(
         losses, of_outputs = losses_with_padding(model, examples, recording.outputs)
         total = tf.reduce_sum(losses)
     with clipping.guarded():
-        used = recording.uses(tape.gradient(total, recording.targets))
-    used = [(variable, _as_split(optimizer, variable, use)) for variable, use in used]
-    used += _unused_tables(optimizer, used, tf.shape(losses)[0])
+        cotangents = tape.gradient(total, recording.targets)
+    used = _uses(optimizer, recording, cotangents, tf.shape(losses)[0])
     return Pass(recording.outputs, losses, of_outputs, used, recording.seeds_drawn > 0)
+
+
+def forward(
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
+) -> Pass:
+    """A pass over the whole batch that does not come back: its losses and gradients are zeros.
+
+    Of it TensorFlow computes what is asked for alone, as its ids. With a loss it would compute all:
+    a loss that compares the shapes of labels and outputs when the step runs must see the outputs.
+    """
+    with tf.GradientTape(watch_accessed_variables=False) as unused:
+        settle = optimizer.before_lookup(draw)
+        recording = record(model, optimizer, examples.x, unused, draw, settle)
+    nothing = [tf.zeros_like(target) for target in recording.targets]
+    used = _uses(optimizer, recording, nothing, tf.shape(examples.present)[0])
+    losses = tf.zeros_like(examples.present)
+    return Pass(recording.outputs, losses, [], used, recording.seeds_drawn > 0)
 
 
 def checked(found: Pass, present: tf.Tensor) -> Pass:
@@ -141,6 +157,18 @@ def losses_with_padding(
 
 def _column(present: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     return tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
+
+
+def _uses(
+    optimizer: PrivateOptimizer,
+    recording: clipping.Recording,
+    cotangents: list[tf.Tensor | None],
+    batch: tf.Tensor,
+) -> Used:
+    with clipping.guarded():
+        joined = recording.uses(cotangents)
+    used = [(variable, _as_split(optimizer, variable, use)) for variable, use in joined]
+    return [*used, *_unused_tables(optimizer, used, batch)]
 
 
 def _as_split(optimizer: PrivateOptimizer, variable: keras.Variable, use: clipping.Use) -> Any:

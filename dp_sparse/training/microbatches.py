@@ -30,9 +30,9 @@ def by_parts(
 ) -> tuple[ClippedSums, dict[str, Any]]:
     """Sums over the examples in parts of `size`, and Keras' logs.
 
-    The first pass is there for its ids: of the rest of it, nothing is used and so nothing computed.
+    The first pass is there for its ids: nothing else of it is used, and so nothing else computed.
     """
-    whole = forward_backward.unchecked(model, optimizer, examples, draw)
+    whole = forward_backward.forward(model, optimizer, examples, draw)
     _build_metrics(model, examples, whole)
     parts = _Parts(
         model, optimizer, examples, draw, size, *_step_rows(optimizer, whole, examples, draw)

@@ -13,15 +13,15 @@ FAULTS = (
     Fault(
         "gradient_through_the_correction",
         _RE_ATTENTION,
-        "return tf.stop_gradient(0.5 * variance)",
-        "return 0.5 * variance",
+        "return tf.stop_gradient(excess)",
+        "return excess",
         (f"{_OF_RE_ATTENTION}::test_no_gradient_flows_through_the_correction",),
     ),
     Fault(
         "correction_by_the_whole_variance",
         _RE_ATTENTION,
-        "return tf.stop_gradient(0.5 * variance)",
-        "return tf.stop_gradient(variance)",
+        "halves = 0.5 * tf.square(",
+        "halves = tf.square(",
         (f"{_OF_RE_ATTENTION}::test_expected_exponentials_are_those_of_the_means",),
     ),
     Fault(

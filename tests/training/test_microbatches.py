@@ -82,6 +82,31 @@ def test_rows_are_chosen_over_the_whole_batch() -> None:
     np.testing.assert_array_equal(changed, [False, True, False, False, False])
 
 
+def test_the_first_pass_computes_ids_alone() -> None:
+    """Also with a loss that compares shapes when the step runs, for which it needs all outputs."""
+    ids = keras.Input((1,), dtype="int32")
+    model = keras.Model(ids, keras.layers.Dense(3)(keras.layers.Embedding(5, 2)(ids)))
+    plan = plan_for(8, expected_batch_size=4)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0, microbatch_size=2), loss)
+    zeros = np.zeros((8, 1), np.int32)
+    batch = next(iter(plan.sampling.batches((zeros, zeros))))
+    graph = tf.function(model.train_step, autograph=False).get_concrete_function(batch).graph
+    products = {op for op in graph.get_operations() if op.type == "MatMul"}
+    assert products and not products & needed(graph)
+
+
+def needed(graph: Any) -> set[tf.Operation]:
+    """What a function runs: its outputs, its writes and checks, and all that these read."""
+    found, left = set(), [*graph.control_outputs, *(each.op for each in graph.outputs)]
+    while left:
+        op = left.pop()
+        if op not in found:
+            found.add(op)
+            left += [*op.control_inputs, *(each.op for each in op.inputs)]
+    return found
+
+
 def test_each_part_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     """All examples are equal, so equal masks would give equal gradients."""
     plan = plan_for(4, noise_multiplier=1e-6)
