@@ -35,8 +35,8 @@ from dp_sparse.accounting.privacy_loss import UNIT
 _OUTSIDE = 46.0  # −log of the probability on each side of the window
 _STEP = 16.0  # nats of Chernoff's bound between two tilts
 _STEEPEST = 64.0  # θ at which only the largest loss has weight
-_BY_SINES = 16, 1e-3  # at most 16 probabilities, each at least 1e-3
-_FEW = 64  # losses: their power multiplies an FFT's error too little for sines to matter
+_MOST_BY_SINES, _LEAST_BY_SINES = 16, 1e-3  # at most 16 probabilities, each at least 1e-3
+_FEW = 64  # losses, whose sum has a small error without sines unless δ is far below 1e-8
 _NOTHING = -80.0  # log below which a power is left out
 
 Part = tuple[DensePLDPmf, int]  # a loss, and how often it is added
@@ -169,8 +169,8 @@ def _probabilities(parts: Sequence[Part], tilt: _Tilt, places: np.ndarray, size:
     logs = [n * np.log(np.abs(scipy.fft.rfft(each, size)) + error) for each, n in weights]
     left_out = sum(logs) < _NOTHING
     entries = np.flatnonzero(~left_out)
-    by_sines = _BY_SINES[0] if sum(count for _, count in parts) > _FEW else 0
-    transforms = [(_transform(each, entries, size, by_sines), n) for each, n in weights]
+    most = _MOST_BY_SINES if sum(count for _, count in parts) > _FEW else 0
+    transforms = [(_transform(each, entries, size, most), n) for each, n in weights]
     tilted = _inverse(transforms, entries, size) + math.exp(_NOTHING)
     centre = sum(count * transform.centre for transform, count in transforms)
     steepest = max(abs(tilt.theta) * loss.size for loss, _ in parts)
@@ -199,14 +199,16 @@ class _Transform:
     error: np.ndarray
 
 
-def _transform(weights: np.ndarray, entries: np.ndarray, size: int, by_sines: int) -> _Transform:
+def _transform(
+    weights: np.ndarray, entries: np.ndarray, size: int, most_by_sines: int
+) -> _Transform:
     centre = int(np.argmax(weights))
     rest = np.zeros(size)
     rest[(np.arange(len(weights)) - centre) % size] = weights
     rest[0] = 0
     z, terms = np.zeros(len(entries), complex), np.zeros(len(entries))
-    large = np.flatnonzero(rest > _BY_SINES[1])
-    for place in large[np.argsort(-rest[large])][:by_sines]:
+    large = np.flatnonzero(rest > _LEAST_BY_SINES)
+    for place in large[np.argsort(-rest[large])][:most_by_sines]:
         half = np.pi / size * (entries * place % size)
         sine = 2 * rest[place] * np.sin(half)
         z -= sine * np.sin(half) + 1j * sine * np.cos(half)  # probability · (e^(−2i·half) − 1)

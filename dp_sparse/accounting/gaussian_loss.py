@@ -1,8 +1,8 @@
 """The privacy loss of a Gaussian mechanism on a Poisson sample, as dp-accounting's but faster.
 
 dp-accounting finds the output at which the loss is ε for one ε of its grid after the other; here
-all are found at once. Rounding such an output changes δ(ε) by the square of the error alone: it is
-the output at which the difference that makes δ(ε) is largest.
+all are found at once. A small error of such an output changes δ(ε) by its square alone: it is the
+output at which the difference that makes δ(ε) is largest.
 """
 
 import math
@@ -33,7 +33,7 @@ def loss_of(sigma: float, probability: float, interval: float) -> pld.PrivacyLos
 
 
 class _GaussianLoss(GaussianPrivacyLoss):
-    """The loss in one direction, with δ of all ε at once."""
+    """The loss for add or for remove, with δ of an array of ε at once."""
 
     def get_delta_for_epsilon(self, epsilons: np.ndarray) -> np.ndarray:
         """δ(ε) = P[output ≤ x] − e^ε·Q[output ≤ x], at the largest x whose loss is at least ε."""
@@ -50,9 +50,16 @@ class _GaussianLoss(GaussianPrivacyLoss):
 
 
 def _unsampled(losses: np.ndarray, probability: float) -> np.ndarray:
-    """`log(1 + (e^loss − 1) / q)`, −∞ where that has no logarithm; without overflow."""
+    """`log(1 + (e^loss − 1) / q)`, −∞ where that has no logarithm; without overflow.
+
+    For negative losses as `log((1 − q) / q) + log(e^(loss − log(1 − q)) − 1)`: 1 + (e^loss − 1) / q
+    has few digits near the loss log(1 − q).
+    """
+    if probability == 1:
+        return losses
+    least = math.log1p(-probability)
     with np.errstate(divide="ignore"):
-        small = np.log1p(np.maximum(np.expm1(np.minimum(losses, 0)) / probability, -1))
-    above = np.maximum(losses, 0)
-    large = above - math.log(probability) + np.log1p((probability - 1) * np.exp(-above))
-    return np.where(losses > 0, large, small)
+        beyond = np.log(np.expm1(np.maximum(np.minimum(losses, 0) - least, 0)))
+        above = np.maximum(losses, 0)
+        large = above + np.log1p((probability - 1) * np.exp(-above))
+    return np.where(losses > 0, large, beyond + least) - math.log(probability)

@@ -19,7 +19,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 LARGEST = 40.0  # losses beyond count as infinite
 UNIT = 2.0**-53  # of rounding, in float64
-_CURVE = 512 * UNIT  # error of δ(ε), over P[loss >= ε]
+_CURVE = 600 * UNIT, 4 * UNIT  # error of δ(ε), over P[loss >= ε], and for each unit of loss
 _NEGLIGIBLE = 1e-18  # δ at which the grid of losses ends
 
 
@@ -39,10 +39,11 @@ def of_curves(removed: np.ndarray, added: np.ndarray, interval: float) -> Privac
 def rounded_up(loss: PrivacyLossDistribution) -> PrivacyLossDistribution:
     """The same loss, with the most that rounding may have lost added to it.
 
-    - δ(ε) = P[loss ≥ ε] − e^ε·Q[loss ≥ ε] is a difference: off by 512 u·P[loss ≥ ε], u = 2⁻⁵³
-      (SciPy's distribution functions are within 306 u, their logarithms within 2 u of themselves,
-      of which none is below −60). Since P[loss ≥ ε] ≤ δ(ε − h) / (1 − e^−h) on a grid of h, moving
-      the part 512 u / (1 − e^−h) of every probability up by h adds no less to δ.
+    - δ(ε) = P[loss ≥ ε] − e^ε·Q[loss ≥ ε] is a difference: off by c = (600 + 4 L)·u of
+      P[loss ≥ ε], with L the largest loss and u = 2⁻⁵³ (SciPy's distribution functions are within
+      306 u, their logarithms within 2 u of themselves, of which none is below −L − 80). Since
+      P[loss ≥ ε] ≤ δ(ε − h) / (1 − e^−h) on a grid of h, moving the part c / (1 − e^−h) of every
+      probability up by h adds no less to δ.
     - Each probability of "connect the dots" is a difference of slopes, off by 8 u·P[loss ≥ ε].
     """
     removed = _rounded_up(loss._pmf_remove.to_dense_pmf())
@@ -52,7 +53,9 @@ def rounded_up(loss: PrivacyLossDistribution) -> PrivacyLossDistribution:
 
 
 def _rounded_up(pmf: pld_pmf.DensePLDPmf) -> pld_pmf.DensePLDPmf:
-    larger = _CURVE / -math.expm1(-pmf._discretization)
+    largest = pmf._discretization * (pmf._lower_loss + pmf.size)
+    error = _CURVE[0] + _CURVE[1] * max(largest, 0.0)
+    larger = error / -math.expm1(-pmf._discretization)
     probabilities = np.append(pmf._probs, 0.0)
     probabilities += 8 * UNIT * (pmf._infinity_mass + _sums_from(pmf._probs))
     probabilities[1:] += larger * pmf._probs
@@ -115,11 +118,15 @@ def _least_epsilon(pmf: pld_pmf.PLDPmf, delta: float) -> float:
         return math.inf
     curve = _at_losses(dense)
     place = int(np.argmax(curve <= delta))  # δ at the largest loss is that of infinity
-    loss, step = dense._discretization * (dense._lower_loss + place), dense._discretization
-    if not place:
-        return max(loss, 0.0)
-    part = (delta - curve[place]) / (curve[place - 1] - curve[place])  # linear in e^ε
-    return max(loss + math.log1p(part * math.expm1(-step)), 0.0)
+    loss = dense._discretization * (dense._lower_loss + place)
+    if place:
+        before, shrinks = curve[place - 1], math.expm1(-dense._discretization)
+    else:  # below the least loss δ falls from P[any loss] at e^ε = 0
+        before, shrinks = dense._infinity_mass + float(np.sum(dense._probs)), -1.0
+    if delta >= before:
+        return 0.0
+    part = (delta - curve[place]) / (before - curve[place])  # δ is linear in e^ε
+    return max(loss + math.log1p(part * shrinks), 0.0)
 
 
 def largest_relevant(delta: Callable[[np.ndarray], np.ndarray]) -> float:

@@ -67,21 +67,33 @@ def unchecked(
     return Pass(recording.outputs, losses, of_outputs, used, recording.seeds_drawn > 0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """A forward pass alone.
+
+    Attributes:
+        outputs: The model's predictions.
+        uses: As of `Pass`, with zeros for gradients.
+    """
+
+    outputs: Any
+    uses: Used
+
+
 def forward(
     model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
-) -> Pass:
-    """A pass over the whole batch that does not come back: its losses and gradients are zeros.
+) -> Forward:
+    """A pass over the whole batch without losses, of which only what is asked for is computed.
 
-    Of it TensorFlow computes what is asked for alone, as its ids. With a loss it would compute all:
-    a loss that compares the shapes of labels and outputs when the step runs must see the outputs.
+    With losses all of it would be: TensorFlow runs every assertion of a traced function, and a loss
+    may assert that its labels have the shape of the outputs.
     """
     with tf.GradientTape(watch_accessed_variables=False) as unused:
         settle = optimizer.before_lookup(draw)
         recording = record(model, optimizer, examples.x, unused, draw, settle)
     nothing = [tf.zeros_like(target) for target in recording.targets]
     used = _uses(optimizer, recording, nothing, tf.shape(examples.present)[0])
-    losses = tf.zeros_like(examples.present)
-    return Pass(recording.outputs, losses, [], used, recording.seeds_drawn > 0)
+    return Forward(recording.outputs, used)
 
 
 def checked(found: Pass, present: tf.Tensor) -> Pass:

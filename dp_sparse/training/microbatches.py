@@ -18,7 +18,7 @@ from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Examples, real_examples
 from dp_sparse.selection import StepRows
 from dp_sparse.training import batch_gradient, forward_backward, metrics
-from dp_sparse.training.forward_backward import Pass
+from dp_sparse.training.forward_backward import Forward, Pass
 
 
 def by_parts(
@@ -41,7 +41,7 @@ def by_parts(
         optimizer.dense_variables,
         optimizer.tables,
         parts.row_ids,
-        clipping.count_tensors(whole.uses, whole.losses),
+        clipping.count_tensors(whole.uses, examples.present),  # as many as losses
     )
     count = tf.shape(examples.present)[0]
     _, amounts = tf.while_loop(
@@ -55,7 +55,7 @@ def by_parts(
 
 
 def _step_rows(
-    optimizer: PrivateOptimizer, whole: Pass, examples: Examples, draw: noise.Draw
+    optimizer: PrivateOptimizer, whole: Forward, examples: Examples, draw: noise.Draw
 ) -> tuple[list[tf.Tensor], list[tuple[tf.Tensor, tf.Tensor]]]:
     """Of each table the rows of the step, and of each lookup in it its row and its place."""
     real = _examples_with_ids(whole, examples)
@@ -112,7 +112,7 @@ class _Parts:
         return sums.amounts
 
 
-def _examples_with_ids(whole: Pass, examples: Examples) -> tf.Tensor:
+def _examples_with_ids(whole: Forward, examples: Examples) -> tf.Tensor:
     """The real examples, once the ids were found to lead with the batch; parts check the rest."""
     ids = [(v.path, use.row_ids) for v, use in whole.uses if isinstance(use, Rows)]
     with tf.control_dependencies(clipping.require_batch_leads(ids, examples.present)):
@@ -138,7 +138,7 @@ def _shapes(amounts: Amounts) -> Amounts:
     return tf.nest.map_structure(lambda each: each.shape, amounts)._replace(rows=of_rows)
 
 
-def _build_metrics(model: keras.Model, examples: Examples, whole: Pass) -> None:
+def _build_metrics(model: keras.Model, examples: Examples, whole: Forward) -> None:
     """Creates what Keras would create at its first update, which cannot be inside a loop."""
     metrics = model._compile_metrics
     if metrics is not None and not metrics.built:

@@ -14,7 +14,6 @@ import keras
 from dp_sparse import clipping
 from dp_sparse.accounting import (
     FALSE_ROWS,
-    NOISE_RATIO,
     Forecast,
     GaussianMechanism,
     PrivacyPlan,
@@ -32,10 +31,9 @@ from dp_sparse.training.table_shapes import lookups_of, tables_by_name
 
 MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths of a second a step
 CLIP_NORM = 0.3
+TABLE_NOISE_RATIO = 2.0
 RATE = 0.01  # of Adam, in runs of few steps
 WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
-ADAGRAD_RATE, ACCUMULATOR = 0.067, 1e-7
-TABLE_CLIP_NORM = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,21 +155,18 @@ def recommend(
 
 
 def _dp_sgd(plan: PrivacyPlan, entries: int, of_tables: int, rare: list[str]) -> Recommendation:
-    rate = _two_digits(min(RATE, WALK / math.sqrt(plan.sampling.steps)))
     signal = signal_of_run(plan, plan.noise_multiplier, entries)
     few = f"the tables have {of_tables:,} entries in all, few enough to give noise to each of them"
     reasons = [
         f"DP-SGD: {few}, so every lookup trains." if of_tables else "DP-SGD: there is no table.",
-        f"Adam at {RATE:g}, or at {WALK:g}/sqrt(steps) if that is less: in the whole run, noise "
-        f"moves a weight by at most some {WALK:g}.",
-        f"clip_norm={CLIP_NORM:g} is meant to clip most gradients; Adam makes up for their size.",
+        *_OF_ADAM,
     ]
     return Recommendation(
         plan=plan,
         method=DPSGDOptimizer,
         arguments={"clip_norm": CLIP_NORM},
         wrapped="Adam",
-        wrapped_arguments={"learning_rate": rate},
+        wrapped_arguments={"learning_rate": _rate_of(plan)},
         signal_of_run=signal,
         forecast=None,
         reasons=[*reasons, _of_signal(signal)],
@@ -186,7 +181,7 @@ def _dp_adafest(
     found: dict[str, Any],
     lookups: int,
 ) -> Recommendation:
-    options = {"noise_ratio": NOISE_RATIO, "expected_false_rows": FALSE_ROWS}
+    options = {"noise_ratio": TABLE_NOISE_RATIO, "expected_false_rows": FALSE_ROWS}
     forecast = plan.explain(found, lookups=lookups, **options)
     entries = dense + noised_entries(forecast, tables)
     signal = signal_of_run(plan, forecast.gradient_noise_multiplier, entries)
@@ -195,24 +190,34 @@ def _dp_adafest(
     return Recommendation(
         plan=plan,
         method=DPAdaFESTOptimizer,
-        arguments={"clip_norm": TABLE_CLIP_NORM, **options},
-        wrapped="Adagrad",
-        wrapped_arguments={
-            "learning_rate": ADAGRAD_RATE,
-            "initial_accumulator_value": ACCUMULATOR,
-        },
+        arguments={"clip_norm": CLIP_NORM, **options},
+        wrapped="Adam",
+        wrapped_arguments={"learning_rate": _rate_of(plan)},
         signal_of_run=signal,
         forecast=forecast,
         reasons=[
             f"DP-AdaFEST: the tables have {of_tables:,} entries in all, too many to give noise to "
             "each of them at every step.",
-            f"noise_ratio={NOISE_RATIO:g}: votes and gradients share the noise alike, so more rows "
-            "stand above the threshold.",
-            "Adagrad with an accumulator of hardly anything: rows of few updates take large steps.",
+            f"noise_ratio={TABLE_NOISE_RATIO:g}: most of the privacy is spent on gradients, and "
+            "rows of many lookups still stand above the threshold.",
+            *_OF_ADAM,
+            "Adam keeps two numbers for each entry of a table, and changes those of trained rows.",
             _of_signal(signal),
         ],
         warnings=[*of_batches(plan), *of_signal(signal), *of_scarce(forecast), *rare],
     )
+
+
+_OF_ADAM = (
+    f"Adam at {RATE:g}, or at {WALK:g}/sqrt(steps) if that is less: in the whole run, noise "
+    f"moves a weight by at most some {WALK:g}.",
+    f"clip_norm={CLIP_NORM:g} is meant to clip most gradients; Adam makes up for their size.",
+)
+
+
+def _rate_of(plan: PrivacyPlan) -> float:
+    """Of Adam."""
+    return _two_digits(min(RATE, WALK / math.sqrt(plan.sampling.steps)))
 
 
 def _of_signal(signal: float) -> str:

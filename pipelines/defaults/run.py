@@ -17,6 +17,7 @@ from pipelines.defaults.settings import (
     NON_PRIVATE,
     RECOMMENDED,
     Setting,
+    steps_of,
 )
 from pipelines.defaults.tasks import Examples, Sources, Task, load
 
@@ -47,7 +48,7 @@ def run(
     keras.utils.set_random_seed(seed)
     model = task.model()
     begun = time.perf_counter()
-    all_steps = steps_of(task, setting)
+    all_steps = steps_of(task, setting.batch_size)
     steps = max(1, math.ceil(all_steps * part))
     if epsilon is None:
         optimizer: keras.optimizers.Optimizer = setting.keras_optimizer()
@@ -65,11 +66,6 @@ def run(
         "rows_per_step": _rows_per_step(optimizer, steps),
         "seconds": round(time.perf_counter() - begun, 1),
     }
-
-
-def steps_of(task: Task, setting: Setting) -> int:
-    """Steps of all passes."""
-    return max(1, round(task.passes * len(task.training) / setting.batch_size))
 
 
 def private_optimizer(
@@ -105,7 +101,7 @@ def plan_of(task: Task, setting: Setting, epsilon: float) -> dp_sparse.PrivacyPl
     examples = len(task.training)
     return dp_sparse.PrivacyPlan(
         dp_sparse.PrivacyBudget(epsilon, 1 / examples),
-        dp_sparse.PoissonSampling(examples, setting.batch_size, steps_of(task, setting)),
+        dp_sparse.PoissonSampling(examples, setting.batch_size, steps_of(task, setting.batch_size)),
     )
 
 

@@ -1,6 +1,7 @@
 """What the study searches: a setting is an optimizer, a clip norm, a batch and a selection."""
 
 import dataclasses
+import math
 from typing import Any
 
 import keras
@@ -66,6 +67,11 @@ class Setting:
         return self.method, self.optimizer
 
 
+def steps_of(task: Task, batch_size: int) -> int:
+    """Steps of all passes."""
+    return max(1, round(task.passes * len(task.training) / batch_size))
+
+
 def methods_of(task: Task) -> tuple[str, ...]:
     """The private methods for a task: selection is for tables."""
     return (DP_SGD, DP_FEST, DP_ADAFEST) if task.tables else (DP_SGD,)
@@ -85,7 +91,9 @@ def recommended(task: Task) -> Setting:
 def for_large_tables(task: Task) -> Setting:
     """What `dp_sparse.recommend` says once tables are too large for DP-SGD."""
     batch = max(task.batch_sizes)
-    return Setting(DP_ADAFEST, "Adagrad", 0.067, batch, 0.1, 1e-7, noise_ratio=1.0, false_rows=10.0)
+    rate = min(0.01, 0.2 / math.sqrt(steps_of(task, batch)))
+    own = {"clip_norm": 0.3, "noise_ratio": 2.0, "false_rows": 10.0}
+    return Setting(DP_ADAFEST, "Adam", float(f"{rate:.2g}"), batch, **own)
 
 
 def fixed(task: Task) -> list[Setting]:

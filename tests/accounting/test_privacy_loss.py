@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.common import DifferentialPrivacyParameters
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import integrate, stats
 
@@ -165,3 +166,11 @@ def test_no_epsilon_is_enough_for_what_is_infinite() -> None:
     assert privacy_loss.least_epsilon(loss, 0.9e-3) == math.inf
     assert privacy_loss.least_epsilon(loss, 1e-3) == pytest.approx(0.5, abs=1e-4)
     assert privacy_loss.least_epsilon(loss, 0.9) == 0
+
+
+@pytest.mark.parametrize(("delta", "epsilon"), [(0.5, 5 + math.log(0.5)), (0.999, 0), (1, 0)])
+def test_epsilon_below_the_least_loss(delta: float, epsilon: float) -> None:
+    """Of the loss 5 alone δ(ε) = 1 − e^(ε − 5)."""
+    one = DensePLDPmf(1e-4, 50_000, np.array([1.0]), 0.0, True)
+    found = privacy_loss.least_epsilon(PrivacyLossDistribution(one), delta)
+    assert found == pytest.approx(epsilon, abs=1e-9)

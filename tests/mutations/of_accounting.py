@@ -100,8 +100,8 @@ FAULTS = (
     Fault(
         "sampled_loss_of_a_smaller_probability",
         "dp_sparse/accounting/gaussian_loss.py",
-        "above - math.log(probability) +",
-        "above - 0.9 * math.log(probability) +",
+        "beyond + least) - math.log(probability)",
+        "beyond + least) - 0.9 * math.log(probability)",
         ("tests/accounting/test_gaussian_loss.py",),
     ),
     Fault(

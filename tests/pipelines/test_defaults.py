@@ -29,6 +29,7 @@ from pipelines.defaults.settings import (
     methods_of,
     printed_recipe,
     recommended,
+    steps_of,
 )
 from pipelines.defaults.study import run_study
 
@@ -94,7 +95,7 @@ def test_a_run_of_each_method(method: str, sources: tasks.Sources) -> None:
     setting = Setting(method, "Adam", 0.01, 256, clip_norm=0.1, row_fraction=0.5)
     epsilon = None if method == NON_PRIVATE else 8.0
     found = run.run(task, setting, epsilon, part=0.1)
-    assert found["steps"] == -(-run.steps_of(task, setting) // 10)
+    assert found["steps"] == -(-steps_of(task, setting.batch_size) // 10)
     assert 0 < found["validation"] < 1 and 0 < found["test"] < 1
     assert (found["noise_multiplier"] is None) == (epsilon is None)
     assert (found["rows_per_step"] is None) == (method in (NON_PRIVATE, DP_SGD))
@@ -158,11 +159,12 @@ def test_large_tables_are_trained_as_recommended(
 ) -> None:
     task = tasks.load("ranking", sources)
     monkeypatch.setattr(recommendation, "MOST_DENSE_ENTRIES", 0)
-    sampling = dp_sparse.PoissonSampling(num_examples=100_000, expected_batch_size=4096, steps=10)
+    setting = for_large_tables(task)
+    size = setting.batch_size
+    sampling = dp_sparse.PoissonSampling(10 * size, size, steps=steps_of(task, size))
     plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(3.0, 1e-5), sampling)
     plan = dataclasses.replace(plan, noise_multiplier=1.0, plan_id="of this test")
     said = dp_sparse.recommend(task.model(), plan).optimizer()
-    setting = for_large_tables(task)
     wrapped, own = said.optimizer.get_config(), setting.keras_optimizer().get_config()
     assert {**wrapped, "name": ""} == {**own, "name": ""}
     assert (said.clip_norm, said.noise_ratio) == (setting.clip_norm, setting.noise_ratio)

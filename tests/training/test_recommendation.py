@@ -65,7 +65,8 @@ def test_large_tables_get_dp_adafest_and_a_forecast(few_dense: None) -> None:
     assert words.rows == 1000 and words.assumed and words.looked_up > 500
     assert "DP-AdaFEST" in str(advice) and "lookups trained" in str(advice)
     optimizer = advice.optimizer()
-    assert (optimizer.noise_ratio, optimizer.expected_false_rows) == (1.0, 10.0)
+    assert (optimizer.noise_ratio, optimizer.expected_false_rows) == (2.0, 10.0)
+    assert isinstance(optimizer.optimizer, keras.optimizers.Adam)
 
 
 def test_frequencies_of_the_user_are_taken(few_dense: None) -> None:
