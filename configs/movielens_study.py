@@ -1,7 +1,7 @@
 """The comparison of next-item models on MovieLens-1M at ε = 5, 8 and 10 (Ding et al., Table 2).
 
-A run is that of `configs/movielens.py`, 100 epochs of the last 50 items: some ten minutes on 2
-cores that do nothing else, and half a day for all 55.
+A run is that of `configs/movielens.py`, 100 epochs of the last 50 items: docs/results/sequence.md
+says how long one takes on one core.
 """
 
 import ml_collections

@@ -4,7 +4,7 @@ import math
 
 import scipy.stats
 
-NOISE_RATIO, FALSE_ROWS = 1.0, 10.0  # best of docs/results/defaults.md, and forgiving
+NOISE_RATIO, FALSE_ROWS = 1.0, 10.0  # forgiving in docs/results/defaults.md
 
 
 def split_noise(noise_multiplier: float, ratio: float) -> tuple[float, float]:

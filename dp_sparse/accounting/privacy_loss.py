@@ -116,17 +116,14 @@ def _least_epsilon(pmf: pld_pmf.PLDPmf, delta: float) -> float:
     dense = pmf.to_dense_pmf()
     if dense._infinity_mass > delta:
         return math.inf
-    curve = _at_losses(dense)
+    curve = _curve(dense)
     place = int(np.argmax(curve <= delta))  # δ at the largest loss is that of infinity
-    loss = dense._discretization * (dense._lower_loss + place)
-    if place:
-        before, shrinks = curve[place - 1], math.expm1(-dense._discretization)
-    else:  # below the least loss δ falls from P[any loss] at e^ε = 0
-        before, shrinks = dense._infinity_mass + float(np.sum(dense._probs)), -1.0
-    if delta >= before:
+    if not place:
         return 0.0
-    part = (delta - curve[place]) / (before - curve[place])  # δ is linear in e^ε
-    return max(loss + math.log1p(part * shrinks), 0.0)
+    loss = dense._discretization * (dense._lower_loss + place - 1)
+    from_before = math.expm1(-dense._discretization) if place > 1 else -1.0  # of e^ε, over e^loss
+    part = (delta - curve[place]) / (curve[place - 1] - curve[place])  # δ is linear in e^ε
+    return max(loss + math.log1p(part * from_before), 0.0)
 
 
 def largest_relevant(delta: Callable[[np.ndarray], np.ndarray]) -> float:
@@ -145,25 +142,28 @@ def _finite_delta(pmf: pld_pmf.PLDPmf, epsilons: np.ndarray) -> np.ndarray:
 def _delta(pmf: pld_pmf.PLDPmf, epsilons: np.ndarray) -> np.ndarray:
     """`Σ_{loss > ε} p·(1 − e^(ε − loss))` at ε ≥ 0, what is infinite included, rounded up.
 
-    From the largest loss down, `δ(ε − h) = (1 − e^−h)·P[loss ≥ ε] + e^−h·δ(ε)` adds positive terms
-    alone, so n losses leave a relative error below 2n·u; between them δ is linear in e^ε. Rounding
-    ε by r moves δ by r·d log δ/dε, below 2¹⁴ u of itself.
+    Rounding ε by r moves δ by r·d log δ/dε, below 2¹⁴ u of itself; `_curve` adds 2n·u.
     """
     dense = pmf.to_dense_pmf()
     losses = dense._discretization * (dense._lower_loss + np.arange(dense.size))
     with np.errstate(over="ignore"):  # of losses far beyond every ε
         places = np.r_[0, np.exp(losses)]
-    certain = dense._infinity_mass + float(np.sum(dense._probs))
-    delta = np.interp(np.exp(epsilons), places, np.r_[certain, _at_losses(dense)])
+    delta = np.interp(np.exp(epsilons), places, _curve(dense))
     return np.minimum(delta * (1 + (2 * dense.size + 2**14) * UNIT), 1)
 
 
-def _at_losses(dense: pld_pmf.DensePLDPmf) -> np.ndarray:
-    """δ at each of its losses."""
+def _curve(dense: pld_pmf.DensePLDPmf) -> np.ndarray:
+    """δ at e^ε = 0 and at each of its losses, float64 `[1 + losses]`; linear in e^ε between them.
+
+    From the largest loss down, `δ(ε − h) = (1 − e^−h)·P[loss ≥ ε] + e^−h·δ(ε)` adds positive terms
+    alone, so n losses leave a relative error below 2n·u.
+    """
     from_each = dense._infinity_mass + _sums_from(dense._probs)  # P[loss >= each], then infinity
     terms = -math.expm1(-dense._discretization) * from_each[:0:-1]
     terms[0] = dense._infinity_mass
-    return scipy.signal.lfilter([1.0], [1.0, -math.exp(-dense._discretization)], terms)[::-1]
+    growth = math.exp(-dense._discretization)
+    at_losses = scipy.signal.lfilter([1.0], [1.0, -growth], terms)[::-1]
+    return np.r_[from_each[0], at_losses]
 
 
 def _sums_from(values: np.ndarray) -> np.ndarray:

@@ -35,10 +35,7 @@ def in_one_kernel(
     TensorFlow keeps no more than the ids.
     """
     if optimizer.delays_noise:
-        with tf.GradientTape(watch_accessed_variables=False) as unused:
-            forward_backward.record(
-                model, optimizer, examples.x, unused, draw, optimizer.before_lookup(draw)
-            )
+        forward_backward.record_forward(model, optimizer, examples.x, draw)
 
     def body() -> dict[str, Any]:
         run, sums = _run(model, optimizer, examples, draw)

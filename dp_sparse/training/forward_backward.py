@@ -88,9 +88,7 @@ def forward(
     With losses all of it would be: TensorFlow runs every assertion of a traced function, and a loss
     may assert that its labels have the shape of the outputs.
     """
-    with tf.GradientTape(watch_accessed_variables=False) as unused:
-        settle = optimizer.before_lookup(draw)
-        recording = record(model, optimizer, examples.x, unused, draw, settle)
+    recording = record_forward(model, optimizer, examples.x, draw)
     nothing = [tf.zeros_like(target) for target in recording.targets]
     used = _uses(optimizer, recording, nothing, tf.shape(examples.present)[0])
     return Forward(recording.outputs, used)
@@ -139,6 +137,14 @@ def record(
     """The forward pass alone, under the seeds of this part."""
     seeds = secret_seeds(draw, part)
     return clipping.record(model, x, tape, optimizer.examples_in_memory, seeds, before_lookup)
+
+
+def record_forward(
+    model: keras.Model, optimizer: PrivateOptimizer, x: Any, draw: noise.Draw
+) -> clipping.Recording:
+    """The same of the whole batch, without gradients; noise that is due to its rows is added."""
+    with tf.GradientTape(watch_accessed_variables=False) as unused:
+        return record(model, optimizer, x, unused, draw, optimizer.before_lookup(draw))
 
 
 def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:

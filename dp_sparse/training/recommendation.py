@@ -34,6 +34,11 @@ CLIP_NORM = 0.3
 TABLE_NOISE_RATIO = 2.0
 RATE = 0.01  # of Adam, in runs of few steps
 WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
+_OF_ADAM = (
+    f"Adam at {RATE:g}, or at {WALK:g}/sqrt(steps) if that is less: in the whole run, noise "
+    f"moves a weight by at most some {WALK:g}.",
+    f"clip_norm={CLIP_NORM:g} is meant to clip most gradients; Adam makes up for their size.",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,16 +213,9 @@ def _dp_adafest(
     )
 
 
-_OF_ADAM = (
-    f"Adam at {RATE:g}, or at {WALK:g}/sqrt(steps) if that is less: in the whole run, noise "
-    f"moves a weight by at most some {WALK:g}.",
-    f"clip_norm={CLIP_NORM:g} is meant to clip most gradients; Adam makes up for their size.",
-)
-
-
 def _rate_of(plan: PrivacyPlan) -> float:
-    """Of Adam."""
-    return _two_digits(min(RATE, WALK / math.sqrt(plan.sampling.steps)))
+    """Of Adam, with two digits."""
+    return float(f"{min(RATE, WALK / math.sqrt(plan.sampling.steps)):.2g}")
 
 
 def _of_signal(signal: float) -> str:
@@ -225,10 +223,6 @@ def _of_signal(signal: float) -> str:
         f"Signal to noise of the run {signal:.3g}: what gradients that agreed in all examples and "
         "steps would add up to, over the noise, as a root mean square over the weights."
     )
-
-
-def _two_digits(value: float) -> float:
-    return float(f"{value:.2g}")
 
 
 def _arguments(given: Mapping[str, Any]) -> str:

@@ -111,7 +111,6 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> dict[str, Any]
         "accuracy": {name: round(value, 5) for name, value in found.accuracy.items()},
         "steps": found.steps,
         "reduction": None if math.isinf(found.reduction) else round(found.reduction, 2),
-        "seconds": round(found.seconds),
         "training_rows": found.training_rows,
     }
 

@@ -43,7 +43,6 @@ class Result:
         accuracy: The part of the examples that were classified correctly, by what judged.
         curve: (step, accuracy) on `data.judge` during training.
         steps: Steps taken.
-        seconds: The time of all of them.
         ms_per_step: The median, after the first; NaN if no step was left.
         entries: Mean entries of the word table, or of LoRA on it, that got noise in a step; without
             privacy all entries. NaN if no step was left.
@@ -59,7 +58,6 @@ class Result:
     accuracy: dict[str, float]
     curve: list[tuple[int, float]]
     steps: int
-    seconds: float
     ms_per_step: float
     entries: float
     reduction: float
@@ -250,7 +248,6 @@ def _result(
         accuracy=found,
         curve=curve.points,
         steps=int(optimizer.iterations.numpy()),
-        seconds=sum(timer.seconds),
         ms_per_step=1000 * statistics.median(timer.seconds[1:] or timer.seconds or [math.nan]),
         entries=entries,
         reduction=table / entries if entries else math.inf,
