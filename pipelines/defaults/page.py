@@ -30,6 +30,9 @@ A share of gain is (score − constant) / (best private score at this ε − con
 examples. The constant is the best prediction that does not see the inputs. Settings are chosen on
 the validation examples, so a share may be above 1. It is left out where that best gain is below
 5 % of the gain without privacy: there privacy costs what could be learned.
+
+"recommend" is what `dp_sparse.recommend` says of each task, DP-SGD with Adam; "recommend, large
+tables" is what it says where tables are too large for that, tried on these smaller ones.
 """
 _LEAST = 0.05  # of the gain without privacy, of a best private gain that others are compared with
 
