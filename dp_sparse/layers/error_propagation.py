@@ -40,20 +40,37 @@ def linear(
         kernel: μ_W, `[in, out]`.
         weight_variance: var_W of every entry, which is that of the bias, too.
     """
-    mean, variance, kernel = map(tf.stop_gradient, (mean, variance, kernel))
-    squares = tf.square(kernel)
     if variance.shape[-1] == 1:
-        of_inputs = variance * tf.reduce_sum(squares, axis=0)
-    else:
-        of_inputs = tf.matmul(variance, squares)
-    return _with_noisy_weights(of_inputs, mean, variance, weight_variance)
+        return tf.matmul(*linear_factors(mean, variance, kernel, weight_variance))
+    mean, variance, kernel = map(tf.stop_gradient, (mean, variance, kernel))
+    of_inputs = tf.matmul(variance, tf.square(kernel))
+    return of_inputs + _of_noisy_weights(mean, variance, weight_variance)
 
 
-def _with_noisy_weights(
-    of_inputs: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, weight_variance: float
-) -> tf.Tensor:
+def linear_factors(
+    mean: tf.Tensor, variance: tf.Tensor, kernel: tf.Tensor, weight_variance: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """`linear` of one variance for all inputs, as two factors: `[..., 2]` and `[2, out]`.
+
+    The first is var_x and what noise in weights adds, the second Σ_in μ_W² and ones. One pass over
+    the inputs, no product.
+
+    Args:
+        mean: As `linear`.
+        variance: var_x, `[..., 1]`.
+        kernel: As `linear`.
+        weight_variance: As `linear`.
+    """
+    mean, variance, kernel = map(tf.stop_gradient, (mean, variance, kernel))
+    of_weights = _of_noisy_weights(mean, variance, weight_variance)
+    squares = tf.reduce_sum(tf.square(kernel), axis=0)
+    of_positions = tf.concat([tf.broadcast_to(variance, tf.shape(of_weights)), of_weights], -1)
+    return of_positions, tf.stack([squares, tf.ones_like(squares)])
+
+
+def _of_noisy_weights(mean: tf.Tensor, variance: tf.Tensor, weight_variance: float) -> tf.Tensor:
     masses = tf.reduce_sum(_second_moment(mean, variance), axis=-1, keepdims=True)
-    return of_inputs + weight_variance * (masses + 1.0)
+    return weight_variance * (masses + 1.0)
 
 
 @_elementwise

@@ -7,7 +7,8 @@ of a logit ⟨q, k⟩/√d is Σ_c q_c²·var(k_c)/d, which is the paper's ⟨q,
 logits, each coordinate with its own variance. And half of it is subtracted from the logit before
 the softmax, so that scores add up to 1; the paper's division after the softmax is an option.
 
-Costs one more matrix product for the keys' variance and one for the logits', forward alone.
+Costs one more matrix product for the keys' variance and one for the logits', forward alone; both
+are small if the inputs have one variance for all entries, as tokens do (`projected_variance`).
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ import tensorflow as tf
 from dp_sparse.clipping import detached
 from dp_sparse.core import validate
 from dp_sparse.layers import error_propagation
+from dp_sparse.layers.projected_variance import ProjectedVariance, projected_variance
 
 CORRECTIONS = ("before_softmax", "after_softmax")
 
@@ -28,8 +30,8 @@ CORRECTIONS = ("before_softmax", "after_softmax")
 class _Errors:
     """Variances of one call; `attended` is the attention's own outcome and its variance."""
 
-    key: tf.Tensor  # [batch, positions, heads, key width]
-    value: tf.Tensor | None = None  # None unless the output's variance is wanted
+    key: ProjectedVariance
+    value: ProjectedVariance | None = None  # None unless the output's variance is wanted
     attended: tuple[tf.Tensor, tf.Tensor] | None = None
 
 
@@ -113,7 +115,7 @@ class ReAttention(keras.layers.MultiHeadAttention):
     ) -> Any:
         """Keras' call, with the errors of its keys at hand."""
         key = value if key is None else key
-        given = tf.zeros_like(value) if variance is None else variance
+        given = tf.zeros_like(value[..., :1]) if variance is None else variance
         errors = _Errors(self._projected_variance(self._key_dense, key, given))
         if return_variance:
             errors.value = self._projected_variance(self._value_dense, value, given)
@@ -162,26 +164,25 @@ class ReAttention(keras.layers.MultiHeadAttention):
             errors.attended = attended, self._attended_variance(scores, errors.value)
         return attended, scores
 
-    def _excess(self, query: tf.Tensor, key_variance: tf.Tensor) -> tf.Tensor:
+    def _excess(self, query: tf.Tensor, key_variance: ProjectedVariance) -> tf.Tensor:
         """log E[exp logit] − E[logit], half the variance of the logit; of the scaled query."""
         halves = 0.5 * tf.square(tf.cast(query, tf.float32))
-        excess = keras.ops.einsum(self._dot_product_equation, key_variance, halves)
+        factors = key_variance.over_entries(halves)
+        excess = keras.ops.einsum(self._dot_product_equation, key_variance.of_positions, factors)
         return tf.stop_gradient(excess)
 
-    def _attended_variance(self, scores: tf.Tensor, value_variance: tf.Tensor) -> tf.Tensor:
+    def _attended_variance(self, scores: tf.Tensor, value_variance: ProjectedVariance) -> tf.Tensor:
         """Σ s²·var(v): scores are taken for constants."""
         squares = tf.square(tf.cast(scores, tf.float32))
-        return tf.stop_gradient(keras.ops.einsum(self._combine_equation, squares, value_variance))
+        sums = keras.ops.einsum(self._combine_equation, squares, value_variance.of_positions)
+        return tf.stop_gradient(value_variance.of_sums(sums))
 
     def _projected_variance(
         self, layer: keras.layers.EinsumDense, mean: tf.Tensor, variance: tf.Tensor
-    ) -> tf.Tensor:
-        """Of keys or values, `[batch, positions, heads, width]`."""
-        kernel = detached(layer.kernel)  # [in, heads, width]
-        flat = tf.reshape(kernel, [kernel.shape[0], -1])
-        given = _floats(mean, variance)
-        found = error_propagation.linear(given[0], given[1], flat, self.weight_variance)
-        return tf.reshape(found, tf.concat([tf.shape(mean)[:-1], kernel.shape[1:]], 0))
+    ) -> ProjectedVariance:
+        """Of keys or values."""
+        mean, variance = _floats(mean, variance)
+        return projected_variance(mean, variance, detached(layer.kernel), self.weight_variance)
 
     def _output_variance(self, errors: _Errors) -> tf.Tensor:
         """After the projection of all heads together, `[batch, positions, out]`."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import dp_sparse
 from dp_sparse import layers
 from dp_sparse.clipping import detached
+from dp_sparse.layers.projected_variance import ProjectedVariance
 from tests.clipping.brute_force import assert_as_brute_force, clipped, ids, refusal, values
 from tests.reference import error_propagation as reference
 from tests.training_cases import plan_for, weights_of
@@ -67,6 +68,22 @@ def test_scores_are_those_of_the_reference(
         np.testing.assert_allclose(scores[b, h], expected, rtol=1e-4, atol=1e-6)
 
 
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 99), st.sampled_from(CORRECTIONS))
+def test_one_variance_for_all_entries_is_that_of_each(
+    heads: int, length: int, seed: int, correction: str
+) -> None:
+    """Its sums have two terms in place of one for each entry."""
+    keras.utils.set_random_seed(seed)
+    layer = layers.ReAttention(heads, 3, NOISE, correction, value_dim=2)
+    x, one = values(2, length, 4, seed=seed), values(2, length, 1, seed=seed + 1) ** 2
+    asked = {"use_causal_mask": True, "return_attention_scores": True, "return_variance": True}
+    found = layer(x, x, variance=one, **asked)
+    expected = layer(x, x, variance=np.repeat(one, 4, axis=-1), **asked)
+    for own, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize("options", [{}, {"value_dim": 2, "use_bias": False, "output_shape": 7}])
 def test_without_noise_it_is_keras_layer(correction: str, options: dict[str, Any]) -> None:
@@ -92,7 +109,7 @@ def test_expected_exponentials_are_those_of_the_means() -> None:
         tf.constant(each, tf.float32)[tf.newaxis, tf.newaxis, tf.newaxis]
         for each in (query / 2, spread**2)
     ]
-    excess = float(tf.squeeze(layer._excess(*given_)))
+    excess = float(tf.squeeze(layer._excess(given_[0], ProjectedVariance(given_[1], None))))
     logits, exact = samples @ query / 2, np.exp(key @ query / 2)
     assert excess > 0.1
     assert np.exp(logits - excess).mean() == pytest.approx(exact, rel=0.02)
