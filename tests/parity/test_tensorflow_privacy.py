@@ -1,6 +1,6 @@
 """Clipped sums beside tensorflow-privacy 0.9 on what both support, and where it is wrong.
 
-`make parity` makes the environment; elsewhere these tests are left out.
+`make parity` installs it; elsewhere these tests are left out.
 """
 
 from typing import Any
