@@ -1,5 +1,6 @@
 """The page of the comparison: Table 2, curves (Figure 4), sharing (Figure 7), maps (Figure 10)."""
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -129,17 +130,17 @@ def _of_popularity(lines: Lines) -> str:
 
 def _gains(lines: Lines, epsilons: Sequence[float]) -> Iterable[str]:
     """What Re-Attention adds, in percentage points, beside the spread."""
-    for epsilon in epsilons:
+    for epsilon, key in itertools.product(epsilons, ("ndcg", "ndcg_unseen")):
         ours, plain = (
-            [e["result"]["ndcg"] for e in _of(lines, model=m, epsilon=epsilon, held_out="test")]
+            [e["result"][key] for e in _of(lines, model=m, epsilon=epsilon, held_out="test")]
             for m in ("re_attention", "vanilla")
         )
-        if ours and plain:
+        if min(len(ours), len(plain)) > 1:  # one seed has no spread
             gain = statistics.fmean(ours) - statistics.fmean(plain)
-            spread = max(map(_deviation, (ours, plain)))
+            spread = max(map(statistics.stdev, (ours, plain)))
             yield (
-                f"At ε = {epsilon:g} Re-Attention has {gain:+.2f} points of NDCG@10 over plain "
-                f"attention; the larger deviation between seeds is {spread:.2f}.\n"
+                f"At ε = {epsilon:g} Re-Attention has {gain:+.2f} points of {_SCORES[key]} over "
+                f"plain attention; the larger deviation between seeds is {spread:.2f}.\n"
             )
 
 
@@ -246,13 +247,9 @@ def _of(lines: Lines, **wanted: Any) -> Lines:
     return [e for e in lines if all(e["point"][key] == value for key, value in wanted.items())]
 
 
-def _deviation(scores: Sequence[float]) -> float:
-    return statistics.stdev(scores) if len(scores) > 1 else 0.0
-
-
 def _spread(scores: Sequence[float]) -> str:
     mean = f"{statistics.fmean(scores):.2f}"
-    return f"{mean} ± {_deviation(scores):.2f}" if len(scores) > 1 else mean
+    return f"{mean} ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else mean
 
 
 def _section(

@@ -103,7 +103,11 @@ def test_the_page_has_means_spreads_and_pictures(small: ml_collections.ConfigDic
     row = f"| re_attention | 5 | batch 1,000, rate 0.03 | 2 | {scores} | 5.88 |"
     assert "without noise: NDCG@10 in % 0.50, HIT@10 in % 1.00, NDCG@10, unseen 0.75" in text
     assert row in text and "| lstm | 10 |" in text
-    assert "At ε = 8 Re-Attention has +5.00 points" in text and "seeds is 0.71" in text
+    assert "At ε = 8 Re-Attention has +5.00 points of NDCG@10 in %" in text
+    assert "has +7.50 points of NDCG@10, unseen over plain" in text and "seeds is 0.71" in text
+    one = [line for line in finished(small).lines if line["point"]["seed"] == 0]
+    study_page.write(small, one, page, maps)
+    assert "deviation between seeds" not in page.read_text()  # one seed has none
     assert text.count(".png)") == 3 == len(list(page.parent.glob("found_*.png")))
     assert all(file.read_bytes()[:4] == b"\x89PNG" for file in page.parent.glob("found_*.png"))
 
