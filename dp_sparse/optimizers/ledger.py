@@ -99,8 +99,8 @@ class StepLedger:
             start = [np.int64(0), np.array([_IMPORTED, -1])]
             made = replicas.undistributed(lambda: [tf.Variable(s, trainable=False) for s in start])
             _SPENT[plan.plan_id], _LAST[plan.plan_id] = made
-        with tf.init_scope():
-            self._section = tf.CriticalSection(shared_name=f"dp_sparse_{plan.plan_id}")
+        with tf.init_scope():  # one lock for all plans: two may ask for one pass at once
+            self._section = tf.CriticalSection(shared_name="dp_sparse_steps")
         self._spent, self._last = _SPENT[plan.plan_id], _LAST[plan.plan_id]
         self._passes = Passes(plan.plan_id)
         self._draws = plan.sampling.steps_per_pass is None

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import threading
+import time
 
 import keras
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow as tf
 from dp_sparse import PrivacyError, PrivacyPlan, StreamSampling
 from dp_sparse.core.errors import translated
 from dp_sparse.optimizers.ledger import SavedCount, StepLedger
+from dp_sparse.optimizers.passes import Passes
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
 from tests.training_cases import plan_for
 
@@ -279,3 +281,28 @@ def test_threads_share_one_budget() -> None:
     for thread in threads:
         thread.join()
     assert len(spent) <= 60
+
+
+def test_two_plans_that_ask_for_one_pass_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One gets it; the other one reads nothing between the check and what the first one writes."""
+    check, nonce, refused = Passes.check, new_nonce(None), []
+
+    def slow(self: Passes, marker: Marker) -> tf.Operation:
+        found = check(self, marker)
+        time.sleep(0.5)
+        return found
+
+    def train(plan: PrivacyPlan) -> None:
+        try:
+            spend(StepLedger(plan), plan, nonce, 0)
+        except PrivacyError as error:
+            refused.append(str(error))
+
+    monkeypatch.setattr(Passes, "check", slow)
+    threads = [threading.Thread(target=train, args=(plan_for(8, steps=1),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (message,) = refused
+    assert "batches that this plan alone trains on" in message
