@@ -88,7 +88,8 @@ bench: $(INSTALLED)
 		$(RUN) -m benchmarks.$$name --quick || failed="$$failed $$name"; done; \
 		test -z "$$failed" || { echo "Failed:$$failed" >&2; exit 1; }
 
-# tensorflow-privacy pins an older dp-accounting, numpy and dm-tree, and runs on those of .venv.
+# tensorflow-privacy 0.9 pins an older dp-accounting, numpy and dm-tree, and runs on those of .venv.
+# A looser requirement would resolve to 0.7.3, whose optimizers fail on this TensorFlow.
 $(PARITY)/installed: $(INSTALLED)
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(PARITY) \
 		'tensorflow-privacy>=0.9,<0.10'

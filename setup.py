@@ -48,10 +48,6 @@ EXTRAS = {
     "nlp": [KERAS_HUB],
     "recommenders": RECOMMENDERS,
     "data": DATA,
-    # tensorflow-privacy 0.9 pins an older dp-accounting, numpy and dm-tree, and runs without
-    # them: `pip install -e '.[parity]' && pip install --no-deps 'tensorflow-privacy>=0.9,<0.10'`.
-    # A looser requirement would resolve to 0.7.3, whose optimizers fail on this TensorFlow.
-    "parity": ["tf-keras>=2.20,<2.22"],
     "pipelines": PIPELINES,
     "test": [
         "pytest>=9,<10",

@@ -55,11 +55,13 @@ class ReAttention(keras.layers.MultiHeadAttention):
 
     Call arguments:
         query, value, key, masks, return_attention_scores, training, use_causal_mask: As Keras'.
-        variance: Of `value` (and `key`), float `[batch, positions, width]`; None for 0.
+        variance: Of `value` (and `key`), float `[batch, positions, width]`, or `[batch, positions,
+            1]` if it is the same for all entries; None for 0.
         return_variance: Whether to return the variance of the output, too, as the last of a tuple.
 
     Raises:
-        ValueError: `weight_variance` is negative, `correction` unknown, or `use_gate` set.
+        ValueError: `weight_variance` is negative, `correction` unknown, `use_gate` set, or
+            `variance` has another shape.
 
     Examples:
         >>> import dp_sparse, keras, numpy as np
@@ -115,7 +117,7 @@ class ReAttention(keras.layers.MultiHeadAttention):
     ) -> Any:
         """Keras' call, with the errors of its keys at hand."""
         key = value if key is None else key
-        given = tf.zeros_like(value[..., :1]) if variance is None else variance
+        given = self._given(variance, value)
         errors = _Errors(self._projected_variance(self._key_dense, key, given))
         if return_variance:
             errors.value = self._projected_variance(self._value_dense, value, given)
@@ -136,6 +138,19 @@ class ReAttention(keras.layers.MultiHeadAttention):
         finally:
             self._errors = None
         return (*_as_tuple(outputs), self._output_variance(errors)) if return_variance else outputs
+
+    def _given(self, variance: tf.Tensor | None, value: tf.Tensor) -> tf.Tensor:
+        """The variance, whose shape fits that of the values; zeros if there is none."""
+        if variance is None:
+            return tf.zeros_like(value[..., :1])
+        *positions, width = value.shape
+        if not any(variance.shape.is_compatible_with([*positions, last]) for last in (1, width)):
+            raise ValueError(
+                f"Expected variance of shape {(*positions, width)} or {(*positions, 1)} at layer "
+                f"{self.path!r}, got {tuple(variance.shape)}: pass that of its inputs, by "
+                "TokenVariance or WithVariance."
+            )
+        return variance
 
     def _compute_attention(
         self,

@@ -84,6 +84,13 @@ def test_one_variance_for_all_entries_is_that_of_each(
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 5), (2, 1, 1), (3, 3, 1)])
+def test_a_variance_of_another_shape_is_named(shape: tuple[int, ...]) -> None:
+    layer, x = layers.ReAttention(1, 4, name="attention"), values(2, 3, 8)
+    with pytest.raises(ValueError, match=r"\(2, 3, 8\) or \(2, 3, 1\) at layer 'attention', got"):
+        layer(x, x, variance=np.ones(shape, np.float32))
+
+
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize("options", [{}, {"value_dim": 2, "use_bias": False, "output_shape": 7}])
 def test_without_noise_it_is_keras_layer(correction: str, options: dict[str, Any]) -> None:
