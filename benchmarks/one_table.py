@@ -1,5 +1,6 @@
-"""A model that is one embedding table, and private steps on it: almost nothing else is timed."""
+"""A model that is one embedding table, and steps on it: almost nothing else is timed."""
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import keras
@@ -32,14 +33,28 @@ def private_step(
 ) -> Callable[[], object]:
     """One call is one private step on a fresh batch; it can be called `batches` times."""
     plan = _plan(batches, mechanism or dp_sparse.GaussianMechanism())
+    dataset = tf.data.Dataset.from_tensor_slices(examples(vocabulary, BATCH * batches))
+    return _step(vocabulary, make(plan), iter(list(plan.sampling.batches(dataset))), jit_compile)
+
+
+def stock_step(vocabulary: int) -> Callable[[], object]:
+    """One call is one step of stock Keras, without privacy, on one of three batches."""
+    dataset = tf.data.Dataset.from_tensor_slices(examples(vocabulary, BATCH * 3)).batch(BATCH)
+    return _step(vocabulary, keras.optimizers.SGD(RATE), itertools.cycle(list(dataset)))
+
+
+def _step(
+    vocabulary: int,
+    optimizer: keras.optimizers.Optimizer,
+    batches: Iterator[object],
+    jit_compile: bool = False,
+) -> Callable[[], object]:
     ids = keras.Input((1,), dtype="int64")
     rows = keras.layers.Embedding(vocabulary, WIDTH, name=NAME)(ids)
     model = keras.Model(ids, keras.ops.sum(rows, axis=2))
-    model.compile(optimizer=make(plan), loss="mse", jit_compile=jit_compile)
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=jit_compile)
     model.make_train_function()
-    dataset = tf.data.Dataset.from_tensor_slices(examples(vocabulary, BATCH * batches))
-    remaining: Iterator[object] = iter(list(plan.sampling.batches(dataset)))
-    return lambda: model.train_function(iter([next(remaining)]))
+    return lambda: model.train_function(iter([next(batches)]))
 
 
 def _plan(

@@ -45,6 +45,18 @@ ROWS = (
         "vocabulary_scaling",
         "{adafest_over_nonprivate_1e7}",
     ),
+    Row(
+        "DP-AdaFEST step over stock Keras' step without privacy, which writes a dense gradient, "
+        "1e7 rows",
+        "vocabulary_scaling",
+        "{adafest_over_stock_1e7}",
+    ),
+    Row(
+        "What a step costs before it has work to do (a table of 1,000 rows): stock Keras over the "
+        "leanest step; DP-AdaFEST over stock Keras",
+        "vocabulary_scaling",
+        "{stock_over_nonprivate_1e3}; {adafest_over_stock_1e3}",
+    ),
     Row("XLA over graph mode, the pCTR step", "devices", "{xla_over_graph_pctr}"),
     Row(
         "Step under XLA, 1e7 rows over 1e5 rows (one table)",

@@ -1,4 +1,4 @@
-"""All three steps are timed at each size, and dense noise meets every row."""
+"""All four steps are timed at each size, and dense noise meets every row."""
 
 from collections.abc import Callable
 
@@ -20,17 +20,24 @@ def test_the_quick_run_has_every_metric(
     monkeypatch: pytest.MonkeyPatch, quick_run: Callable[..., tuple[list[str], dict[str, float]]]
 ) -> None:
     monkeypatch.setattr(vocabulary_scaling, "SIZES", {"1e5": 50, "1e6": 60, "1e7": 70})
+    monkeypatch.setattr(vocabulary_scaling, "SMALL", {"1e3": 40})
     lines, metrics = quick_run(vocabulary_scaling)
     assert metrics.keys() == {
         "flatness_1e7_over_1e5",
         "dpsgd_over_adafest_1e7",
+        "adafest_over_stock_1e7",
+        "adafest_over_stock_1e3",
+        "stock_over_nonprivate_1e3",
         "adafest_over_nonprivate_1e7",
     }
     cells = [[float(cell.replace(",", "")) for cell in line.split()] for line in lines[1:]]
-    assert [line[0] for line in cells] == [50, 60, 70]
-    (_, first, *_), _, (_, adafest, plain, dense, _) = cells
+    assert [line[0] for line in cells] == [40, 50, 60, 70]
+    small, (_, first, *_), _, (_, adafest, stock, plain, dense, _) = cells
     assert metrics["flatness_1e7_over_1e5"] == pytest.approx(adafest / first, rel=2e-3)
     assert metrics["dpsgd_over_adafest_1e7"] == pytest.approx(dense / adafest, rel=2e-3)
+    assert metrics["adafest_over_stock_1e7"] == pytest.approx(adafest / stock, rel=2e-3)
+    assert metrics["adafest_over_stock_1e3"] == pytest.approx(small[1] / small[2], rel=2e-3)
+    assert metrics["stock_over_nonprivate_1e3"] == pytest.approx(small[2] / small[3], rel=2e-3)
     assert metrics["adafest_over_nonprivate_1e7"] == pytest.approx(adafest / plain, rel=2e-3)
 
 
