@@ -49,7 +49,7 @@ ROWS = (
         "DP-AdaFEST step over stock Keras' step without privacy, which writes a dense gradient, "
         "1e7 rows",
         "vocabulary_scaling",
-        "{adafest_over_stock_1e7}",
+        "{adafest_over_stock_1e7:.1%}",
     ),
     Row(
         "What a step costs before it has work to do (a table of 1,000 rows): stock Keras over the "
