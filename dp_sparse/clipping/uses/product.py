@@ -54,9 +54,13 @@ class Product:
         return _squared_norms_by_part(self.inputs, self.cotangents)
 
     def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
-        """Σ_i f_i x_iᵀ dz_i, float32 `[in, out]`."""
-        scaled = self.cotangents * expanded(factors, self.cotangents)
-        return tf.matmul(flat(self.inputs), flat(scaled), transpose_a=True)
+        """Σ_i f_i x_iᵀ dz_i, float32 `[in, out]`. The narrower side takes the factors."""
+        x, dz = self.inputs, self.cotangents
+        if x.shape[-1] < dz.shape[-1]:
+            x = x * expanded(factors, x)
+        else:
+            dz = dz * expanded(factors, dz)
+        return tf.matmul(flat(x), flat(dz), transpose_a=True)
 
     def joined_with(self, others: Sequence[Self]) -> Self:
         """The positions of all of them."""
