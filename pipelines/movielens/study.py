@@ -108,10 +108,15 @@ def grid(study: ml_collections.ConfigDict, model: str) -> list[Point]:
 
 
 def best(study: ml_collections.ConfigDict, model: str, results: Results) -> Point | None:
-    """The best of a model's finished grid; None while it is not finished."""
+    """The best of a model's finished grid; None while it is not finished.
+
+    Of those whose scores are equal as the page shows them, to two decimals, the largest rate.
+    """
     found = [(point, results.of(point)) for point in grid(study, model)]
-    scores = {point: result["ndcg"] for point, result in found if result is not None}
-    return max(scores, key=lambda point: scores[point]) if len(scores) == len(found) else None
+    scores = {point: round(result["ndcg"], 2) for point, result in found if result is not None}
+    if len(scores) < len(found):
+        return None
+    return max(scores, key=lambda point: (scores[point], point.learning_rate))
 
 
 def missing(study: ml_collections.ConfigDict, results: Results) -> Iterator[Point]:

@@ -65,6 +65,16 @@ def test_grids_come_first_and_their_best_is_compared(small: ml_collections.Confi
     )
 
 
+@pytest.mark.parametrize(("second", "taken"), [(4.8790, 1), (4.87, 0)])
+def test_the_larger_rate_is_taken_of_scores_that_look_equal(
+    second: float, taken: int, small: ml_collections.ConfigDict
+) -> None:
+    results, points = Results(Path(small.study.results)), study.grid(small, "gru")
+    for point, score in zip(points, (4.8807, second), strict=True):
+        results.add(point, result_of(point) | {"ndcg": score})
+    assert study.best(small, "gru", results) == points[taken]
+
+
 def test_it_goes_on_behind_the_last_whole_line(small: ml_collections.ConfigDict) -> None:
     finished(small, 3)
     path = Path(small.study.results)
@@ -88,7 +98,7 @@ def test_a_page_without_runs_says_so(small: ml_collections.ConfigDict) -> None:
     page = Path(small.study.page)
     study_page.write(small, [], page, Path(small.study.maps))
     assert page.read_text().count("No run has finished yet.") == 3
-    assert "No ε covers\nthese choices, nor the scores" in page.read_text()
+    assert "No ε covers these choices, nor the scores" in page.read_text()
     assert not list(page.parent.glob("*.png"))
 
 
