@@ -19,7 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
             "epsilons": (5.0, 8.0, 10.0),
             "seeds": (0, 1, 2),
             "batch_sizes": (512,),
-            "learning_rates": (0.005, 0.01, 0.02),
+            "learning_rates": (0.0025, 0.005, 0.01, 0.02),
             "grid_epsilon": 8.0,
             "results": "docs/results/sequence.jsonl",
             "page": "docs/results/sequence.md",

@@ -36,7 +36,7 @@ MovieLens-1M, {users:,} users, one example a user, δ = 1/users, all items ranke
 Figures 4, 7 and 10 of Ding et al. (ICML 2024). {setting} A grid of batch sizes and learning rates
 was run for each model at ε = {grid:g} with one seed and judged by the last item but one; its best
 setting is run at every ε and judged by the last item. Of scores that are equal to two decimals the
-larger rate's is taken; the smallest rate joined the grid when Re-Attention and plain attention had
+larger rate's is taken; rates below 0.01 joined the grid when Re-Attention and plain attention had
 been compared. The width, the number of items and epochs were found before in some ten trials, of
 which the first were judged by the last item. No ε covers these choices, nor the scores, which are
 of items of the same users; their data are public here.
