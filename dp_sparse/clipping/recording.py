@@ -9,7 +9,6 @@ what was not measured could not be clipped.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -21,7 +20,7 @@ from dp_sparse.clipping.rules import Rule
 from dp_sparse.clipping.tap import BeforeLookup, Record, Tap
 from dp_sparse.clipping.uses import Rows, Tied, Use, joined
 from dp_sparse.clipping.variable_guard import Seeds, VariableGuard
-from dp_sparse.core import UnsupportedLayerError, replicas
+from dp_sparse.core import UnsupportedLayerError, replaced_call, replicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +98,10 @@ def record(
     return Recording(outputs, records, guard.seeds_drawn())
 
 
-@contextlib.contextmanager
 def _tapped(
     layer: keras.layers.Layer, rule: Rule, tap: Tap, guard: "VariableGuard"
-) -> Iterator[None]:
-    original, own = layer.call, vars(layer).get("call")
+) -> contextlib.AbstractContextManager[None]:
+    original = layer.call
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -112,13 +110,7 @@ def _tapped(
         with guard.inside(layer, rule), recorded_operations():
             return rule(layer, original, tap, *args, **kwargs)
 
-    layer.call = call
-    try:
-        yield
-    finally:
-        del layer.call
-        if own is not None:
-            layer.call = own
+    return replaced_call(layer, call)
 
 
 def _as_float(cotangent: tf.Tensor | None, target: tf.Tensor, path: str) -> tf.Tensor:

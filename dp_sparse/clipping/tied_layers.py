@@ -6,11 +6,13 @@ only look rows up in it. A pass over the model tells, which is traced and comput
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from dp_sparse.core import replaced_call
 
 
 def layers_called_with_reverse(
@@ -53,9 +55,10 @@ def _signature(model: keras.Model) -> Any:
     return keras.tree.map_shape_structure(of_ids, shape)
 
 
-@contextlib.contextmanager
-def _watched(layer: keras.layers.Layer, on_reverse: Callable[[], Any]) -> Iterator[None]:
-    original, own = layer.call, vars(layer).get("call")
+def _watched(
+    layer: keras.layers.Layer, on_reverse: Callable[[], Any]
+) -> contextlib.AbstractContextManager[None]:
+    original = layer.call
 
     @functools.wraps(original)
     def call(inputs: Any, reverse: bool = False) -> Any:
@@ -63,10 +66,4 @@ def _watched(layer: keras.layers.Layer, on_reverse: Callable[[], Any]) -> Iterat
             on_reverse()
         return original(inputs, reverse=reverse)
 
-    layer.call = call
-    try:
-        yield
-    finally:
-        del layer.call
-        if own is not None:
-            layer.call = own
+    return replaced_call(layer, call)

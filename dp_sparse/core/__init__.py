@@ -17,6 +17,7 @@ from dp_sparse.core.errors import (
 )
 from dp_sparse.core.files import exclusive, first_file, synced, whole_file, whole_folder
 from dp_sparse.core.key_bytes import key_bytes
+from dp_sparse.core.layer_call import replaced_call
 from dp_sparse.core.optional import require_matplotlib
 from dp_sparse.core.unique import grouped, lower_bound
 from dp_sparse.core.version import __version__
@@ -35,6 +36,7 @@ __all__ = [
     "key_bytes",
     "lower_bound",
     "marked",
+    "replaced_call",
     "replicas",
     "require",
     "require_matplotlib",

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.core import UnsupportedLayerError
+from dp_sparse.core import UnsupportedLayerError, replaced_call
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables
 
 Parts = tuple[Any, Any, Any]  # the stacks: bottom, interaction, top
@@ -62,7 +62,7 @@ class RankingModel(keras.Model):
         """The click probability."""
         with contextlib.ExitStack() as stack:
             for layer, twin in zip(self._denses(), self._twins, strict=True):
-                stack.enter_context(_replaced(layer, twin))
+                stack.enter_context(replaced_call(layer, _calling(twin)))
             return self._run(inputs)
 
     def _run(self, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
@@ -122,10 +122,6 @@ def _twin(layer: Any, index: int) -> keras.layers.Dense:
     return twin
 
 
-@contextlib.contextmanager
-def _replaced(layer: Any, twin: keras.layers.Dense) -> Iterator[None]:
-    layer.call = lambda inputs: twin(inputs)
-    try:
-        yield
-    finally:
-        del layer.call
+def _calling(twin: keras.layers.Dense) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A function, since a legacy layer would track a layer that it is given."""
+    return lambda inputs: twin(inputs)
