@@ -7,6 +7,7 @@ without the other, or under another plan, is noticed before a step is spent.
 """
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from dp_sparse.sampling import OWN_ORDER, SEEDED, Marker, new_nonce
 _IMPORTED = new_nonce(None)
 _SPENT: dict[str, tf.Variable] = {}  # by plan_id; untracked, so no checkpoint can set them back
 _LAST: dict[str, tf.Variable] = {}  # nonce and position of the last batch, by plan_id
+_MAKING = threading.Lock()  # two threads may make the first ledgers of one plan at once
 _NUMBER = np.array([0, 0, 0, 1])  # picks the number of an example out of its marker
 _SPREAD = 0x1E3779B9  # odd, so that no two counts of steps change a fingerprint alike
 
@@ -89,20 +91,25 @@ def seal_of(plan: PrivacyPlan, steps: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(of_plan, tf.cast(steps, tf.int64) * _SPREAD)
 
 
+def _counters() -> list[tf.Variable]:
+    """No step spent, and no batch but those that an earlier process left."""
+    start = [np.int64(0), np.array([_IMPORTED, -1])]
+    return [tf.Variable(value, trainable=False) for value in start]
+
+
 class StepLedger:
     """Counts the steps of one plan and refuses those it did not pay for."""
 
     def __init__(self, plan: PrivacyPlan) -> None:
         assert plan.plan_id is not None
         self._plan = plan
-        if plan.plan_id not in _SPENT:
-            start = [np.int64(0), np.array([_IMPORTED, -1])]
-            made = replicas.undistributed(lambda: [tf.Variable(s, trainable=False) for s in start])
-            _SPENT[plan.plan_id], _LAST[plan.plan_id] = made
+        with _MAKING:
+            if plan.plan_id not in _SPENT:
+                _SPENT[plan.plan_id], _LAST[plan.plan_id] = replicas.undistributed(_counters)
+            self._spent, self._last = _SPENT[plan.plan_id], _LAST[plan.plan_id]
+            self._passes = Passes(plan.plan_id)
         with tf.init_scope():  # one lock for all plans: two may ask for one pass at once
             self._section = tf.CriticalSection(shared_name="dp_sparse_steps")
-        self._spent, self._last = _SPENT[plan.plan_id], _LAST[plan.plan_id]
-        self._passes = Passes(plan.plan_id)
         self._draws = plan.sampling.steps_per_pass is None
 
     def spend(self, marker: tf.Tensor, saved: SavedCount) -> tf.Tensor:

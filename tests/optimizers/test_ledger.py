@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import PrivacyError, PrivacyPlan, StreamSampling
+from dp_sparse.core import replicas
 from dp_sparse.core.errors import translated
 from dp_sparse.optimizers.ledger import SavedCount, StepLedger
 from dp_sparse.optimizers.passes import Passes
@@ -281,6 +284,26 @@ def test_threads_share_one_budget() -> None:
     for thread in threads:
         thread.join()
     assert len(spent) <= 60
+
+
+def test_threads_that_make_ledgers_at_once_share_one_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, plan, ledgers = replicas.undistributed, plan_for(8, steps=3), []
+
+    def slow(make: Callable[[], Any]) -> Any:
+        time.sleep(0.2)
+        return made(make)
+
+    monkeypatch.setattr(replicas, "undistributed", slow)
+    threads = [threading.Thread(target=lambda: ledgers.append(StepLedger(plan))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [spend(ledger, plan, new_nonce(None), 0) for ledger in ledgers[:3]] == [1, 2, 3]
+    with pytest.raises(PrivacyError, match="no steps left"):
+        spend(ledgers[3], plan, new_nonce(None), 0)
 
 
 def test_two_plans_that_ask_for_one_pass_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
