@@ -28,7 +28,11 @@ NODES = 20  # of Gauss–Hermite; relative errors below 1e-3 for variances up to
 
 
 def linear(
-    mean: tf.Tensor, variance: tf.Tensor, kernel: tf.Tensor, weight_variance: float
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    kernel: tf.Tensor,
+    weight_variance: float,
+    bias: bool = True,
 ) -> tf.Tensor:
     """Var[x·W + b], `[..., out]`: Σ_in [var_x·(μ_W² + var_W) + μ_x²·var_W] + var_b.
 
@@ -39,16 +43,21 @@ def linear(
         variance: var_x, `[..., in]`, or `[..., 1]` if it is the same for all entries.
         kernel: μ_W, `[in, out]`.
         weight_variance: var_W of every entry, which is that of the bias, too.
+        bias: Whether there is one.
     """
     if variance.shape[-1] == 1:
-        return tf.matmul(*linear_factors(mean, variance, kernel, weight_variance))
+        return tf.matmul(*linear_factors(mean, variance, kernel, weight_variance, bias))
     mean, variance, kernel = map(tf.stop_gradient, (mean, variance, kernel))
     of_inputs = tf.matmul(variance, tf.square(kernel))
-    return of_inputs + _of_noisy_weights(mean, variance, weight_variance)
+    return of_inputs + _of_noisy_weights(mean, variance, weight_variance, bias)
 
 
 def linear_factors(
-    mean: tf.Tensor, variance: tf.Tensor, kernel: tf.Tensor, weight_variance: float
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    kernel: tf.Tensor,
+    weight_variance: float,
+    bias: bool = True,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """`linear` of one variance for all inputs, as two factors: `[..., 2]` and `[2, out]`.
 
@@ -60,17 +69,20 @@ def linear_factors(
         variance: var_x, `[..., 1]`.
         kernel: As `linear`.
         weight_variance: As `linear`.
+        bias: As `linear`.
     """
     mean, variance, kernel = map(tf.stop_gradient, (mean, variance, kernel))
-    of_weights = _of_noisy_weights(mean, variance, weight_variance)
+    of_weights = _of_noisy_weights(mean, variance, weight_variance, bias)
     squares = tf.reduce_sum(tf.square(kernel), axis=0)
     of_positions = tf.concat([tf.broadcast_to(variance, tf.shape(of_weights)), of_weights], -1)
     return of_positions, tf.stack([squares, tf.ones_like(squares)])
 
 
-def _of_noisy_weights(mean: tf.Tensor, variance: tf.Tensor, weight_variance: float) -> tf.Tensor:
+def _of_noisy_weights(
+    mean: tf.Tensor, variance: tf.Tensor, weight_variance: float, bias: bool
+) -> tf.Tensor:
     masses = tf.reduce_sum(_second_moment(mean, variance), axis=-1, keepdims=True)
-    return weight_variance * (masses + 1.0)
+    return weight_variance * (masses + float(bias))
 
 
 @_elementwise

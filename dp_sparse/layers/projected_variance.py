@@ -38,7 +38,11 @@ class ProjectedVariance:
 
 
 def projected_variance(
-    mean: tf.Tensor, variance: tf.Tensor, kernel: tf.Tensor, weight_variance: float
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    kernel: tf.Tensor,
+    weight_variance: float,
+    bias: bool,
 ) -> ProjectedVariance:
     """Of what a projection gives, forward alone.
 
@@ -47,14 +51,15 @@ def projected_variance(
         variance: Of them, or `[batch, positions, 1]` if it is the same for all entries.
         kernel: `[in, heads, width]`.
         weight_variance: Of the noise in every entry of the kernel and the bias.
+        bias: Whether the projection has one.
     """
     flat = tf.reshape(kernel, [kernel.shape[0], -1])
     if variance.shape[-1] == 1:
         of_positions, entries = error_propagation.linear_factors(
-            mean, variance, flat, weight_variance
+            mean, variance, flat, weight_variance, bias
         )
         per_head = tf.repeat(of_positions[..., tf.newaxis, :], kernel.shape[1], axis=-2)
         return ProjectedVariance(per_head, tf.reshape(entries, [2, *kernel.shape[1:]]))
-    found = error_propagation.linear(mean, variance, flat, weight_variance)
+    found = error_propagation.linear(mean, variance, flat, weight_variance, bias)
     shape = tf.concat([tf.shape(mean)[:-1], kernel.shape[1:]], 0)
     return ProjectedVariance(tf.reshape(found, shape), None)

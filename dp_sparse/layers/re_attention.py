@@ -144,10 +144,12 @@ class ReAttention(keras.layers.MultiHeadAttention):
         if variance is None:
             return tf.zeros_like(value[..., :1])
         *positions, width = value.shape
-        if not any(variance.shape.is_compatible_with([*positions, last]) for last in (1, width)):
+        variance = tf.convert_to_tensor(variance)
+        fits = variance.shape.rank is not None and variance.shape[-1:] in ([1], [width])
+        if not (fits and variance.shape[:-1].is_compatible_with(positions)):
             raise ValueError(
                 f"Expected variance of shape {(*positions, width)} or {(*positions, 1)} at layer "
-                f"{self.path!r}, got {tuple(variance.shape)}: pass that of its inputs, by "
+                f"{self.path!r}, got {variance.shape}: pass that of its inputs, by "
                 "TokenVariance or WithVariance."
             )
         return variance
@@ -197,7 +199,8 @@ class ReAttention(keras.layers.MultiHeadAttention):
     ) -> ProjectedVariance:
         """Of keys or values."""
         mean, variance = _floats(mean, variance)
-        return projected_variance(mean, variance, detached(layer.kernel), self.weight_variance)
+        kernel = detached(layer.kernel)
+        return projected_variance(mean, variance, kernel, self.weight_variance, self.use_bias)
 
     def _output_variance(self, errors: _Errors) -> tf.Tensor:
         """After the projection of all heads together, `[batch, positions, out]`."""
@@ -209,7 +212,9 @@ class ReAttention(keras.layers.MultiHeadAttention):
             for values in _floats(*errors.attended)
         ]
         weights = tf.reshape(kernel, [inputs, -1])
-        found = error_propagation.linear(flat[0], flat[1], weights, self.weight_variance)
+        found = error_propagation.linear(
+            flat[0], flat[1], weights, self.weight_variance, self.use_bias
+        )
         return tf.reshape(found, tf.concat([tf.shape(found)[:-1], kernel.shape[2:]], 0))
 
     def compute_output_spec(

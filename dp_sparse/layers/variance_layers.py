@@ -180,7 +180,7 @@ def _of_dense(
     layer: keras.layers.Dense, mean: tf.Tensor, variance: tf.Tensor, weight_variance: float
 ) -> tf.Tensor:
     kernel = detached(layer.kernel)
-    found = error_propagation.linear(mean, variance, kernel, weight_variance)
+    found = error_propagation.linear(mean, variance, kernel, weight_variance, layer.use_bias)
     name = layer.activation.__name__
     if name == "linear":
         return found

@@ -26,12 +26,14 @@ def tensor(values: np.ndarray) -> tf.Tensor:
 
 
 @settings(max_examples=20, deadline=None)
-@given(WIDTHS, WIDTHS, st.integers(0, 99), st.sampled_from([0.0, 0.3]))
-def test_linear_is_the_sum_over_inputs(inputs: int, outputs: int, seed: int, noise: float) -> None:
+@given(WIDTHS, WIDTHS, st.integers(0, 99), st.sampled_from([0.0, 0.3]), st.booleans())
+def test_linear_is_the_sum_over_inputs(
+    inputs: int, outputs: int, seed: int, noise: float, bias: bool
+) -> None:
     mean, spread, kernel = drawn(seed, (3, inputs), (3, inputs), (inputs, outputs))
-    found = error_propagation.linear(*map(tensor, (mean, spread**2, kernel)), noise)
+    found = error_propagation.linear(*map(tensor, (mean, spread**2, kernel)), noise, bias)
     for row in range(3):
-        expected = reference.linear(mean[row], spread[row] ** 2, kernel, noise)
+        expected = reference.linear(mean[row], spread[row] ** 2, kernel, noise, bias)
         np.testing.assert_allclose(found[row], expected, rtol=1e-4)
 
 

@@ -84,7 +84,25 @@ def test_one_variance_for_all_entries_is_that_of_each(
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 5), (2, 1, 1), (3, 3, 1)])
+@pytest.mark.parametrize("width", [1, 4])
+def test_layers_without_biases_have_none_that_is_noisy(width: int) -> None:
+    nothing = np.zeros((2, 3, width), np.float32)
+    attention = layers.ReAttention(2, 3, NOISE, use_bias=False)
+    dense = layers.WithVariance(keras.layers.Dense(5, use_bias=False), NOISE)
+    zeros = np.zeros((2, 3, 4), np.float32)
+    assert not np.any(attention(zeros, zeros, variance=nothing, return_variance=True)[-1])
+    assert not np.any(dense(zeros, nothing)[1])
+
+
+def test_a_variance_of_an_unknown_width_is_named() -> None:
+    layer = layers.ReAttention(1, 4)
+    traced = tf.function(lambda x, v: layer(x, x, variance=v), autograph=False)
+    given_ = (tf.TensorSpec([None, None, n], tf.float32) for n in (8, None))
+    with pytest.raises(ValueError, match="Expected variance of shape"):
+        traced.get_concrete_function(*given_)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3), (2, 3, 5), (2, 1, 1), (3, 3, 1)])
 def test_a_variance_of_another_shape_is_named(shape: tuple[int, ...]) -> None:
     layer, x = layers.ReAttention(1, 4, name="attention"), values(2, 3, 8)
     with pytest.raises(ValueError, match=r"\(2, 3, 8\) or \(2, 3, 1\) at layer 'attention', got"):

@@ -9,10 +9,14 @@ _GRID = np.linspace(-12.0, 12.0, 20_001)  # deviations
 
 
 def linear(
-    mean: np.ndarray, variance: np.ndarray, kernel: np.ndarray, weight_variance: float
+    mean: np.ndarray,
+    variance: np.ndarray,
+    kernel: np.ndarray,
+    weight_variance: float,
+    bias: bool = True,
 ) -> np.ndarray:
-    """Var[Σ_i x_i·W_ij + b_j] of independent x, W and b; `[in]` to `[out]`."""
-    found = np.full(kernel.shape[1], weight_variance)
+    """Var[Σ_i x_i·W_ij + b_j] of independent x, W and b, if there is one; `[in]` to `[out]`."""
+    found = np.full(kernel.shape[1], weight_variance if bias else 0.0)
     for j in range(kernel.shape[1]):
         for i in range(kernel.shape[0]):
             second = (mean[i] ** 2 + variance[i]) * (kernel[i, j] ** 2 + weight_variance)
