@@ -1,11 +1,15 @@
 """Batches that were used before, come out of order, or were made by nobody's sampler."""
 
+import concurrent.futures
+import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+import dp_sparse
 from tests.attacks.counting import EXAMPLES, Counter, one_hot, poisson, rare, source
 from tests.attacks.entries import MEASURED, REFUSED, REFUSED_OR_MEASURED, Entry, Expected
 from tests.attacks.ways import SEVERAL, Way
@@ -178,6 +182,21 @@ def two_plans_of_one_pass(way: Way) -> float:
     return np.inf
 
 
+def one_plan_in_two_threads(way: Way) -> float:
+    """Two threads build optimizers of one plan at once, and each trains until it is refused."""
+    plan, start = poisson(steps=4), threading.Barrier(2)
+
+    def uses(_: int) -> float:
+        start.wait()
+        counter = Counter.on(way, plan)
+        with contextlib.suppress(dp_sparse.PrivacyError):
+            counter.fit(counter.batches())
+        return float(np.abs(counter.uses).max())
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        return sum(threads.map(uses, range(2))) / 4
+
+
 BATCHES = Expected(refusal=True, harmless=False, match="batch")
 _STREAMS = ("stream", "train", "one_of_a_stream", "one_by_train", "one_a_replica_by_train")
 APART = (
@@ -242,6 +261,11 @@ ENTRIES = (
             ("one cached pass for two plans", two_plans_of_one_pass, BATCHES),
             ("honest: a pass for each fit", two_fits_of_one_pass, MEASURED),
         ]
+    ]
+    + [
+        Entry(
+            "one plan in two threads", one_plan_in_two_threads, MEASURED, apart=(*APART, *SEVERAL)
+        )
     ]
     + [
         Entry(  # on several replicas Keras itself refuses two batches in one
