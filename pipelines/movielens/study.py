@@ -22,6 +22,7 @@ from ml_collections import config_flags
 from pipelines.finished_runs import FinishedRuns
 from pipelines.movielens import study_maps, study_page
 from pipelines.movielens.run import Result, run
+from pipelines.movielens.study_page import Lines
 from pipelines.own_process import in_own_process
 
 _FLAGS = flags.FlagValues()  # other modules of one process define a config, too
@@ -110,13 +111,14 @@ def grid(study: ml_collections.ConfigDict, model: str) -> list[Point]:
 def best(study: ml_collections.ConfigDict, model: str, results: Results) -> Point | None:
     """The best of a model's finished grid; None while it is not finished.
 
-    Of those whose scores are equal as the page shows them, to two decimals, the largest rate.
+    Scores within `same` points of the best one count as equal: of these the largest rate is best.
     """
     found = [(point, results.of(point)) for point in grid(study, model)]
-    scores = {point: round(result["ndcg"], 2) for point, result in found if result is not None}
+    scores = {point: result["ndcg"] for point, result in found if result is not None}
     if len(scores) < len(found):
         return None
-    return max(scores, key=lambda point: (scores[point], point.learning_rate))
+    equal = [point for point in scores if scores[point] >= max(scores.values()) - study.study.same]
+    return max(equal, key=lambda point: (point.learning_rate, scores[point]))
 
 
 def missing(study: ml_collections.ConfigDict, results: Results) -> Iterator[Point]:
@@ -140,6 +142,23 @@ def compared(
     if chosen is None:
         return None
     return dataclasses.replace(chosen, epsilon=epsilon, seed=seed, held_out="test")
+
+
+def shown(study: ml_collections.ConfigDict, results: Results) -> tuple[Lines, Lines]:
+    """The grids with the runs of the best settings, and the runs of settings that were once best.
+
+    A grid that grows may choose another setting than the one that was compared before.
+    """
+    points = [(Point(**line["point"]), line) for line in results.lines]
+    wanted = [
+        (point.held_out == "validation" or point == _at_best(study, point, results), line)
+        for point, line in points
+    ]
+    return [line for kept, line in wanted if kept], [line for kept, line in wanted if not kept]
+
+
+def _at_best(study: ml_collections.ConfigDict, point: Point, results: Results) -> Point | None:
+    return compared(study, point.model, point.epsilon, point.seed, results)
 
 
 def as_line(result: Result) -> dict[str, Any]:
@@ -187,7 +206,8 @@ def main(arguments: Sequence[str]) -> int:
     results = Results(Path(study.study.results))
 
     def report() -> None:
-        study_page.write(study, results.lines, Path(study.study.page), Path(study.study.maps))
+        lines = shown(study, results)
+        study_page.write(study, *lines, Path(study.study.page), Path(study.study.maps))
 
     try:
         if not _ONLY_PAGE.value:
