@@ -53,7 +53,7 @@ EXTRAS = {
         "pytest>=9,<10",
         "pytest-xdist>=3.8,<4",
         "hypothesis>=6.150,<7",
-        "mpmath>=1.3,<2",  # the reference of the normal quantile
+        "mpmath>=1.3,<2",  # the reference of the normal quantile and of δ(ε)
         "setuptools>=64",  # with wheel, builds the wheel that is tested
         "wheel>=0.43",
         *RECOMMENDERS,

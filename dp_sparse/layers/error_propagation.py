@@ -8,7 +8,8 @@ Differentially Private Transformer" (Ding et al., ICML 2024), 4.3.2 and C.2, wit
 the rule of ReLU subtracts E[Z]² and not c² (Eq. 31 can go negative), GELU has a rule of its own
 in place of that of ReLU, and layer normalisation has one.
 
-Means and variances are float32 of one shape; the cost is in each function.
+Means and variances are float32 of one shape, unless a function says otherwise; the cost is in each
+function.
 
 ### Formal Guarantees
 No function reads a label or mixes examples. No gradient flows through a result, so the gradients

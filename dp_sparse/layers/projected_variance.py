@@ -25,7 +25,7 @@ class ProjectedVariance:
     of_entries: tf.Tensor | None
 
     def over_entries(self, factors: tf.Tensor) -> tf.Tensor:
-        """What times `of_positions` is Σ_c factors·variance: `[..., heads, width]` to r."""
+        """Contracts `[..., heads, width]` to r: its ⟨·, of_positions⟩ is Σ_c factors·variance."""
         if self.of_entries is None:
             return factors
         return tf.einsum("...hc,rhc->...hr", factors, self.of_entries)

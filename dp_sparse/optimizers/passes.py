@@ -14,7 +14,7 @@ _OWNERS: list[tf.lookup.experimental.MutableHashTable] = []  # one: number of a 
 
 
 class Passes:
-    """Those of one plan. Ledgers make them, one at a time."""
+    """Those of one plan. Not thread-safe to make: `StepLedger` does it under its lock."""
 
     def __init__(self, plan_id: str) -> None:
         self._number = _PLANS.setdefault(plan_id, len(_PLANS) + 1)

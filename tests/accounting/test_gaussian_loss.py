@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
@@ -42,7 +43,6 @@ def test_no_loss_overflows() -> None:
 def test_deltas_are_those_of_exact_arithmetic_but_for_the_error_that_is_added(
     sigma: float, q: float, removed: bool
 ) -> None:
-    mpmath = pytest.importorskip("mpmath")
     adjacency = AdjacencyType.REMOVE if removed else AdjacencyType.ADD
     loss = gaussian_loss._GaussianLoss(sigma, sampling_prob=q, adjacency_type=adjacency)
     bounds = loss.connect_dots_bounds()
@@ -50,7 +50,7 @@ def test_deltas_are_those_of_exact_arithmetic_but_for_the_error_that_is_added(
     if q < 1:  # where the output goes to infinity
         epsilons = np.append(epsilons, np.linspace(0.999, 1, 50) * -np.log1p(-q))
     found = loss.get_delta_for_epsilon(epsilons)
-    error = (600 + 4 * bounds.epsilon_upper) * privacy_loss.UNIT
+    error = privacy_loss._CURVE[0] + privacy_loss._CURVE[1] * bounds.epsilon_upper
     with mpmath.workdps(60):
         for epsilon, delta in zip(epsilons.tolist(), found.tolist(), strict=True):
             exact, above = exact_delta(mpmath, sigma, q, epsilon, removed)
