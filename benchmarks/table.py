@@ -52,8 +52,8 @@ ROWS = (
         "{adafest_over_stock_1e7:.1%}",
     ),
     Row(
-        "What a step costs before it has work to do (a table of 1,000 rows): stock Keras over the "
-        "leanest step; DP-AdaFEST over stock Keras",
+        "Fixed cost of a step (a table of 1,000 rows): stock Keras over the leanest step; "
+        "DP-AdaFEST over stock Keras",
         "vocabulary_scaling",
         "{stock_over_nonprivate_1e3}; {adafest_over_stock_1e3}",
     ),

@@ -11,7 +11,7 @@ import ml_collections
 from configs import glue_sst2_minilm
 
 SEEDS = (0, 1, 2)
-RATES = (2e-3, 5e-3, 1e-2, 2e-2)  # of Adam
+RATES = (2e-3, 5e-3, 1e-2, 2e-2, 4e-2)  # of Adam
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -4,7 +4,7 @@ import math
 
 import scipy.stats
 
-NOISE_RATIO, FALSE_ROWS = 1.0, 10.0  # the best around Adagrad (defaults.md)
+NOISE_RATIO, FALSE_ROWS = 1.0, 10.0  # best around Adagrad (docs/results/defaults.md)
 
 
 def split_noise(noise_multiplier: float, ratio: float) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from dp_sparse.sampling import OWN_ORDER, SEEDED, Marker, new_nonce
 _IMPORTED = new_nonce(None)
 _SPENT: dict[str, tf.Variable] = {}  # by plan_id; untracked, so no checkpoint can set them back
 _LAST: dict[str, tf.Variable] = {}  # nonce and position of the last batch, by plan_id
-_MAKING = threading.Lock()  # of what all ledgers share: threads may make them at once
+_MAKING = threading.Lock()  # held while a ledger is made: two threads may make the first of a plan
 _NUMBER = np.array([0, 0, 0, 1])  # picks the number of an example out of its marker
 _SPREAD = 0x1E3779B9  # odd, so that no two counts of steps change a fingerprint alike
 

@@ -31,7 +31,7 @@ from dp_sparse.training.table_shapes import lookups_of, tables_by_name
 
 MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths of a second a step
 CLIP_NORM = 0.3
-TABLE_NOISE_RATIO = 2.0  # the best around Adam (docs/results/defaults.md)
+TABLE_NOISE_RATIO = 2.0  # best around Adam (docs/results/defaults.md)
 RATE = 0.01  # of Adam, in runs of few steps
 WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
 _OF_ADAM = (

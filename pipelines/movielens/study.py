@@ -149,16 +149,14 @@ def shown(study: ml_collections.ConfigDict, results: Results) -> tuple[Lines, Li
 
     A grid that grows may choose another setting than the one that was compared before.
     """
-    points = [(Point(**line["point"]), line) for line in results.lines]
-    wanted = [
-        (point.held_out == "validation" or point == _at_best(study, point, results), line)
-        for point, line in points
-    ]
-    return [line for kept, line in wanted if kept], [line for kept, line in wanted if not kept]
 
+    def stays(line: dict[str, Any]) -> bool:
+        point = Point(**line["point"])
+        at_best = compared(study, point.model, point.epsilon, point.seed, results)
+        return point.held_out == "validation" or point == at_best
 
-def _at_best(study: ml_collections.ConfigDict, point: Point, results: Results) -> Point | None:
-    return compared(study, point.model, point.epsilon, point.seed, results)
+    lines = results.lines
+    return [line for line in lines if stays(line)], [line for line in lines if not stays(line)]
 
 
 def as_line(result: Result) -> dict[str, Any]:

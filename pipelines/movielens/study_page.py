@@ -112,12 +112,11 @@ _CAPTIONS = {
 
 def _comparison(lines: Lines, epsilons: Sequence[float]) -> list[str]:
     """Table 2, and what each budget's noise is by either accounting."""
-    budgets = {
-        (e["point"]["epsilon"], e["point"]["batch_size"], e["point"]["model"] == "re_attention"): e[
-            "result"
-        ]
-        for e in _of(lines, held_out="test")
-    }
+    budgets = {}
+    for line in _of(lines, held_out="test"):
+        point = line["point"]
+        counted = point["model"] == "re_attention"
+        budgets[point["epsilon"], point["batch_size"], counted] = line["result"]
     rows = _rows(lines, epsilons)
     return [
         _section("Held-out items (Table 2)", _HEADERS, rows, _of_popularity(lines)),
@@ -141,18 +140,15 @@ def _rows(lines: Lines, epsilons: Sequence[float]) -> list[tuple[str, ...]]:
 
 
 def _replaced(lines: Lines, epsilons: Sequence[float]) -> list[str]:
-    """The same of settings that were compared before a better one was found."""
+    """The table of settings that were compared before the grid had a better one."""
     rates = sorted({(e["point"]["batch_size"], e["point"]["learning_rate"]) for e in lines})
     rows = [
         row
         for batch, rate in rates
         for row in _rows(_of(lines, batch_size=batch, learning_rate=rate), epsilons)
     ]
-    title, text = (
-        "Settings that were compared before",
-        "The best ones of a grid without these rates.",
-    )
-    return [_section(title, _HEADERS, rows, text)] if rows else []
+    text = "They were the best ones of a smaller grid."
+    return [_section("Settings that were compared before", _HEADERS, rows, text)] if rows else []
 
 
 def _of_popularity(lines: Lines) -> str:

@@ -53,16 +53,16 @@ def test_deltas_are_those_of_exact_arithmetic_but_for_the_error_that_is_added(
     error = privacy_loss._CURVE[0] + privacy_loss._CURVE[1] * bounds.epsilon_upper
     with mpmath.workdps(60):
         for epsilon, delta in zip(epsilons.tolist(), found.tolist(), strict=True):
-            exact, above = exact_delta(mpmath, sigma, q, epsilon, removed)
+            exact, above = exact_delta(sigma, q, epsilon, removed)
             assert abs(delta - exact) <= error * above + 1e-30, epsilon
 
 
-def exact_delta(mp: Any, sigma: float, q: float, epsilon: float, removed: bool) -> tuple[Any, Any]:
+def exact_delta(sigma: float, q: float, epsilon: float, removed: bool) -> tuple[Any, Any]:
     """δ(ε) and P[loss >= ε], of outputs up to x."""
     sign = 1 if removed else -1
-    inside = 1 + mp.expm1(sign * mp.mpf(epsilon)) / mp.mpf(q)
-    x = sign * (mp.inf if inside <= 0 else -0.5 - mp.mpf(sigma) ** 2 * mp.log(inside))
-    alone = mp.ncdf(x / sigma)
-    mixed = (1 - mp.mpf(q)) * alone + q * mp.ncdf((x + sign) / sigma)
+    inside = 1 + mpmath.expm1(sign * mpmath.mpf(epsilon)) / mpmath.mpf(q)
+    x = sign * (mpmath.inf if inside <= 0 else -0.5 - mpmath.mpf(sigma) ** 2 * mpmath.log(inside))
+    alone = mpmath.ncdf(x / sigma)
+    mixed = (1 - mpmath.mpf(q)) * alone + q * mpmath.ncdf((x + sign) / sigma)
     upper, lower = (mixed, alone) if removed else (alone, mixed)
-    return upper - mp.exp(epsilon) * lower, upper
+    return upper - mpmath.exp(epsilon) * lower, upper

@@ -15,7 +15,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "BATCH", 8)
 
 
-@pytest.mark.slow
 def test_the_quick_run_has_every_metric(
     monkeypatch: pytest.MonkeyPatch, quick_run: Callable[..., tuple[list[str], dict[str, float]]]
 ) -> None:
