@@ -96,7 +96,7 @@ def test_noise_of_another_deviation_is_another_distribution(
 
 
 def test_an_untouched_row_gets_the_noise_of_all_steps_and_their_rates() -> None:
-    found = runs(dp_sparse.LazyDPSGDOptimizer, 800)
+    found = runs(dp_sparse.LazyDPSGDOptimizer, 1200)
     noise = (found[:, 6:10] - found[:, 6:10].mean(axis=0)).ravel()  # rows 3 and 4
     deviation = DEVIATION * np.sqrt(np.sum(np.square(RATES)))
     assert stats.kstest(noise, stats.norm(0, deviation).cdf).pvalue > 1e-5

@@ -47,16 +47,18 @@ class TestDraw:
         assert joined.min() == 0 and joined.max() == 4
 
     def test_every_step_joins_with_its_probability(self) -> None:
-        """Of each step and of pairs of steps; a probability 3 % off is noticed."""
-        places, joined = offline.OfflineDraw(offline.new_key(), 0.2, 4).of_chunk("a", 0)
-        there = np.zeros((offline.CHUNK, 4), bool)
-        there[places, joined] = True
+        """Of each step and of pairs of steps; a probability 15 % off is noticed."""
+        draw = offline.OfflineDraw(offline.new_key(), 0.2, 4)
+        there = np.zeros((4 * offline.CHUNK, 4), bool)
+        for chunk in range(4):
+            places, joined = draw.of_chunk("a", chunk)
+            there[places + chunk * offline.CHUNK, joined] = True
         for hits, q in [(there[:, t], 0.2) for t in range(4)] + [
             (there[:, s] & there[:, t], 0.04) for s in range(4) for t in range(s)
         ]:
             count = int(hits.sum())
-            assert stats.binomtest(count, offline.CHUNK, q).pvalue > 1e-6
-            assert stats.binomtest(count, offline.CHUNK, 1.15 * q).pvalue < 1e-6
+            assert stats.binomtest(count, len(there), q).pvalue > 1e-6
+            assert stats.binomtest(count, len(there), 1.15 * q).pvalue < 1e-6
         neighbours = there[1:] & there[:-1]
         assert stats.binomtest(int(neighbours.sum()), neighbours.size, 0.04).pvalue > 1e-6
 

@@ -128,10 +128,10 @@ def test_inputs_that_do_not_fit(changed: Any, x: Any, message: str) -> None:
 
 
 def noise_of_steps(sigma: float) -> tuple[np.ndarray, float]:
-    """All noise of fifty batches, and the deviation that the optimizer's numbers give it."""
+    """All noise of a hundred batches, and the deviation that the optimizer's numbers give it."""
     optimizer = two_tables.private_optimizer(noise_multiplier=sigma, expected_false_rows=30)
     tables = two_tables.private_tables(optimizer)
-    batches = optimizer.plan.sampling.batches(two_tables.data()).take(50)
+    batches = optimizer.plan.sampling.batches(two_tables.data()).take(100)
     values = []
     for batch in batches.map(host_step.HostStep(tables)):
         for table in tables.tables:
