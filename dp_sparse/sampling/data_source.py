@@ -259,6 +259,19 @@ def refuse_ragged(example: Any) -> None:
             )
 
 
+def refuse_other_lengths(example: Example, count: int) -> None:
+    """Raises ValueError unless every leaf has a row for each of the `count` examples.
+
+    What is longer would be cut, so that the examples behind a removed one got others' rows.
+    """
+    for name, leaf in _named_leaves(example, "gathered"):
+        if len(np.atleast_1d(leaf)) != count:
+            raise ValueError(
+                f"Expected one row for each of {count} examples, got shape {leaf.shape} in {name}: "
+                "let unpack, or the source's gather, keep the leading dimension."
+            )
+
+
 def batch_hint(source: Any) -> str:
     """What to do about a dataset whose elements look like batches; nothing for other sources."""
     if not isinstance(source, tf.data.Dataset):

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from dp_sparse.core import PrivacyError, require
-from dp_sparse.sampling import marker
+from dp_sparse.sampling import marker, padding
 from dp_sparse.sampling.base import Sampling
 from dp_sparse.sampling.batch import is_sampled
 from dp_sparse.sampling.data_source import batch_hint, refuse_ragged, unpacked
@@ -120,7 +120,7 @@ def _marked(sampling: Sampling, index: tf.Tensor, batch: Any, nonce: tf.Tensor) 
         widths = [[0, capacity - count]] + [[0, 0]] * (leaf.shape.rank - 1)
         return tf.ensure_shape(tf.pad(leaf, widths), [capacity, *leaf.shape[1:]])
 
-    checks = [_weight_check(weight, index) for weight in tf.nest.flatten(weights)]
+    checks = [padding.weight_check(weight, index) for weight in tf.nest.flatten(weights)]
     with tf.control_dependencies(checks):
         x, y, weights = tf.nest.map_structure(pad, (x, y, weights))
     present = tf.cast(tf.range(capacity) < count, tf.float32)
@@ -131,12 +131,6 @@ def _marked(sampling: Sampling, index: tf.Tensor, batch: Any, nonce: tf.Tensor) 
 
 def _size(batch: Any) -> tf.Tensor:
     return tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-
-
-def _weight_check(weights: tf.Tensor, index: tf.Tensor) -> tf.Operation:
-    bad = tf.boolean_mask(weights, ~(tf.math.is_finite(weights) & (weights >= 0)))
-    message = "Expected sample weights >= 0 and finite, got {} in batch {}."
-    return require(tf.equal(tf.size(bad), 0), ValueError, message, bad[:1], index)
 
 
 def _weighted(*example: Any) -> tuple[Any, Any, Any]:

@@ -55,7 +55,9 @@ def _batch(
 ) -> Any:
     begin, end = part
     own = indices[begin:end]
-    x, y, weights = data_source.unpacked(source.gather(own))
+    gathered = source.gather(own)
+    x, y, weights = data_source.unpacked(gathered)
+    data_source.refuse_other_lengths(gathered, len(own))
     weights = padding.checked_weights(weights, len(own), class_weight, y)
     x, y, weights = padding.padded((x, y, weights), end - begin)
     present = padding.presence(len(own), end - begin)

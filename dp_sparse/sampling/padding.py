@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.core import validate
+from dp_sparse.core import require, validate
 
 
 def padded(values: Any, capacity: int) -> Any:
@@ -50,6 +50,13 @@ def checked_weights(weights: Any, count: int, class_weight: dict[int, float] | N
         return tf.nest.map_structure(lambda leaf: np.asarray(leaf, np.float32), weights)
     factors = _class_factors(y, class_weight)
     return tf.nest.map_structure(lambda leaf: np.asarray(leaf, np.float32) * factors, weights)
+
+
+def weight_check(weights: tf.Tensor, index: tf.Tensor) -> tf.Operation:
+    """The same of the weights of batch `index` where it is made by TensorFlow; run it before."""
+    bad = tf.boolean_mask(weights, ~(tf.math.is_finite(weights) & (weights >= 0)))
+    message = "Expected sample weights >= 0 and finite, got {} in batch {}."
+    return require(tf.equal(tf.size(bad), 0), ValueError, message, bad[:1], index)
 
 
 def _class_factors(y: Any, class_weight: dict[int, float]) -> np.ndarray:

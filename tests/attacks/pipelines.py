@@ -9,7 +9,7 @@ import numpy as np
 
 import dp_sparse
 from tests.attacks.counting import EXAMPLES, Counter, one_hot, poisson, source
-from tests.attacks.entries import MEASURED, REFUSED_OR_MEASURED, Entry
+from tests.attacks.entries import MEASURED, REFUSED, REFUSED_OR_MEASURED, Entry
 from tests.attacks.ways import WAYS, Way
 
 _APART = tuple(way for way in WAYS if way != "graph")
@@ -59,6 +59,11 @@ def from_records(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Way], 
     return attack
 
 
+def run_together(x: np.ndarray) -> np.ndarray:
+    """Twice as many rows, each half an example: behind a removed one all others move."""
+    return np.tile(x.reshape(-1, EXAMPLES // 2), 2)
+
+
 ENTRIES = [
     Entry(f"pipeline: {name}", attack, expected, apart=_APART)
     for name, attack, expected in [
@@ -66,5 +71,7 @@ ENTRIES = [
         ("honest: a dataset", from_source(source), MEASURED),
         ("a dataset that shuffles", from_source(lambda: source().shuffle(8)), REFUSED_OR_MEASURED),
         ("honest: records", from_records(lambda x: 2 * x), MEASURED),
+        ("records, their rows run together", from_records(run_together), REFUSED),
+        ("records, each as two examples", from_records(lambda x: np.repeat(x, 2, 0)), REFUSED),
     ]
 ]

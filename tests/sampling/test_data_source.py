@@ -94,6 +94,24 @@ def test_a_record_file_stays_on_disk(tmp_path: Path) -> None:
     np.testing.assert_array_equal(x["id"], [0, 0])
 
 
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda x: x.reshape(-1), r"each of \d+ examples, got shape \(\d+,\) in gathered\[0\]: "),
+        (lambda x: np.repeat(x, 2, axis=0), r"got shape \(\d+, 3\) in gathered\[0\]"),
+        (lambda x: x[1:], r"got shape \(\d+, 3\) in gathered\[0\]"),
+    ],
+)
+def test_rows_that_unpack_adds_or_drops_are_refused(
+    tmp_path: Path, change: Any, match: str
+) -> None:
+    path = tmp_path / "records"
+    records().tofile(path)
+    source = RecordFile(path, DTYPE, lambda found: (change(found["values"]), found["label"]))
+    with pytest.raises(ValueError, match=match), translated():
+        list(PoissonSampling(N, 40, 4).batches(source))
+
+
 def test_an_empty_record_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="whole records of 17 bytes, got 0 bytes"):
         record_file(tmp_path, count=0)

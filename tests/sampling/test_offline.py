@@ -15,6 +15,7 @@ from scipy import stats
 
 import dp_sparse
 from dp_sparse import OfflineBatches, PrivacyError, offline, offline_sampling
+from dp_sparse.core import translated
 from dp_sparse.sampling import OWN_ORDER, SEEDED, BatchPart
 from tests.sampling.offline_folders import RECORD, examples, prepared, unpack
 
@@ -153,6 +154,40 @@ def test_what_is_padding_counts_nothing(tmp_path: Path) -> None:
     )
     for _, _, weights in calibrated(tmp_path).sampling.batches(weighted):
         assert np.all(weights["sample_weight"] >= 1) and np.any(weights["present"] == 0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -2.0])
+def test_weights_that_are_none_are_refused(tmp_path: Path, value: float) -> None:
+    """Those of examples: what stands at padding counts nothing."""
+    last = int(prepared(tmp_path / "own")[0][-1])
+    own = OfflineBatches(
+        str(tmp_path / "own"), lambda f: (f["x"], f["y"], tf.where(f["id"] == last, value, 1.0))
+    )
+    with pytest.raises(ValueError, match=f"finite, got .*{value:g}.* in batch 0"), translated():
+        next(iter(calibrated(tmp_path / "own").sampling.batches(own)))
+    prepared(tmp_path / "padding")
+    padding = OfflineBatches(
+        str(tmp_path / "padding"),
+        lambda f: (f["x"], f["y"], tf.where(f["x"][:, 2] == 0, value, 1.0)),
+    )
+    assert len(list(calibrated(tmp_path / "padding").sampling.batches(padding))) == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda x: tf.reshape(x, [-1]), r"shape \(120,\)"),
+        (lambda x: tf.reduce_sum(x), r"shape \(\)"),
+        (lambda x: tf.boolean_mask(x, x[:, 0] > 0), r"\d+"),
+    ],
+)
+def test_rows_that_unpack_adds_or_drops_are_refused(
+    tmp_path: Path, change: Any, found: str
+) -> None:
+    prepared(tmp_path)
+    source = OfflineBatches(str(tmp_path), lambda fields: (change(fields["x"]), fields["y"]))
+    with pytest.raises(ValueError, match=f"keep the 40 rows .* got {found} in"), translated():
+        next(iter(calibrated(tmp_path).sampling.batches(source)))
 
 
 class TestTraining:

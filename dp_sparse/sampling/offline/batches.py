@@ -12,6 +12,7 @@ from dp_sparse.sampling.data_source import unpacked
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker
 from dp_sparse.sampling.offline.files import HEADER, Manifest, read_manifest
 from dp_sparse.sampling.offline.service import DataService
+from dp_sparse.sampling.padding import weight_check
 
 Unpack = Callable[[dict[str, tf.Tensor]], Any]
 
@@ -101,15 +102,15 @@ class OfflineBatches:
     def _parsed(self, begin: int, end: int, block: tf.Tensor) -> tuple[Any, ...]:
         manifest = self.manifest
         step, count, records = self._checked(block)
-        x, y, weights = unpacked(_as_tuple(self._unpack(_fields(manifest, records))))
+        example = _as_tuple(self._unpack(_fields(manifest, records)))
+        with tf.control_dependencies(_row_checks(example, manifest.capacity)):
+            x, y, weights = unpacked(tf.nest.map_structure(tf.identity, example))
         present = tf.cast(tf.range(manifest.capacity) < count, tf.float32)
-        if weights is None:
-            weights = present
+        weights = present if weights is None else _weights(weights, count, step)
         x, y, weights, present = tf.nest.map_structure(
             lambda leaf: tf.ensure_shape(leaf[begin:end], [end - begin, *leaf.shape[1:]]),
             (x, y, weights, present),
         )
-        weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
         return step, x, y, weights, present
 
     def _files(self, first_step: int) -> list[list[str]]:
@@ -165,6 +166,33 @@ def _fields(manifest: Manifest, records: tf.Tensor) -> dict[str, tf.Tensor]:
         kind = tf.as_dtype(base.newbyteorder("="))
         found[name] = tf.bitcast(by_entry, kind) if base.itemsize > 1 else by_entry[..., 0]
     return found
+
+
+def _row_checks(example: tuple[Any, ...], capacity: int) -> list[tf.Operation]:
+    """Fail unless each leaf has a row for each place: what is longer would be cut.
+
+    Raises:
+        ValueError: That is known from its shape.
+    """
+    message = (
+        f"Expected unpack to keep the {capacity} rows that it is given, got {{}} in one of its "
+        "arrays: keep the leading dimension."
+    )
+    checks = []
+    for leaf in map(tf.convert_to_tensor, tf.nest.flatten(example)):
+        if leaf.shape.rank == 0 or leaf.shape[0] not in (None, capacity):
+            raise ValueError(message.format(f"shape {leaf.shape}"))
+        rows = tf.shape(leaf)[0]
+        checks.append(require(tf.equal(rows, capacity), ValueError, message, rows))
+    return checks
+
+
+def _weights(weights: Any, count: tf.Tensor, step: tf.Tensor) -> Any:
+    """float32, once those of the examples that are there were checked."""
+    weights = tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float32), weights)
+    own = [weight_check(leaf[:count], step) for leaf in tf.nest.flatten(weights)]
+    with tf.control_dependencies(own):
+        return tf.nest.map_structure(tf.identity, weights)
 
 
 def _as_tuple(example: Any) -> tuple[Any, ...]:
