@@ -47,6 +47,28 @@ class GumbelTopKDpEvent(dp_accounting.DpEvent):
 _OWN = {event.__name__: event for event in (GumbelTopKDpEvent, PureDpEvent)}
 
 
+def checked_event(event: Any) -> dp_accounting.DpEvent:
+    """The event with tuples for lists, as the accountant needs it.
+
+    Raises:
+        ValueError: It is no event, or repeats another one less than once.
+    """
+    if not isinstance(event, dp_accounting.DpEvent):
+        raise ValueError(
+            f"Expected an event of dp-accounting, such as GaussianDpEvent(100.0), got {event!r}."
+        )
+    if isinstance(event, dp_accounting.SelfComposedDpEvent) and event.count < 1:
+        raise ValueError(f"Expected SelfComposedDpEvent with count >= 1, got {event!r}.")
+    fields = {field.name: getattr(event, field.name) for field in attr.fields(type(event))}
+    return attr.evolve(event, **{name: _checked_field(value) for name, value in fields.items()})
+
+
+def _checked_field(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_checked_field, value))
+    return checked_event(value) if isinstance(value, dp_accounting.DpEvent) else value
+
+
 def event_config(event: dp_accounting.DpEvent) -> dict[str, Any]:
     """A description from which `event_from_config` makes an equal event."""
     fields = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import dp_accounting
 
-from dp_sparse.accounting.events import event_config, event_from_config
+from dp_sparse.accounting.events import checked_event, event_config, event_from_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +16,9 @@ class Release:
     Attributes:
         name: What is released, in the words of the statement.
         event: Its cost as a dp-accounting event, under the sampler's neighbouring relation.
+
+    Raises:
+        ValueError: `event` is no event, or repeats another one less than once.
 
     Examples:
         >>> import dp_accounting, dp_sparse
@@ -29,6 +32,9 @@ class Release:
 
     name: str
     event: dp_accounting.DpEvent
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "event", checked_event(self.event))
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description from which `from_config` makes an equal release."""
