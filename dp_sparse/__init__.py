@@ -38,6 +38,7 @@ from dp_sparse.optimizers import (
     DPSGDOptimizer,
     ExponentialSelectionOptimizer,
     LazyDPSGDOptimizer,
+    install_build_hook,
 )
 from dp_sparse.sampling import (
     OfflineBatches,
@@ -81,6 +82,7 @@ from dp_sparse.training import (
     recommend,
 )
 
+install_build_hook()
 install_compile_hook()
 install_callback_guard()
 

@@ -6,7 +6,12 @@ They choose rows, add noise to clipped sums, and update. May use: all rooms belo
 from dp_sparse.optimizers.adafest import DPAdaFESTOptimizer
 from dp_sparse.optimizers.base import PrivateOptimizer
 from dp_sparse.optimizers.dpsgd import DPSGDOptimizer
-from dp_sparse.optimizers.earlier_plans import remember_plan, with_earlier_plans
+from dp_sparse.optimizers.earlier_training import (
+    install_build_hook,
+    known_noise,
+    remember,
+    with_earlier_training,
+)
 from dp_sparse.optimizers.exponential import ExponentialSelectionOptimizer
 from dp_sparse.optimizers.fest import DPFESTOptimizer
 from dp_sparse.optimizers.lazy import LazyDPSGDOptimizer
@@ -23,8 +28,10 @@ __all__ = [
     "NoisyMeans",
     "PrivateOptimizer",
     "adagrad_rows",
-    "remember_plan",
+    "install_build_hook",
+    "known_noise",
+    "remember",
     "rows_of_replicas",
     "sgd_rows",
-    "with_earlier_plans",
+    "with_earlier_training",
 ]

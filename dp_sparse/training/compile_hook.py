@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from dp_sparse import clipping
 from dp_sparse.core import NoStepsLeftError, PrivacyError, translated
-from dp_sparse.optimizers import PrivateOptimizer, remember_plan
+from dp_sparse.optimizers import PrivateOptimizer, known_noise, remember
 from dp_sparse.sampling import batch_of, is_sampled
 from dp_sparse.training import (
     environment,
@@ -56,7 +56,6 @@ def install_compile_hook() -> None:
         optimizer = arguments.arguments.get("optimizer")
         if isinstance(optimizer, PrivateOptimizer):
             _prepare(self, optimizer, arguments.arguments)
-        remember_plan(self)
         original(*arguments.args, **arguments.kwargs)
         if isinstance(optimizer, PrivateOptimizer):
             self._compile_config.config["jit_compile"] = optimizer.compiles  # for a saved model
@@ -95,14 +94,13 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
 def _refuse_known_noise(model: keras.Model, optimizer: PrivateOptimizer) -> None:
     """Raises PrivacyError if a run without privacy trained weights that a plan would protect."""
     before = getattr(model, "optimizer", None)
-    if not isinstance(before, PrivateOptimizer) or not int(before.steps_spent.numpy()):
-        return
-    seeds = [each.plan.sampling.not_private_seed for each in (before, optimizer)]
-    if seeds[0] is not None and seeds[1] is None:
+    if getattr(before, "built", False):
+        remember(before)  # also if it was built before this package was imported
+    if optimizer.plan.sampling.not_private_seed is None and known_noise(model):
         raise PrivacyError(
-            f"Expected weights that private training may begin with, got {model.name} after "
-            f"{int(before.steps_spent.numpy())} steps of a plan of not_private_plan, whose noise "
-            "anybody can take away: make the model anew."
+            f"Expected weights that private training may begin with, got {model.name}, some of "
+            "which were trained under a plan of not_private_plan, whose noise anybody can take "
+            "away: make the model anew."
         )
 
 
@@ -207,6 +205,7 @@ def _making_train_function(
         if model.built:
             with model.distribute_strategy.scope():
                 build_optimizer(model, optimizer)  # before callbacks restore its state
+            _refuse_known_noise(model, optimizer)
         stock(force)
         if not hasattr(model.train_function, "_dp_sparse_translated"):
             model.train_function = _translating(model, model.train_function, steps)

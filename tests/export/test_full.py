@@ -331,17 +331,26 @@ def test_a_second_plan_does_not_hide_the_first(tmp_path: pathlib.Path) -> None:
     exported.compiled(model, "dpsgd")
     later = dp_sparse.export_model(model, tmp_path / "two")
     assert later.statement.endswith(model.optimizer.plan.statement(0))
-    assert later.statement.count("trained before, for 2 steps of another plan") == 1
+    assert later.statement.count("trained for 2 steps of another plan") == 1
     assert sentence in later.statement
     report = dp_sparse.PrivacyReport(str(tmp_path / "report.html"))
     exported.train(model, callbacks=[report])
-    assert "trained before, for 2 steps of another plan" in (tmp_path / "report.html").read_text()
+    assert "trained for 2 steps of another plan" in (tmp_path / "report.html").read_text()
     base = tmp_path / "one"
     assert sentence in dp_sparse.export_delta(model, tmp_path / "delta", base=base).statement
+
+
+def test_training_without_privacy_is_said(tmp_path: pathlib.Path) -> None:
+    model = exported.MODELS["clicks"]()
+    model.compile("sgd", loss="mse")
+    model.fit(*exported.examples(model), verbose=0)
+    exported.compiled(model, "dpsgd")
+    statement = dp_sparse.export_model(model, tmp_path / "one").statement
+    assert statement.startswith("These weights were also trained without privacy.")
 
 
 def test_the_same_plan_is_counted_once(tmp_path: pathlib.Path) -> None:
     model = exported.trained("dpsgd", exported.MODELS["clicks"], 2)
     plan = model.optimizer.plan
     model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
-    assert "trained before" not in dp_sparse.export_model(model, tmp_path / "one").statement
+    assert "also trained" not in dp_sparse.export_model(model, tmp_path / "one").statement

@@ -54,10 +54,17 @@ FAULTS = (
     ),
     Fault(
         "an_earlier_plan_forgotten",
-        "dp_sparse/training/compile_hook.py",
-        "        remember_plan(self)\n",
-        "",
+        "dp_sparse/optimizers/earlier_training.py",
+        "        elif each.plan.plan_id not in counted:\n",
+        "        elif each.plan.plan_id in counted:\n",
         (f"{_OF_FULL}::test_a_second_plan_does_not_hide_the_first",),
+    ),
+    Fault(
+        "training_without_privacy_forgotten",
+        "dp_sparse/optimizers/earlier_training.py",
+        "        optimizer.steps_spent if private else optimizer.iterations,\n",
+        "        optimizer.steps_spent if private else keras.Variable(0),\n",
+        (f"{_OF_FULL}::test_training_without_privacy_is_said",),
     ),
     Fault(
         "copies_owe_no_frequencies",
