@@ -50,11 +50,11 @@ def remember(optimizer: keras.optimizers.Optimizer) -> None:
     private = isinstance(optimizer, PrivateOptimizer)
     own = _Training(
         optimizer.plan if private else None,
-        optimizer.steps_spent if private else optimizer.iterations,
+        optimizer.steps_spent if private else optimizer._iterations,  # also of accumulated ones
         [weakref.ref(variable) for variable in optimizer._trainable_variables],
     )
-    # A private one stands for the one that it wraps, which was built just before.
-    replaced = {id(own.steps), id(optimizer.iterations)}
+    # A private one stands for what it wraps, whose parts were built just before.
+    replaced = set(map(id, optimizer.variables)) if private else {id(own.steps)}
     with _CHANGING:
         others = [each for each in _KNOWN if id(each.steps) not in replaced]
         _KNOWN[:] = [each for each in others if any(ref() is not None for ref in each.variables)]

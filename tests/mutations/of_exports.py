@@ -62,8 +62,8 @@ FAULTS = (
     Fault(
         "training_without_privacy_forgotten",
         "dp_sparse/optimizers/earlier_training.py",
-        "        optimizer.steps_spent if private else optimizer.iterations,\n",
-        "        optimizer.steps_spent if private else keras.Variable(0),\n",
+        "optimizer.steps_spent if private else optimizer._iterations,",
+        "optimizer.steps_spent if private else keras.Variable(0),",
         (f"{_OF_FULL}::test_training_without_privacy_is_said",),
     ),
     Fault(

@@ -54,6 +54,21 @@ def by_fit_with_a_loss_scale(model: keras.Model) -> None:
     by_fit(model, keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()))
 
 
+def by_fit_with_accumulation(model: keras.Model) -> None:
+    by_fit(model, keras.optimizers.SGD(gradient_accumulation_steps=4))
+
+
+def by_fit_of_two_optimizers(model: keras.Model) -> None:
+    by_fit(model, two_optimizers(model))
+
+
+def two_optimizers(model: keras.Model) -> keras.optimizers.Optimizer:
+    """One for the table, and one for the rest."""
+    of_table, others = keras.optimizers.SGD(), keras.optimizers.Adam()
+    first = model.trainable_variables[0].path
+    return keras.optimizers.MultiOptimizer(lambda v: of_table if v.path == first else others)
+
+
 def by_a_loop(model: keras.Model) -> None:
     """One of the user's own, without `compile`."""
     gradients = [np.ones(variable.shape, np.float32) for variable in model.trainable_variables]
@@ -72,8 +87,9 @@ def test_nothing_is_said_of_its_own_plan() -> None:
     model.optimizer.build(model.trainable_variables)
     under_a_plan(model)
     assert said(model) == ""
-    again = dp_sparse.DPSGDOptimizer("adam", model.optimizer.plan, 1.0)
+    again = dp_sparse.DPSGDOptimizer(two_optimizers(model), model.optimizer.plan, 1.0)
     model.compile(again, loss="mse")
+    model.fit(again.plan.sampling.batches((IDS, LABELS)), steps_per_epoch=1, verbose=0)
     assert said(model) == ""
 
 
@@ -127,7 +143,16 @@ def test_models_without_common_weights_do_not_matter() -> None:
     assert said(model) == ""
 
 
-@pytest.mark.parametrize("train", [by_fit, by_fit_with_a_loss_scale, by_a_loop])
+@pytest.mark.parametrize(
+    "train",
+    [
+        by_fit,
+        by_fit_with_a_loss_scale,
+        by_fit_with_accumulation,
+        by_fit_of_two_optimizers,
+        by_a_loop,
+    ],
+)
 @pytest.mark.parametrize("when", ["before", "between", "after, another model"])
 def test_training_without_privacy_is_named_once(when: str, train: Any) -> None:
     shared = table()
