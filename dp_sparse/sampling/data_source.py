@@ -5,6 +5,7 @@ whatever the number of examples, and a memory-mapped file keeps only the pages i
 read.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -259,13 +260,14 @@ def refuse_ragged(example: Any) -> None:
             )
 
 
-def refuse_other_lengths(example: Example, count: int) -> None:
+def refuse_other_lengths(parts: Mapping[str, Any], count: int) -> None:
     """Raises ValueError unless every leaf has a row for each of the `count` examples.
 
     What is longer would be cut, so that the examples behind a removed one got others' rows.
     """
-    for name, leaf in _named_leaves(example, "gathered"):
-        if len(np.atleast_1d(leaf)) != count:
+    given = {name: part for name, part in parts.items() if part is not None}
+    for name, leaf in itertools.chain(*(_named_leaves(part, name) for name, part in given.items())):
+        if not leaf.ndim or len(leaf) != count:
             raise ValueError(
                 f"Expected one row for each of {count} examples, got shape {leaf.shape} in {name}: "
                 "let unpack, or the source's gather, keep the leading dimension."

@@ -55,9 +55,8 @@ def _batch(
 ) -> Any:
     begin, end = part
     own = indices[begin:end]
-    gathered = source.gather(own)
-    x, y, weights = data_source.unpacked(gathered)
-    data_source.refuse_other_lengths(gathered, len(own))
+    x, y, weights = data_source.unpacked(source.gather(own))
+    data_source.refuse_other_lengths({"x": x, "y": y, "sample_weight": weights}, len(own))
     weights = padding.checked_weights(weights, len(own), class_weight, y)
     x, y, weights = padding.padded((x, y, weights), end - begin)
     present = padding.presence(len(own), end - begin)

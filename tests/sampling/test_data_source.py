@@ -97,9 +97,9 @@ def test_a_record_file_stays_on_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda x: x.reshape(-1), r"each of \d+ examples, got shape \(\d+,\) in gathered\[0\]: "),
-        (lambda x: np.repeat(x, 2, axis=0), r"got shape \(\d+, 3\) in gathered\[0\]"),
-        (lambda x: x[1:], r"got shape \(\d+, 3\) in gathered\[0\]"),
+        (lambda x: x.reshape(-1), r"each of \d+ examples, got shape \(\d+,\) in x: "),
+        (lambda x: np.repeat(x, 2, axis=0), r"got shape \(\d+, 3\) in x"),
+        (lambda x: x[1:], r"got shape \(\d+, 3\) in x"),
     ],
 )
 def test_rows_that_unpack_adds_or_drops_are_refused(
@@ -110,6 +110,14 @@ def test_rows_that_unpack_adds_or_drops_are_refused(
     source = RecordFile(path, DTYPE, lambda found: (change(found["values"]), found["label"]))
     with pytest.raises(ValueError, match=match), translated():
         list(PoissonSampling(N, 40, 4).batches(source))
+
+
+def test_weights_may_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    records().tofile(path)
+    source = RecordFile(path, DTYPE, lambda found: (found["values"], found["label"], None))
+    for _, _, weights in PoissonSampling(N, 40, 4).batches(source):
+        np.testing.assert_array_equal(weights["sample_weight"], weights["present"])
 
 
 def test_an_empty_record_file_is_refused(tmp_path: Path) -> None:

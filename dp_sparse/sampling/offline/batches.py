@@ -102,11 +102,12 @@ class OfflineBatches:
     def _parsed(self, begin: int, end: int, block: tf.Tensor) -> tuple[Any, ...]:
         manifest = self.manifest
         step, count, records = self._checked(block)
-        example = _as_tuple(self._unpack(_fields(manifest, records)))
-        with tf.control_dependencies(_row_checks(example, manifest.capacity)):
-            x, y, weights = unpacked(tf.nest.map_structure(tf.identity, example))
+        x, y, weights = unpacked(_as_tuple(self._unpack(_fields(manifest, records))))
         present = tf.cast(tf.range(manifest.capacity) < count, tf.float32)
-        weights = present if weights is None else _weights(weights, count, step)
+        weights = present if weights is None else weights
+        with tf.control_dependencies(_row_checks((x, y, weights), manifest.capacity)):
+            x, y, weights = tf.nest.map_structure(tf.identity, (x, y, weights))
+        weights = _checked_weights(weights, count, step)
         x, y, weights, present = tf.nest.map_structure(
             lambda leaf: tf.ensure_shape(leaf[begin:end], [end - begin, *leaf.shape[1:]]),
             (x, y, weights, present),
@@ -187,7 +188,7 @@ def _row_checks(example: tuple[Any, ...], capacity: int) -> list[tf.Operation]:
     return checks
 
 
-def _weights(weights: Any, count: tf.Tensor, step: tf.Tensor) -> Any:
+def _checked_weights(weights: Any, count: tf.Tensor, step: tf.Tensor) -> Any:
     """float32, once those of the examples that are there were checked."""
     weights = tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float32), weights)
     own = [weight_check(leaf[:count], step) for leaf in tf.nest.flatten(weights)]
