@@ -24,7 +24,7 @@ from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.accounting.plan_table import PlanTable, plan_table
 from dp_sparse.accounting.releases import Release
 from dp_sparse.accounting.run_cost import RunCost
-from dp_sparse.accounting.statement import beside
+from dp_sparse.accounting.statement import beside, rounded_up
 
 __all__ = [
     "EPSILONS",
@@ -49,6 +49,7 @@ __all__ = [
     "event_config",
     "not_private_plan",
     "plan_table",
+    "rounded_up",
     "smallest_meeting",
     "split_noise",
     "survival_probability",

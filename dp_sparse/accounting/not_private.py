@@ -33,7 +33,7 @@ def not_private_plan(plan: PrivacyPlan, seed: int) -> PrivacyPlan:
     ### Formal Guarantees
     None: anybody can draw the noise again and take it away. The plan has the budget (∞, 1); its
     statement, `PrivacyReport` and checkpoints show no ε. A plan that guarantees something refuses
-    its batches, its state, and a model that it trained.
+    its batches, its state, and weights that it trained.
     """
     if not isinstance(plan, PrivacyPlan) or plan.noise_multiplier is None:
         raise ValueError(f"Expected a calibrated plan, got {plan!r}: use plan.calibrate() first.")

@@ -76,7 +76,7 @@ def export_delta(
         )
     require_mapped(last)
     with whole_folder(path) as folder:
-        steps, statement = full.released(model, optimizer, plans)
+        steps, statement, _ = full.released(model, optimizer, plans)
         layout = keras_folder.layout(model)
         of = _architecture_of(model, layout, last)
         source = last.path / manifest.KERAS / keras_folder.WEIGHTS

@@ -70,9 +70,9 @@ def export_model(
     ### Formal Guarantees
     What is written follows from weights that the plan's steps have released, from the plan and from
     the model's configuration: `statement.txt` holds for it. It is that of the optimizer's plan, or
-    of `plans`, and says what other plans add under which the model was trained before in this
-    process; weights that were loaded bring a statement of their own, which adds to it. Noise that
-    an optimizer delays is added first. An export publishes the steps so far, so a
+    of `plans`, and names what else trained the weights in this process: other plans, and optimizers
+    of Keras without privacy; weights that were loaded bring a statement of their own, which adds to
+    it. Noise that an optimizer delays is added first. An export publishes the steps so far, so a
     `PrivateCheckpoint` that restored the model saves a checkpoint of them before: a run that is
     killed does not draw them again. `as_model` may use the model's weights and what is public, and
     nothing of the data.
@@ -122,14 +122,20 @@ def _own(optimizer: PrivateOptimizer, plans: DisjointPlans) -> str | None:
 
 
 def released(
-    model: keras.Model, optimizer: PrivateOptimizer, plans: DisjointPlans | None
-) -> tuple[int, str]:
-    """Makes the weights what the plan has released, for good; the steps, and their statement.
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    plans: DisjointPlans | None,
+    as_model: AsModel | None = None,
+) -> tuple[int, str, keras.Model]:
+    """Makes the weights what the plan has released, for good.
+
+    Returns the steps, their statement, and the model to export.
 
     Parts other than the optimizer's own count with all their steps.
     """
     optimizer.flush()
     optimizer.before_publishing()
+    exported = model if as_model is None else as_model(model)
     steps = optimizer.plan.sampling.steps - optimizer.steps_left
     if plans is None:
         statement, counted = optimizer.plan.statement(steps), [optimizer.plan.plan_id]
@@ -138,7 +144,8 @@ def released(
         own = _own(optimizer, plans)
         statement = plans.statement(taken if own is None else {**taken, own: steps})
         counted = [plan.plan_id for plan in plans.plans.values()]
-    return steps, with_earlier_training(statement, model, counted)
+    variables = [*model.variables, *exported.variables]
+    return steps, with_earlier_training(statement, variables, counted), exported
 
 
 def written(
@@ -151,9 +158,8 @@ def written(
 ) -> Export:
     """Writes the export."""
     with whole_folder(path) as folder:
-        steps, statement = released(model, optimizer, plans)
+        steps, statement, model = released(model, optimizer, plans, as_model)
         statement = f"{note}\n{statement}" if note else statement
-        model = model if as_model is None else as_model(model)
         layout = keras_folder.layout(model)
         digests = keras_folder.write(model, layout, folder / manifest.KERAS)
         variables = {v.name: v.variable for v in layout.weights if v.variable is not None}

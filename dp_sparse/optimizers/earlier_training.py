@@ -12,9 +12,15 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
-from dp_sparse.accounting import PrivacyPlan
+from dp_sparse.accounting import PrivacyPlan, rounded_up
 from dp_sparse.optimizers.base import PrivateOptimizer
+
+_WITHOUT_PRIVACY = (
+    "These weights were also trained without privacy. What is said below does not hold for "
+    "whoever was in the data of that training."
+)
 
 
 class _Training(NamedTuple):
@@ -22,7 +28,7 @@ class _Training(NamedTuple):
 
     plan: PrivacyPlan | None
     steps: keras.Variable
-    variables: list[weakref.ref[keras.Variable]]
+    variables: list[weakref.ref[tf.Variable]]
 
 
 _KNOWN: list[_Training] = []
@@ -51,65 +57,74 @@ def remember(optimizer: keras.optimizers.Optimizer) -> None:
     own = _Training(
         optimizer.plan if private else None,
         optimizer.steps_spent if private else optimizer._iterations,  # also of accumulated ones
-        [weakref.ref(variable) for variable in optimizer._trainable_variables],
+        [weakref.ref(_of_tensorflow(variable)) for variable in optimizer._trainable_variables],
     )
-    # A private one stands for what it wraps, whose parts were built just before.
-    replaced = set(map(id, optimizer.variables)) if private else {id(own.steps)}
+    # A private one stands for what it wraps, unless that has trained by itself.
+    parts = set(map(id, optimizer.variables)) if private else set()
     with _CHANGING:
-        others = [each for each in _KNOWN if id(each.steps) not in replaced]
-        _KNOWN[:] = [each for each in others if any(ref() is not None for ref in each.variables)]
-        _KNOWN.append(own)
+        others = [
+            each
+            for each in _KNOWN
+            if each.steps is not own.steps
+            and any(ref() is not None for ref in each.variables)
+            and (id(each.steps) not in parts or int(each.steps.numpy()))
+        ]
+        _KNOWN[:] = [*others, own]
 
 
 def known_noise(model: keras.Model) -> bool:
     """Whether a run of `not_private_plan`, whose noise anybody can take away, trained a weight."""
-    return any(each.plan is not None and _is_public(each.plan) for each in _of(model.variables))
+    found = _that_trained(model.variables)
+    return any(each.plan is not None and _is_public(each.plan) for each in found)
 
 
 def with_earlier_training(
-    statement: str, model: keras.Model, counted: Collection[str | None]
+    statement: str, variables: Sequence[keras.Variable], counted: Collection[str | None]
 ) -> str:
-    """What else trained the model adds to a statement, a line for each, and the statement.
+    """What else trained the variables adds to a statement, a line for each, and the statement.
 
     Args:
         statement: Of the plans that it counts.
-        model: The model.
+        variables: All that the statement is to hold for.
         counted: Their plan_ids.
     """
-    unprotected, runs = False, dict[str | None, tuple[PrivacyPlan, int]]()
-    for each in _of(model.variables):
-        if each.plan is None or (_is_public(each.plan) and each.plan.plan_id not in counted):
-            unprotected = True
-        elif each.plan.plan_id not in counted:
-            plan, steps = each.plan, int(each.steps.numpy())
-            runs[plan.plan_id] = plan, max(steps, runs.get(plan.plan_id, (plan, 0))[1])
-    lines = [_WITHOUT_PRIVACY] if unprotected else []
-    lines += [_sentence(plan, steps) for plan, steps in runs.values()]
+    found = [(each.plan, int(each.steps.numpy())) for each in _that_trained(variables)]
+    others = [(plan, steps) for plan, steps in found if plan is None or plan.plan_id not in counted]
+    by_steps = sorted(others, key=lambda other: other[1])  # optimizers of one plan count on
+    most = {plan.plan_id if plan else None: (plan, steps) for plan, steps in by_steps}
+    lines = dict.fromkeys(_sentence(plan, steps) for plan, steps in most.values())
     return "\n".join([*lines, statement])
 
 
-_WITHOUT_PRIVACY = (
-    "These weights were also trained without privacy. What is said below does not hold for "
-    "whoever was in the data of that training."
-)
-
-
-def _of(variables: Sequence[keras.Variable]) -> list[_Training]:
+def _that_trained(variables: Sequence[keras.Variable]) -> list[_Training]:
     """What took steps on one of the variables."""
-    wanted = set(map(id, variables))
+    wanted = {id(_of_tensorflow(variable)) for variable in variables}
     with _CHANGING:
         known = [each for each in _KNOWN if any(id(ref()) in wanted for ref in each.variables)]
     return [each for each in known if int(each.steps.numpy())]
 
 
+def _of_tensorflow(variable: keras.Variable | tf.Variable) -> tf.Variable:
+    """TensorFlow's own, which a loop of the user's may hold, and of all replicas together."""
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    container = getattr(value, "_distributed_container", lambda: None)()
+    return value if container is None else container
+
+
 def _is_public(plan: PrivacyPlan) -> bool:
+    """Whether anybody can take its noise away."""
     return plan.sampling.not_private_seed is not None
 
 
-def _sentence(plan: PrivacyPlan, steps: int) -> str:
-    spent = plan.spent(steps)
+def _sentence(plan: PrivacyPlan | None, steps: int) -> str:
+    if plan is None or _is_public(plan):
+        return _WITHOUT_PRIVACY
+    try:
+        spent = plan.spent(steps)
+    except ValueError:  # too little noise for any epsilon at its delta
+        return _WITHOUT_PRIVACY
     return (
-        f"These weights were also trained for {steps} steps of another plan: epsilon="
-        f"{spent.epsilon:.4g} and delta={spent.delta:.4g}. For whoever was in its data, too, they "
-        "add to those below."
+        f"These weights were also trained by another plan, steps={steps}: epsilon="
+        f"{rounded_up(spent.epsilon, 4)} and delta={rounded_up(spent.delta, 3)}. For whoever was "
+        "in its data, too, they add to those below."
     )

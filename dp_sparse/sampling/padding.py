@@ -53,7 +53,7 @@ def checked_weights(weights: Any, count: int, class_weight: dict[int, float] | N
 
 
 def weight_check(weights: tf.Tensor, index: tf.Tensor) -> tf.Operation:
-    """The same of the weights of batch `index` where it is made by TensorFlow; run it before."""
+    """Fails if a weight of batch `index` is negative or not finite; float32 `[n]`."""
     bad = tf.boolean_mask(weights, ~(tf.math.is_finite(weights) & (weights >= 0)))
     message = "Expected sample weights >= 0 and finite, got {} in batch {}."
     return require(tf.equal(tf.size(bad), 0), ValueError, message, bad[:1], index)

@@ -180,7 +180,7 @@ class PrivacyReport(keras.callbacks.Callback):
         history = self.history
         plan = self._optimizer.plan
         statement = plan.statement(int(self._optimizer.steps_spent.numpy()))
-        statement = with_earlier_training(statement, self.model, [plan.plan_id])
+        statement = with_earlier_training(statement, self.model.variables, [plan.plan_id])
         sections = [("What is guaranteed", report_page.text(statement))]
         if history.epsilon and math.isfinite(history.epsilon[-1]):
             spent = {"epsilon": (history.steps, history.epsilon)}

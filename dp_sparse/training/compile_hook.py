@@ -53,7 +53,9 @@ def install_compile_hook() -> None:
     def compile(self: keras.Model, *args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(self, *args, **kwargs)
         _restore_stock_step(self)
-        optimizer = arguments.arguments.get("optimizer")
+        optimizer, before = arguments.arguments.get("optimizer"), getattr(self, "optimizer", None)
+        if getattr(before, "built", False):
+            remember(before)  # also if it was built before this package was imported
         if isinstance(optimizer, PrivateOptimizer):
             _prepare(self, optimizer, arguments.arguments)
         original(*arguments.args, **arguments.kwargs)
@@ -93,9 +95,6 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
 
 def _refuse_known_noise(model: keras.Model, optimizer: PrivateOptimizer) -> None:
     """Raises PrivacyError if a run without privacy trained weights that a plan would protect."""
-    before = getattr(model, "optimizer", None)
-    if getattr(before, "built", False):
-        remember(before)  # also if it was built before this package was imported
     if optimizer.plan.sampling.not_private_seed is None and known_noise(model):
         raise PrivacyError(
             f"Expected weights that private training may begin with, got {model.name}, some of "

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import PrivacyError
+from dp_sparse.accounting import rounded_up
 from dp_sparse.export import full, keras_folder, saved_model, weights
 from tests.export import exported
 from tests.subprocesses import run_python
@@ -325,17 +326,18 @@ def test_a_second_plan_does_not_hide_the_first(tmp_path: pathlib.Path) -> None:
     """The statement of an export, of a delta and of a report says what an earlier plan adds."""
     model = exported.trained("dpsgd", exported.MODELS["clicks"], 2)
     first = model.optimizer.plan
-    sentence = f"epsilon={first.spent(2).epsilon:.4g} and delta={first.spent(2).delta:.4g}"
+    spent = first.spent(2)
+    sentence = f"epsilon={rounded_up(spent.epsilon, 4)} and delta={rounded_up(spent.delta, 3)}"
     assert sentence not in dp_sparse.export_model(model, tmp_path / "one").statement
     model.compile("sgd", loss="mse")  # in between, an optimizer without privacy
     exported.compiled(model, "dpsgd")
     later = dp_sparse.export_model(model, tmp_path / "two")
     assert later.statement.endswith(model.optimizer.plan.statement(0))
-    assert later.statement.count("trained for 2 steps of another plan") == 1
+    assert later.statement.count("trained by another plan, steps=2") == 1
     assert sentence in later.statement
     report = dp_sparse.PrivacyReport(str(tmp_path / "report.html"))
     exported.train(model, callbacks=[report])
-    assert "trained for 2 steps of another plan" in (tmp_path / "report.html").read_text()
+    assert "trained by another plan, steps=2" in (tmp_path / "report.html").read_text()
     base = tmp_path / "one"
     assert sentence in dp_sparse.export_delta(model, tmp_path / "delta", base=base).statement
 
@@ -347,6 +349,16 @@ def test_training_without_privacy_is_said(tmp_path: pathlib.Path) -> None:
     exported.compiled(model, "dpsgd")
     statement = dp_sparse.export_model(model, tmp_path / "one").statement
     assert statement.startswith("These weights were also trained without privacy.")
+
+
+def test_training_of_what_an_export_adds_is_said(tmp_path: pathlib.Path) -> None:
+    model = exported.trained("dpsgd", exported.MODELS["clicks"], 1)
+    tower = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    tower.compile("sgd", loss="mse")
+    tower.fit(np.ones((4, 1)), np.ones(4), verbose=0)
+    add = lambda own: keras.Model(own.inputs, tower(own.outputs[0]))  # noqa: E731
+    statement = dp_sparse.export_model(model, tmp_path / "one", as_model=add).statement
+    assert "also trained without privacy" in statement
 
 
 def test_the_same_plan_is_counted_once(tmp_path: pathlib.Path) -> None:

@@ -55,8 +55,8 @@ FAULTS = (
     Fault(
         "an_earlier_plan_forgotten",
         "dp_sparse/optimizers/earlier_training.py",
-        "        elif each.plan.plan_id not in counted:\n",
-        "        elif each.plan.plan_id in counted:\n",
+        "if plan is None or plan.plan_id not in counted]",
+        "if plan is None]",
         (f"{_OF_FULL}::test_a_second_plan_does_not_hide_the_first",),
     ),
     Fault(

@@ -3,6 +3,7 @@
 Also where it was another model's, or another optimizer's, that shares variables with this one.
 """
 
+import dataclasses
 import gc
 import weakref
 from collections.abc import Callable
@@ -11,14 +12,15 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import dp_sparse
 from dp_sparse.core import PrivacyError
-from dp_sparse.optimizers import with_earlier_training
+from dp_sparse.optimizers import earlier_training, with_earlier_training
 from tests.training_cases import plan_for
 
 IDS, LABELS = np.arange(8, dtype=np.int32) % 5, np.ones((8, 1), np.float32)
-ALSO, WITHOUT = "also trained for 2 steps of another plan", "also trained without privacy"
+ALSO, WITHOUT = "also trained by another plan, steps=2", "also trained without privacy"
 
 
 def head(table: keras.layers.Layer) -> keras.Model:
@@ -62,6 +64,15 @@ def by_fit_of_two_optimizers(model: keras.Model) -> None:
     by_fit(model, two_optimizers(model))
 
 
+def by_a_tape(model: keras.Model) -> None:
+    """A loop of the user's own over TensorFlow's variables."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(model(IDS) - LABELS))
+    variables = tape.watched_variables()
+    gradients = tape.gradient(loss, variables)
+    keras.optimizers.SGD().apply_gradients(zip(gradients, variables, strict=True))
+
+
 def two_optimizers(model: keras.Model) -> keras.optimizers.Optimizer:
     """One for the table, and one for the rest."""
     of_table, others = keras.optimizers.SGD(), keras.optimizers.Adam()
@@ -77,7 +88,7 @@ def by_a_loop(model: keras.Model) -> None:
 
 def said(model: keras.Model) -> str:
     """What else a statement of the model's plan says."""
-    return with_earlier_training("", model, [model.optimizer.plan.plan_id])
+    return with_earlier_training("", model.variables, [model.optimizer.plan.plan_id])
 
 
 def test_nothing_is_said_of_its_own_plan() -> None:
@@ -151,6 +162,7 @@ def test_models_without_common_weights_do_not_matter() -> None:
         by_fit_with_accumulation,
         by_fit_of_two_optimizers,
         by_a_loop,
+        by_a_tape,
     ],
 )
 @pytest.mark.parametrize("when", ["before", "between", "after, another model"])
@@ -168,6 +180,54 @@ def test_training_without_privacy_is_named_once(when: str, train: Any) -> None:
     model.compile(private, loss="mse")
     text = said(model)
     assert text.count(WITHOUT) == 1 and ALSO not in text
+
+
+def test_an_optimizer_that_trained_before_it_was_wrapped_is_named() -> None:
+    model, adam = head(table()), keras.optimizers.Adam()
+    by_fit(model, adam)
+    plan = plan_for(8, steps=4, noise_multiplier=1.0)
+    model.compile(dp_sparse.DPSGDOptimizer(adam, plan, 1.0), loss="mse")
+    model.fit(plan.sampling.batches((IDS, LABELS)), verbose=0)
+    assert WITHOUT in said(model)
+
+
+def test_training_of_what_is_frozen_now_is_named() -> None:
+    shared = table()
+    by_fit(head(shared))
+    shared.trainable = False
+    model = head(shared)
+    under_a_plan(model)
+    assert WITHOUT in said(model)
+
+
+def test_an_optimizer_that_the_hook_did_not_see_is_named(monkeypatch: Any) -> None:
+    """As one that was built before the package was imported."""
+    model = head(table())
+    monkeypatch.setattr(earlier_training, "remember", lambda optimizer: None)
+    by_fit(model)
+    monkeypatch.undo()
+    under_a_plan(model)
+    assert WITHOUT in said(model)
+
+
+def test_a_plan_with_too_little_noise_is_no_privacy() -> None:
+    shared = table()
+    first, second = head(shared), head(shared)
+    under_a_plan(first)
+    under_a_plan(second, lambda plan: dataclasses.replace(plan, noise_multiplier=1e-4))
+    assert WITHOUT in said(first) and ALSO not in said(first)
+
+
+def test_two_optimizers_of_one_plan_are_named_once() -> None:
+    shared = table()
+    first, second = head(shared), head(shared)
+    under_a_plan(first)
+    plan = first.optimizer.plan
+    first.compile(dp_sparse.DPSGDOptimizer("adam", plan, 1.0), loss="mse")
+    first.fit(plan.sampling.batches((IDS, LABELS)), verbose=0)
+    under_a_plan(second, steps=0)
+    second.optimizer.build(second.trainable_variables)
+    assert said(second).count("by another plan, steps=4") == 1 and said(second).count("\n") == 1
 
 
 def test_noise_that_is_known_is_refused_when_another_model_is_compiled() -> None:
@@ -203,3 +263,6 @@ def test_weights_are_not_kept_alive() -> None:
     keras.backend.clear_session()
     gc.collect()
     assert of_table() is None
+    head(table()).compile("sgd")
+    keras.optimizers.SGD().build(head(table()).trainable_variables)
+    assert all(any(ref() is not None for ref in each.variables) for each in earlier_training._KNOWN)
