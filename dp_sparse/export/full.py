@@ -11,7 +11,7 @@ from dp_sparse.accounting import DisjointPlans
 from dp_sparse.core import whole_folder
 from dp_sparse.export import keras_folder, manifest, saved_model, weights
 from dp_sparse.export.manifest import Export, Weight
-from dp_sparse.optimizers import PrivateOptimizer, with_earlier_training
+from dp_sparse.optimizers import PrivateOptimizer, with_other_training
 
 StrPath = str | os.PathLike[str]
 AsModel = Callable[[keras.Model], keras.Model]
@@ -145,7 +145,7 @@ def released(
         statement = plans.statement(taken if own is None else {**taken, own: steps})
         counted = [plan.plan_id for plan in plans.plans.values()]
     variables = [*model.variables, *exported.variables]
-    return steps, with_earlier_training(statement, variables, counted), exported
+    return steps, with_other_training(statement, variables, counted), exported
 
 
 def written(

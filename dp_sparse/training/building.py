@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from dp_sparse.core import PrivacyError
 from dp_sparse.layers import TokenVariance
-from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.optimizers import PrivateOptimizer, known_noise
 from dp_sparse.sampling import Examples
 from dp_sparse.training import flush_hooks
 
@@ -62,9 +62,11 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
 
     Raises:
         ValueError: Nothing of the model is trained, or something in another type than float32.
-        PrivacyError: The plan does not pay for frequencies that the model was made with.
+        PrivacyError: The plan does not pay for frequencies that the model was made with, or a run
+            whose noise is known trained a weight.
     """
     _require_paid(model, optimizer)
+    refuse_known_noise(model, optimizer)
     if not model.trainable_variables:
         raise ValueError(
             f"Expected a model with something to train, got {model.name} without trainable "
@@ -80,6 +82,16 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
         optimizer.build(model.trainable_variables)
     if optimizer.delays_noise:
         flush_hooks.guard_layers(model, optimizer)
+
+
+def refuse_known_noise(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    """Raises PrivacyError if a run without privacy trained weights that a plan would protect."""
+    if optimizer.plan.sampling.not_private_seed is None and known_noise(model):
+        raise PrivacyError(
+            f"Expected weights that private training may begin with, got {model.name}, some of "
+            "which were trained under a plan of not_private_plan, whose noise anybody can take "
+            "away: make the model anew."
+        )
 
 
 def _require_paid(model: keras.Model, optimizer: PrivateOptimizer) -> None:

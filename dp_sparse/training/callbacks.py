@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from dp_sparse.core import require_matplotlib, validate
-from dp_sparse.optimizers import with_earlier_training
+from dp_sparse.optimizers import with_other_training
 from dp_sparse.training import findings, report_page
 from dp_sparse.training.findings import Signal
 from dp_sparse.training.run_totals import (
@@ -180,7 +180,7 @@ class PrivacyReport(keras.callbacks.Callback):
         history = self.history
         plan = self._optimizer.plan
         statement = plan.statement(int(self._optimizer.steps_spent.numpy()))
-        statement = with_earlier_training(statement, self.model.variables, [plan.plan_id])
+        statement = with_other_training(statement, self.model.variables, [plan.plan_id])
         sections = [("What is guaranteed", report_page.text(statement))]
         if history.epsilon and math.isfinite(history.epsilon[-1]):
             spent = {"epsilon": (history.steps, history.epsilon)}

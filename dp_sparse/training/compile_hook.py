@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from dp_sparse import clipping
 from dp_sparse.core import NoStepsLeftError, PrivacyError, translated
-from dp_sparse.optimizers import PrivateOptimizer, known_noise, remember
+from dp_sparse.optimizers import PrivateOptimizer, remember
 from dp_sparse.sampling import batch_of, is_sampled
 from dp_sparse.training import (
     environment,
@@ -24,7 +24,13 @@ from dp_sparse.training import (
     restoring,
     strategies,
 )
-from dp_sparse.training.building import all_built, build_for, build_metrics, build_optimizer
+from dp_sparse.training.building import (
+    all_built,
+    build_for,
+    build_metrics,
+    build_optimizer,
+    refuse_known_noise,
+)
 from dp_sparse.training.plan_steps import FitSteps
 from dp_sparse.training.train_step import private_train_step
 
@@ -84,23 +90,13 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
                 f"{type(model).__name__} has a {name} of its own, which the private step would "
                 "not run: remove it and pass loss= and metrics= to compile."
             )
-    _refuse_known_noise(model, optimizer)
+    refuse_known_noise(model, optimizer)
     strategies.check(model._distribute_strategy, optimizer)
     optimizer.compiles = _compiles(optimizer, arguments)
     environment.check(optimizer.compiles)
     arguments["jit_compile"] = False
     arguments["auto_scale_loss"] = False
     optimizer.bind(model, functools.partial(clipping.embedding_tables, model))
-
-
-def _refuse_known_noise(model: keras.Model, optimizer: PrivateOptimizer) -> None:
-    """Raises PrivacyError if a run without privacy trained weights that a plan would protect."""
-    if optimizer.plan.sampling.not_private_seed is None and known_noise(model):
-        raise PrivacyError(
-            f"Expected weights that private training may begin with, got {model.name}, some of "
-            "which were trained under a plan of not_private_plan, whose noise anybody can take "
-            "away: make the model anew."
-        )
 
 
 def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
@@ -204,7 +200,6 @@ def _making_train_function(
         if model.built:
             with model.distribute_strategy.scope():
                 build_optimizer(model, optimizer)  # before callbacks restore its state
-            _refuse_known_noise(model, optimizer)
         stock(force)
         if not hasattr(model.train_function, "_dp_sparse_translated"):
             model.train_function = _translating(model, model.train_function, steps)

@@ -54,14 +54,14 @@ FAULTS = (
     ),
     Fault(
         "an_earlier_plan_forgotten",
-        "dp_sparse/optimizers/earlier_training.py",
+        "dp_sparse/optimizers/other_training.py",
         "if plan is None or plan.plan_id not in counted]",
         "if plan is None]",
         (f"{_OF_FULL}::test_a_second_plan_does_not_hide_the_first",),
     ),
     Fault(
         "training_without_privacy_forgotten",
-        "dp_sparse/optimizers/earlier_training.py",
+        "dp_sparse/optimizers/other_training.py",
         "optimizer.steps_spent if private else optimizer._iterations,",
         "optimizer.steps_spent if private else keras.Variable(0),",
         (f"{_OF_FULL}::test_training_without_privacy_is_said",),

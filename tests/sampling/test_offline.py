@@ -156,8 +156,8 @@ def test_what_is_padding_counts_nothing(tmp_path: Path) -> None:
         assert np.all(weights["sample_weight"] >= 1) and np.any(weights["present"] == 0)
 
 
-@pytest.mark.parametrize("value", [float("nan"), -2.0])
-def test_weights_that_are_none_are_refused(tmp_path: Path, value: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -2.0])
+def test_negative_or_infinite_weights_are_refused(tmp_path: Path, value: float) -> None:
     """Those of examples: what stands at padding counts nothing."""
     last = int(prepared(tmp_path / "own")[0][-1])
     own = OfflineBatches(

@@ -56,7 +56,8 @@ def remember(optimizer: keras.optimizers.Optimizer) -> None:
     private = isinstance(optimizer, PrivateOptimizer)
     own = _Training(
         optimizer.plan if private else None,
-        optimizer.steps_spent if private else optimizer._iterations,  # also of accumulated ones
+        # Of a stock one not `iterations`, which is no variable where gradients are accumulated.
+        optimizer.steps_spent if private else optimizer._iterations,
         [weakref.ref(_of_tensorflow(variable)) for variable in optimizer._trainable_variables],
     )
     # A private one stands for what it wraps, unless that has trained by itself.
@@ -78,7 +79,7 @@ def known_noise(model: keras.Model) -> bool:
     return any(each.plan is not None and _is_public(each.plan) for each in found)
 
 
-def with_earlier_training(
+def with_other_training(
     statement: str, variables: Sequence[keras.Variable], counted: Collection[str | None]
 ) -> str:
     """What else trained the variables adds to a statement, a line for each, and the statement.
@@ -90,7 +91,7 @@ def with_earlier_training(
     """
     found = [(each.plan, int(each.steps.numpy())) for each in _that_trained(variables)]
     others = [(plan, steps) for plan, steps in found if plan is None or plan.plan_id not in counted]
-    by_steps = sorted(others, key=lambda other: other[1])  # optimizers of one plan count on
+    by_steps = sorted(others, key=lambda other: other[1])  # the last of a plan has its most steps
     most = {plan.plan_id if plan else None: (plan, steps) for plan, steps in by_steps}
     lines = dict.fromkeys(_sentence(plan, steps) for plan, steps in most.values())
     return "\n".join([*lines, statement])
@@ -124,7 +125,7 @@ def _sentence(plan: PrivacyPlan | None, steps: int) -> str:
     except ValueError:  # too little noise for any epsilon at its delta
         return _WITHOUT_PRIVACY
     return (
-        f"These weights were also trained by another plan, steps={steps}: epsilon="
-        f"{rounded_up(spent.epsilon, 4)} and delta={rounded_up(spent.delta, 3)}. For whoever was "
-        "in its data, too, they add to those below."
+        f"These weights were also trained under another plan, for {steps} of its "
+        f"{plan.sampling.steps} steps: epsilon={rounded_up(spent.epsilon, 4)} and delta="
+        f"{rounded_up(spent.delta, 3)}. For whoever was in its data, too, they add to those below."
     )

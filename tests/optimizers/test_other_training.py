@@ -16,11 +16,14 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse.core import PrivacyError
-from dp_sparse.optimizers import earlier_training, with_earlier_training
+from dp_sparse.optimizers import other_training, with_other_training
 from tests.training_cases import plan_for
 
 IDS, LABELS = np.arange(8, dtype=np.int32) % 5, np.ones((8, 1), np.float32)
-ALSO, WITHOUT = "also trained by another plan, steps=2", "also trained without privacy"
+ALSO, WITHOUT = (
+    "also trained under another plan, for 2 of its 4 steps",
+    "also trained without privacy",
+)
 
 
 def head(table: keras.layers.Layer) -> keras.Model:
@@ -88,7 +91,7 @@ def by_a_loop(model: keras.Model) -> None:
 
 def said(model: keras.Model) -> str:
     """What else a statement of the model's plan says."""
-    return with_earlier_training("", model.variables, [model.optimizer.plan.plan_id])
+    return with_other_training("", model.variables, [model.optimizer.plan.plan_id])
 
 
 def test_nothing_is_said_of_its_own_plan() -> None:
@@ -203,7 +206,7 @@ def test_training_of_what_is_frozen_now_is_named() -> None:
 def test_an_optimizer_that_the_hook_did_not_see_is_named(monkeypatch: Any) -> None:
     """As one that was built before the package was imported."""
     model = head(table())
-    monkeypatch.setattr(earlier_training, "remember", lambda optimizer: None)
+    monkeypatch.setattr(other_training, "remember", lambda optimizer: None)
     by_fit(model)
     monkeypatch.undo()
     under_a_plan(model)
@@ -227,7 +230,10 @@ def test_two_optimizers_of_one_plan_are_named_once() -> None:
     first.fit(plan.sampling.batches((IDS, LABELS)), verbose=0)
     under_a_plan(second, steps=0)
     second.optimizer.build(second.trainable_variables)
-    assert said(second).count("by another plan, steps=4") == 1 and said(second).count("\n") == 1
+    assert (
+        said(second).count("under another plan, for 4 of its 4 steps") == 1
+        and said(second).count("\n") == 1
+    )
 
 
 def test_noise_that_is_known_is_refused_when_another_model_is_compiled() -> None:
@@ -263,6 +269,6 @@ def test_weights_are_not_kept_alive() -> None:
     keras.backend.clear_session()
     gc.collect()
     assert of_table() is None
-    head(table()).compile("sgd")
-    keras.optimizers.SGD().build(head(table()).trainable_variables)
-    assert all(any(ref() is not None for ref in each.variables) for each in earlier_training._KNOWN)
+    later = head(table())
+    keras.optimizers.SGD().build(later.trainable_variables)
+    assert all(any(ref() is not None for ref in each.variables) for each in other_training._KNOWN)
