@@ -2,9 +2,9 @@
 
 Source: Ding et al. (ICML 2024), Table 2, Figures 4, 7 and 10. A grid of batch sizes and learning
 rates is run for each model at one ε, with one seed, and judged by the last item but one
-(validation). Its best setting is run at every ε with several seeds, and judged by the last item. No
-ε covers that choice. A finished run is a line of the results file at once; the same command does
-the rest.
+(validation); while the largest rate is the best one, twice that rate is run, too. The best setting
+is run at every ε with several seeds, and judged by the last item. No ε covers that choice. A
+finished run is a line of the results file at once; the same command does the rest.
 
 `python -m pipelines.movielens.study --config configs/movielens_study.py --config.data.path=FILE`
 """
@@ -99,13 +99,19 @@ class Results:
         self._file.add({"point": dataclasses.asdict(point), "result": result})
 
 
-def grid(study: ml_collections.ConfigDict, model: str) -> list[Point]:
-    """The settings among which a model's is chosen."""
-    return [
-        Point(model, study.study.grid_epsilon, batch, rate)
-        for batch in study.study.batch_sizes
-        for rate in study.study.learning_rates
-    ]
+def grid(study: ml_collections.ConfigDict, model: str, results: Results) -> list[Point]:
+    """The settings among which a model's is chosen; twice a rate that is the largest and best."""
+    rates = list(study.study.learning_rates)
+    while True:
+        points = [
+            Point(model, study.study.grid_epsilon, batch, rate)
+            for batch in study.study.batch_sizes
+            for rate in rates
+        ]
+        found = _best_of(study, points, results)
+        if found is None or found.learning_rate < max(rates):
+            return points
+        rates.append(2 * max(rates))
 
 
 def best(study: ml_collections.ConfigDict, model: str, results: Results) -> Point | None:
@@ -113,7 +119,14 @@ def best(study: ml_collections.ConfigDict, model: str, results: Results) -> Poin
 
     Scores within `same` points of the best one count as equal: of these the largest rate is best.
     """
-    found = [(point, results.of(point)) for point in grid(study, model)]
+    return _best_of(study, grid(study, model, results), results)
+
+
+def _best_of(
+    study: ml_collections.ConfigDict, points: Sequence[Point], results: Results
+) -> Point | None:
+    """The best of these points; None while one of them is not finished."""
+    found = [(point, results.of(point)) for point in points]
     scores = {point: result["ndcg"] for point, result in found if result is not None}
     if len(scores) < len(found):
         return None
@@ -122,10 +135,14 @@ def best(study: ml_collections.ConfigDict, model: str, results: Results) -> Poin
 
 
 def missing(study: ml_collections.ConfigDict, results: Results) -> Iterator[Point]:
-    """Runs to do, in their order; those of the comparison depend on the grids before them."""
+    """Runs to do, in their order, each of which is added to the results before the next.
+
+    Grids depend on their own runs, those of the comparison on the grids.
+    """
     for models in study.study.models:
         for model in models:
-            yield from (point for point in grid(study, model) if results.of(point) is None)
+            while unfinished := [p for p in grid(study, model, results) if results.of(p) is None]:
+                yield unfinished[0]
         for seed in study.study.seeds:
             for epsilon in study.study.epsilons:
                 for model in models:

@@ -35,8 +35,9 @@ _HEAD = """# Next-item models with user-level privacy
 
 MovieLens-1M, {users:,} users, one example a user, δ = 1/users, all items ranked: Table 2 and
 Figures 4, 7 and 10 of Ding et al. (ICML 2024). {setting} A grid of batch sizes and learning rates
-was run for each model at ε = {grid:g} with one seed and judged by the last item but one; its best
-setting is run at every ε and judged by the last item. Scores within {same:g} points of the best one
+was run for each model at ε = {grid:g} with one seed and judged by the last item but one; while its
+largest rate is the best, twice that rate is run, too. The best setting is run at every ε and judged
+by the last item. Scores within {same:g} points of the best one
 count as equal, and the largest of their rates is taken; that rule, and rates below 0.01, came when
 Re-Attention and plain attention had been compared at 0.01. The width, the number of items and
 epochs were found before in some ten trials, of which the first were judged by the last item. No ε

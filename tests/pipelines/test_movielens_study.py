@@ -26,7 +26,8 @@ def small(tmp_path: Path) -> ml_collections.ConfigDict:
 
 def result_of(point: Point) -> dict[str, Any]:
     """A made-up one: the second rate is the best, and Re-Attention the best model."""
-    score = 5.0 * (point.model == "re_attention") + 100 * point.learning_rate + point.seed
+    of_rate = 100 * point.learning_rate * (point.learning_rate <= GRID_RATES[1])
+    score = 5.0 * (point.model == "re_attention") + of_rate + point.seed
     curve = {"2": [score / 2, score], "10": [score, 2 * score]}
     return {
         "ndcg": score,
@@ -51,8 +52,8 @@ def finished(config: ml_collections.ConfigDict, runs: int | None = None) -> Resu
 
 def test_grids_come_first_and_their_best_is_compared(small: ml_collections.ConfigDict) -> None:
     points = [Point(**line["point"]) for line in finished(small).lines]
-    assert len(points) == 5 * 2 + 5 * 2 * 3 == len(set(points))
-    first = points[:4]
+    assert len(points) == 5 * 3 + 5 * 2 * 3 == len(set(points))
+    first = points[:6]
     assert {point.model for point in first} == {"re_attention", "vanilla"}
     assert all(p.held_out == "validation" and p.epsilon == 8 and p.seed == 0 for p in first)
     compared = [point for point in points if point.held_out == "test"]
@@ -69,10 +70,26 @@ def test_grids_come_first_and_their_best_is_compared(small: ml_collections.Confi
 def test_the_larger_rate_is_taken_of_scores_that_are_nearly_equal(
     second: float, taken: int, small: ml_collections.ConfigDict
 ) -> None:
-    results, points = Results(Path(small.study.results)), study.grid(small, "gru")
-    for point, score in zip(points, (4.8807, second), strict=True):
+    results = Results(Path(small.study.results))
+    points = [Point("gru", 8.0, 1000, rate) for rate in (*GRID_RATES, 0.06)]
+    for point, score in zip(points, (4.8807, second, 4.0), strict=True):
         results.add(point, result_of(point) | {"ndcg": score})
     assert study.best(small, "gru", results) == points[taken]
+
+
+@pytest.mark.parametrize(("scores", "rates"), [((2.0, 1.0), 2), ((1, 2, 1), 3), ((1, 2, 3, 2), 4)])
+def test_a_grid_grows_while_its_largest_rate_is_the_best(
+    scores: tuple[float, ...], rates: int, small: ml_collections.ConfigDict
+) -> None:
+    results = Results(Path(small.study.results))
+    for score in scores:
+        point = next(p for p in study.missing(small, results) if p.model == "re_attention")
+        assert study.best(small, "re_attention", results) is None
+        results.add(point, result_of(point) | {"ndcg": score})
+    grid = study.grid(small, "re_attention", results)
+    assert [point.learning_rate for point in grid] == [0.01, 0.03, 0.06, 0.12][:rates]
+    found = study.best(small, "re_attention", results)
+    assert found == grid[int(np.argmax(scores))]
 
 
 def test_it_goes_on_behind_the_last_whole_line(small: ml_collections.ConfigDict) -> None:
@@ -82,7 +99,7 @@ def test_it_goes_on_behind_the_last_whole_line(small: ml_collections.ConfigDict)
     again = Results(path)
     assert len(again.lines) == 3 and len(path.read_text().splitlines()) == 3
     rest = study.missing(small, again)
-    assert next(rest) == Point("vanilla", 8.0, 1000, 0.03)
+    assert next(rest) == Point("vanilla", 8.0, 1000, 0.01)
 
 
 def test_a_point_is_a_configuration_of_the_job(small: ml_collections.ConfigDict) -> None:
