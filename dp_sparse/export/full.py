@@ -11,6 +11,7 @@ from dp_sparse.accounting import DisjointPlans
 from dp_sparse.core import whole_folder
 from dp_sparse.export import keras_folder, manifest, saved_model, weights
 from dp_sparse.export.manifest import Export, Weight
+from dp_sparse.layers import require_paid
 from dp_sparse.optimizers import PrivateOptimizer, with_other_training
 
 StrPath = str | os.PathLike[str]
@@ -49,7 +50,8 @@ def export_model(
         FileExistsError: `path` is there.
         ValueError: A path that is not local, a model without a private optimizer or not built, one
             with its tables in an embedding layer of TPUs, or `plans` without the optimizer's own.
-        PrivacyError: The model's predictions use a metric of training, which has no noise.
+        PrivacyError: The model's predictions use a metric of training, which has no noise, or no
+            plan pays for frequencies that it was made with.
 
     Examples:
         >>> import dp_sparse, keras, numpy as np, tempfile
@@ -136,14 +138,21 @@ def released(
     optimizer.flush()
     optimizer.before_publishing()
     exported = model if as_model is None else as_model(model)
+    counting = [optimizer.plan] if plans is None else [*plans.plans.values()]
+    for each in (model, exported):
+        require_paid(
+            each,
+            [release for plan in counting for release in plan.releases],
+            "export it with the plan that was given to effective_errors",
+        )
     steps = optimizer.plan.sampling.steps - optimizer.steps_left
     if plans is None:
-        statement, counted = optimizer.plan.statement(steps), [optimizer.plan.plan_id]
+        statement = optimizer.plan.statement(steps)
     else:
         taken = {name: plan.sampling.steps for name, plan in plans.plans.items()}
         own = _own(optimizer, plans)
         statement = plans.statement(taken if own is None else {**taken, own: steps})
-        counted = [plan.plan_id for plan in plans.plans.values()]
+    counted = [plan.plan_id for plan in counting]
     variables = [*model.variables, *exported.variables]
     return steps, with_other_training(statement, variables, counted), exported
 

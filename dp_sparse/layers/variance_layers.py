@@ -4,7 +4,7 @@ A model with Re-Attention has two tensors where others have one: what it compute
 given the noise in the weights. `error_propagation` has the rules.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from dp_sparse.accounting import Release
 from dp_sparse.clipping import detached
-from dp_sparse.core import validate
+from dp_sparse.core import PrivacyError, validate
 from dp_sparse.layers import error_propagation
 from dp_sparse.layers.effective_errors import EffectiveErrors
 
@@ -37,7 +37,8 @@ class TokenVariance(keras.layers.Layer):
 
     Raises:
         ValueError: `errors` has another number of tokens.
-        PrivacyError: When training begins, an optimizer whose plan does not pay for the errors.
+        PrivacyError: When training begins, or the model is exported, an optimizer whose plan does
+            not pay for the errors.
 
     Examples:
         >>> import dp_sparse, numpy as np
@@ -49,7 +50,7 @@ class TokenVariance(keras.layers.Layer):
     ### Formal Guarantees
     The variances tell what their frequencies do. The plan that trains the model must have the
     release of noisy ones, also if the model was copied or saved before it trained. A model that was
-    saved after such a plan has trained it is not asked again: its variances were published with the
+    saved after such a plan took a step is not asked again: its variances were published with the
     weights, under the statement of that run.
     """
 
@@ -62,7 +63,7 @@ class TokenVariance(keras.layers.Layer):
         if given.shape != (num_tokens,):
             raise ValueError(f"Expected errors of {num_tokens} tokens, got {len(given)}.")
         self.release = None if errors is None else errors.release
-        self.is_paid = False  # whether a plan that has the release has trained the layer
+        self._steps_paid: Callable[[], int] = int  # none
         self.variances = self.add_weight(
             shape=(num_tokens,), initializer="zeros", trainable=False, name="variances"
         )
@@ -77,6 +78,15 @@ class TokenVariance(keras.layers.Layer):
         """One more axis, of size 1."""
         return (*tokens_shape, 1)
 
+    @property
+    def is_paid(self) -> bool:
+        """Whether a plan that has the release has trained the layer."""
+        return self.release is None or self._steps_paid() > 0
+
+    def pay(self, steps: Callable[[], int]) -> None:
+        """A plan that has the release begins to train the layer; `steps` counts its steps."""
+        self._steps_paid = steps
+
     def get_config(self) -> dict[str, Any]:
         """The number of tokens, and what is to be paid; variances are weights."""
         owed = None if self.release is None or self.is_paid else self.release.get_config()
@@ -90,6 +100,27 @@ class TokenVariance(keras.layers.Layer):
         layer = cls(**given)
         layer.release = None if owed is None else Release.from_config(owed)
         return layer
+
+
+def require_paid(model: keras.Model, releases: Collection[Release], fix: str) -> None:
+    """Checks that a plan with these releases pays for the frequencies of all layers of a model.
+
+    Args:
+        model: Any.
+        releases: Of the plan.
+        fix: What to do otherwise, for the error.
+
+    Raises:
+        PrivacyError: It does not pay for those of a layer, and no other plan has.
+    """
+    for layer in model._flatten_layers():
+        if isinstance(layer, TokenVariance) and not layer.is_paid:
+            assert layer.release is not None
+            if layer.release not in releases:
+                raise PrivacyError(
+                    f"Expected a plan that pays for {layer.release.name!r}, with which {layer.path}"
+                    f" was made, got releases={[each.name for each in releases]}: {fix}."
+                )
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")

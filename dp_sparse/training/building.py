@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.core import PrivacyError
-from dp_sparse.layers import TokenVariance
+from dp_sparse.layers import TokenVariance, require_paid
 from dp_sparse.optimizers import PrivateOptimizer, known_noise
 from dp_sparse.sampling import Examples
 from dp_sparse.training import flush_hooks
@@ -65,7 +65,9 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
         PrivacyError: The plan does not pay for frequencies that the model was made with, or a run
             whose noise is known trained a weight.
     """
-    _require_paid(model, optimizer)
+    require_paid(
+        model, optimizer.plan.releases, "train with the plan that was given to effective_errors"
+    )
     refuse_known_noise(model, optimizer)
     if not model.trainable_variables:
         raise ValueError(
@@ -80,6 +82,9 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
             )
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
+    for layer in model._flatten_layers():
+        if isinstance(layer, TokenVariance) and layer.release in optimizer.plan.releases:
+            layer.pay(functools.partial(_value, optimizer.steps_spent))
     if optimizer.delays_noise:
         flush_hooks.guard_layers(model, optimizer)
 
@@ -94,15 +99,5 @@ def refuse_known_noise(model: keras.Model, optimizer: PrivateOptimizer) -> None:
         )
 
 
-def _require_paid(model: keras.Model, optimizer: PrivateOptimizer) -> None:
-    """Of Re-Attention's frequencies."""
-    for layer in model._flatten_layers():
-        release = layer.release if isinstance(layer, TokenVariance) else None
-        if release is not None and release not in optimizer.plan.releases:
-            raise PrivacyError(
-                f"Expected a plan that pays for {release.name!r}, with which {layer.path} was made,"
-                f" got releases={[each.name for each in optimizer.plan.releases]}: train with the "
-                "plan that was given to effective_errors."
-            )
-        if release is not None:
-            layer.is_paid = True
+def _value(steps: Any) -> int:
+    return int(steps.numpy())

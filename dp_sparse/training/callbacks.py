@@ -60,7 +60,8 @@ class PrivacyReport(keras.callbacks.Callback):
     """Shows ε while training, and writes a report.
 
     The ε shown is that of the next point of the report, so it is never below what was spent. Each
-    point costs one evaluation of the accountant (0.3 to 1 s).
+    point costs one evaluation of the accountant (0.3 to 1 s). Given to each of several `fit`s that
+    go on with one run, it reports all of them.
 
     Args:
         path: Where to write an HTML page, at every epoch's end; None writes nothing.
@@ -70,6 +71,8 @@ class PrivacyReport(keras.callbacks.Callback):
             get them. "strict" also refuses these. "non_private" writes them into the file and
             accepts every callback.
         points: How many points to record over the plan's steps.
+        note: Sentences in front of the statement, such as who an example is, and what of the data
+            counts as public.
 
     Raises:
         ValueError: Another `diagnostics`, or a model without a private optimizer.
@@ -89,7 +92,11 @@ class PrivacyReport(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, path: str | None = None, diagnostics: str = "private", points: int = 20
+        self,
+        path: str | None = None,
+        diagnostics: str = "private",
+        points: int = 20,
+        note: str = "",
     ) -> None:
         super().__init__()
         if diagnostics not in _DIAGNOSTICS:
@@ -99,21 +106,26 @@ class PrivacyReport(keras.callbacks.Callback):
         self.path = path
         self.diagnostics = diagnostics
         self.points = validate.positive_integer("points", points)
+        self.note = note
         self.history = RunHistory()
+        self._ended: tuple[Any, int] | None = None  # the optimizer, and its steps, of the last fit
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Starts from the steps already spent."""
-        self._optimizer = private_optimizer_of(self.model, "PrivacyReport")
-        steps = self._optimizer.plan.sampling.steps
-        self._every = max(1, math.ceil(steps / self.points))
-        self._totals = self._first = totals(self._optimizer)
-        self._begin: findings.Snapshot | None = None
-        self._aim_at_next_point(int(self._optimizer.steps_spent.numpy()))
+        """Starts from the steps already spent, or goes on where its last fit ended."""
+        optimizer = private_optimizer_of(self.model, "PrivacyReport")
+        spent = int(optimizer.steps_spent.numpy())
+        if self._ended is None or self._ended[0] is not optimizer or self._ended[1] != spent:
+            self._optimizer = optimizer
+            self._every = max(1, math.ceil(optimizer.plan.sampling.steps / self.points))
+            self._totals = self._first = totals(optimizer)
+            self._begin: findings.Snapshot | None = None
+        self._aim_at_next_point(spent)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Keeps what the run begins with, when all callbacks have restored what they have."""
         if self._begin is None:
             self._begin, self._rates = findings.snapshot(self._optimizer), [self._rate()]
+            self._taken_before = int(self._optimizer.steps_spent.numpy())
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Shows ε in the progress bar, and records a point at its step."""
@@ -141,6 +153,7 @@ class PrivacyReport(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Records where training ended, writes the page, and warns of what went wrong."""
         step = int(self._optimizer.steps_spent.numpy())
+        self._ended = self._optimizer, step
         if step and self.history.steps[-1:] != [step]:
             self._record(step)
         self._find()
@@ -149,7 +162,7 @@ class PrivacyReport(keras.callbacks.Callback):
         self._write()
 
     def _find(self) -> None:
-        """What released values say of the whole run."""
+        """What released values say of all steps that were reported."""
         if self._begin is None:
             return
         begin, end = self._begin, findings.snapshot(self._optimizer)
@@ -178,10 +191,7 @@ class PrivacyReport(keras.callbacks.Callback):
     def page(self) -> str:
         """The report as HTML."""
         history = self.history
-        plan = self._optimizer.plan
-        statement = plan.statement(int(self._optimizer.steps_spent.numpy()))
-        statement = with_other_training(statement, self.model.variables, [plan.plan_id])
-        sections = [("What is guaranteed", report_page.text(statement))]
+        sections = [("What is guaranteed", report_page.text(self._statement()))]
         if history.epsilon and math.isfinite(history.epsilon[-1]):
             spent = {"epsilon": (history.steps, history.epsilon)}
             sections.append(("Privacy spent", report_page.chart("step", "epsilon", spent)))
@@ -199,6 +209,20 @@ class PrivacyReport(keras.callbacks.Callback):
         if history.diagnostics:
             sections.append(("Covered by no epsilon", _diagnostics_table(history.diagnostics)))
         return report_page.page("dp_sparse: private training", sections)
+
+    def _statement(self) -> str:
+        """What is guaranteed, to whom, and of which steps the page speaks, if not of all."""
+        plan = self._optimizer.plan
+        statement = plan.statement(int(self._optimizer.steps_spent.numpy()))
+        lines = [with_other_training(statement, self.model.variables, [plan.plan_id])]
+        if self.note:
+            lines.insert(0, self.note)
+        if self._begin is not None and self._taken_before:
+            lines.append(
+                f"The first {self._taken_before} steps were taken before this report began: all "
+                "that follows, but for epsilon, is of the steps after them."
+            )
+        return "\n".join(lines)
 
     def rows_chart(self) -> str:
         """Rows noised per step, by table."""

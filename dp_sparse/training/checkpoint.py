@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -214,10 +215,13 @@ class PrivateCheckpoint(keras.callbacks.Callback):
             yield  # where no handler can be set
             return
 
+        waiting = weakref.ref(self)  # an interrupted fit leaves the handler, which keeps no folder
+
         def note(number: int, frame: Any) -> None:
-            if self._terminated:
+            checkpoint = waiting()
+            if checkpoint is None or checkpoint._terminated:
                 raise SystemExit(TERMINATED)
-            self._terminated = True
+            checkpoint._terminated = True
 
         before = signal.signal(signal.SIGTERM, note)
         try:

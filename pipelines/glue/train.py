@@ -133,6 +133,7 @@ def _fitted(
         report = dp_sparse.PrivacyReport(
             f"{config.report.directory}/report.html" if config.report.directory else None,
             diagnostics=config.report.diagnostics,
+            note=protected(config),
         )
         batches = optimizer.plan.sampling.batches(data.training)
         if run is not None:

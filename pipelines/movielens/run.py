@@ -75,8 +75,20 @@ def run(config: ml_collections.ConfigDict, kept: Run | None = None) -> Result:
             )
         frequencies = noisy_frequencies(config, users.training, kept)
         users, frequencies = filtered(interactions, users, frequencies, config.data)
-    trained = train(config, users.training, lambda model: scores(model, users), frequencies, kept)
+    trained = train(
+        config,
+        users.training,
+        lambda model: scores(model, users),
+        _protected(config),
+        frequencies,
+        kept,
+    )
     return _result(config, trained, users)
+
+
+def _protected(config: ml_collections.ConfigDict) -> str:
+    """Whom a private run's statement speaks of."""
+    return _USER.format(config.data.length + 1)
 
 
 def _result(config: ml_collections.ConfigDict, trained: Trained, users: Users) -> Result:
@@ -84,8 +96,7 @@ def _result(config: ml_collections.ConfigDict, trained: Trained, users: Users) -
     spent = None if plan is None else plan.spent(trained.steps)
     statement = _NONE
     if plan is not None:
-        lines = _USER.format(config.data.length + 1), plan.statement(trained.steps)
-        statement = "\n".join(lines)
+        statement = f"{_protected(config)}\n{plan.statement(trained.steps)}"
     return Result(
         **last,
         popularity=popularity_scores(users),

@@ -7,6 +7,7 @@ is applied by Adam to the weights after noise: it is computed from what was rele
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import ml_collections
@@ -45,6 +46,7 @@ def train(
     config: ml_collections.ConfigDict,
     examples: SequenceExamples,
     score: Score,
+    protected: str,
     frequencies: dp_sparse.RowFrequencies | None = None,
     run: Run | None = None,
 ) -> Trained:
@@ -54,6 +56,7 @@ def train(
         config: The experiment; `privacy.method` is "dp_sgd" or "none".
         examples: What it is trained on.
         score: Called after every `training.score_every` epochs, and at the end.
+        protected: Whom a private run's statement speaks of, for its report.
         frequencies: Of the tokens, if they were counted already.
         run: What is kept of a private run; None to keep nothing.
 
@@ -65,12 +68,47 @@ def train(
         raise ValueError(
             f"Expected privacy.method 'dp_sgd' or 'none', got {config.privacy.method!r}."
         )
-    if config.privacy.method == "none":
-        model, batches = _compiled(config, examples, None)
-        return _fitted(config, examples, model, batches, score, None, None)
-    paid = accounted(config, examples, frequencies, run)
+    steps = steps_of(config, len(examples))
+    every = _epochs_of_a_score(config, steps)
+    paid, callbacks = None, []
+    if config.privacy.method == "dp_sgd":
+        paid = accounted(config, examples, frequencies, run)
+        callbacks = _private_callbacks(config, protected, run)
     model, batches = _compiled(config, examples, paid)
-    return _fitted(config, examples, model, batches, score, paid.plan, run)
+    done = run.restore(model) if run is not None else 0
+    scores = _Scores(score, every, config.report.verbose)
+    parts = config.training.epochs // every
+    if done < steps:
+        model.fit(
+            batches,
+            epochs=parts,
+            initial_epoch=done * parts // steps,
+            steps_per_epoch=steps // parts if paid is None else None,  # shares of what is left
+            verbose=config.report.verbose,
+            callbacks=[*callbacks, scores],
+        )
+    if config.training.epochs not in scores.curve:  # all steps were taken before
+        scores.curve[config.training.epochs] = score(model)
+    taken = int(model.optimizer.iterations.numpy())
+    return Trained(model, scores.curve, taken, scores.seconds, None if paid is None else paid.plan)
+
+
+def _epochs_of_a_score(config: ml_collections.ConfigDict, steps: int) -> int:
+    """How many epochs there are from one score to the next."""
+    epochs, wanted = config.training.epochs, config.training.score_every
+    every = min(wanted, epochs) or epochs
+    if wanted < 0 or epochs % every:
+        raise ValueError(
+            f"Expected training.score_every that divides training.epochs={epochs}, or 0 for one "
+            f"score at the end, got training.score_every={wanted}."
+        )
+    if steps < epochs // every:
+        raise ValueError(
+            f"Expected a step or more for each score, got {steps} steps and {epochs // every} "
+            f"scores: raise training.score_every={wanted}, or lower training.batch_size="
+            f"{config.training.batch_size}."
+        )
+    return every
 
 
 def _compiled(
@@ -115,49 +153,46 @@ def _encoder(
     return Encoder(examples.num_tokens, examples.x.shape[1], errors=errors, **config.model)
 
 
-def _fitted(
-    config: ml_collections.ConfigDict,
-    examples: SequenceExamples,
-    model: keras.Model,
-    batches: tf.data.Dataset,
-    score: Score,
-    plan: dp_sparse.PrivacyPlan | None,
-    run: Run | None,
-) -> Trained:
-    """Fits a few epochs at a time, with a score after each part, which is printed if wanted."""
-    curve: dict[int, dict[str, float]] = {}
-    done = run.restore(model) if run is not None else 0
-    steps, seconds = steps_of(config, len(examples)), 0.0
-    every = config.training.score_every or config.training.epochs
-    for epoch in [*range(every, config.training.epochs, every), config.training.epochs]:
-        part = round(steps * epoch / config.training.epochs) - done
-        if part > 0:
-            begun = time.perf_counter()
-            model.fit(
-                batches,
-                steps_per_epoch=part,
-                verbose=config.report.verbose,
-                callbacks=_callbacks(config, plan, run, last=done + part == steps),
-            )
-            seconds, done = seconds + time.perf_counter() - begun, done + part
-        if part > 0 or epoch == config.training.epochs:  # a part of few steps may have none
-            curve[epoch] = score(model)
-            if config.report.verbose:
-                print(f"epoch {epoch}:", *(f"{n} {v:.4f}" for n, v in curve[epoch].items()))
-    return Trained(model, curve, done, seconds, plan)
-
-
-def _callbacks(
-    config: ml_collections.ConfigDict,
-    plan: dp_sparse.PrivacyPlan | None,
-    run: Run | None,
-    last: bool,
+def _private_callbacks(
+    config: ml_collections.ConfigDict, protected: str, run: Run | None
 ) -> list[keras.callbacks.Callback]:
-    """What keeps a private run, and its report, once, at its end."""
+    """What keeps a private run, and its report."""
     kept = [] if run is None else run.callbacks()
-    if plan is None or not last or not config.report.directory:
+    if not config.report.directory:
         return kept
-    return [dp_sparse.PrivacyReport(f"{config.report.directory}/report.html"), *kept]
+    page = f"{config.report.directory}/report.html"
+    return [dp_sparse.PrivacyReport(page, note=protected), *kept]
+
+
+class _Scores(keras.callbacks.Callback):
+    """Scores the model after each of Keras' epochs, which are `every` of ours.
+
+    Attributes:
+        curve: The scores by epochs done.
+        seconds: The time of `fit` without that of scores.
+    """
+
+    reads_training_metrics = False
+
+    def __init__(self, score: Score, every: int, verbose: int) -> None:
+        super().__init__()
+        self._score, self._every, self._verbose = score, every, verbose
+        self.curve: dict[int, dict[str, float]] = {}
+        self.seconds = 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._since = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seconds += time.perf_counter() - self._since
+        done = (epoch + 1) * self._every
+        found = self.curve[done] = self._score(self.model)
+        if self._verbose:
+            print(f"epoch {done}:", *(f"{name} {value:.4f}" for name, value in found.items()))
+        self._since = time.perf_counter()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.seconds += time.perf_counter() - self._since
 
 
 def _shuffled(data: tuple[object, ...], examples: int, batch_size: int) -> tf.data.Dataset:

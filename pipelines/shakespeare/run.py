@@ -52,12 +52,14 @@ def run(config: ml_collections.ConfigDict, kept: Run | None = None) -> Result:
         ValueError: A setting cannot be used.
     """
     text = load(config.data)
-    trained = train(config, text.training, lambda model: scores(model, text.held_out), run=kept)
+    protected = _WINDOW.format(config.data.length + 1)
+    trained = train(
+        config, text.training, lambda model: scores(model, text.held_out), protected, run=kept
+    )
     last, plan = trained.curve[config.training.epochs], trained.plan
     statement = _NONE
     if plan is not None:
-        lines = _WINDOW.format(config.data.length + 1), plan.statement(trained.steps)
-        statement = "\n".join(lines)
+        statement = f"{protected}\n{plan.statement(trained.steps)}"
     return Result(
         loss=last["loss"],
         accuracy=last["accuracy"],

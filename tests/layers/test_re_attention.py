@@ -380,6 +380,43 @@ def test_a_copy_owes_what_its_model_owed(tmp_path: Path) -> None:
     train_under(keras.models.load_model(tmp_path / "trained.keras"), pays=False)
 
 
+def test_a_plan_pays_with_its_first_step(tmp_path: Path) -> None:
+    """A fit that was refused has published nothing, and paid for nothing."""
+    model, plan = model_of_frequencies(), plan_for(50, steps=1)
+    plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=(PAID,)).with_noise(3.0)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse")
+    with pytest.raises(dp_sparse.PrivacyError):
+        model.fit(np.ones((50, 1), np.int32), np.ones((50, 1)), verbose=0)
+    assert int(model.optimizer.steps_spent) == 0
+    model.save(tmp_path / "refused.keras")
+    with pytest.raises(dp_sparse.PrivacyError, match=UNPAID):
+        train_under(keras.models.load_model(tmp_path / "refused.keras"), pays=False)
+
+
+@pytest.mark.parametrize("through", [None, lambda model: keras.Model(model.inputs, model.outputs)])
+def test_an_export_asks_who_pays(through: Any, tmp_path: Path) -> None:
+    """Also where the model to export is another one, and the compiled one has no frequencies."""
+    model = model_of_frequencies()
+    compiled = model
+    if through is not None:
+        tokens = keras.Input((1,))
+        compiled, model = keras.Model(tokens, keras.layers.Dense(1)(tokens)), through(model)
+    as_model = None if through is None else lambda trained: model
+    for pays in (False, True):
+        plan = plan_for(50, steps=1)
+        releases = (PAID,) if pays else ()
+        plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=releases).with_noise(3.0)
+        compiled.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse")
+        compiled.optimizer.build(compiled.trainable_variables)
+        if pays:
+            dp_sparse.export_model(compiled, tmp_path / "paid", as_model=as_model)
+            assert "frequencies of 2 rows" in (tmp_path / "paid" / "statement.txt").read_text()
+        else:
+            with pytest.raises(dp_sparse.PrivacyError, match=UNPAID + ".*export it with the plan"):
+                dp_sparse.export_model(compiled, tmp_path / "unpaid", as_model=as_model)
+    assert not (tmp_path / "unpaid").exists()
+
+
 def test_bad_errors_are_refused() -> None:
     for bad in ([-1.0], [np.nan], [[1.0]]):
         with pytest.raises(ValueError, match="Expected token_variances finite"):

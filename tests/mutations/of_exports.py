@@ -74,6 +74,20 @@ FAULTS = (
         ("tests/layers/test_re_attention.py::test_a_copy_owes_what_its_model_owed",),
     ),
     Fault(
+        "exports_do_not_ask_who_pays_for_frequencies",
+        "dp_sparse/export/full.py",
+        "    for each in (model, exported):\n",
+        "    for each in ():\n",
+        ("tests/layers/test_re_attention.py::test_an_export_asks_who_pays",),
+    ),
+    Fault(
+        "a_refused_fit_pays_for_frequencies",
+        "dp_sparse/layers/variance_layers.py",
+        "self._steps_paid() > 0",
+        "self._steps_paid() >= 0",
+        ("tests/layers/test_re_attention.py::test_a_plan_pays_with_its_first_step",),
+    ),
+    Fault(
         "a_delta_over_any_base",
         "dp_sparse/export/apply.py",
         "        if delta.base != digest:\n",

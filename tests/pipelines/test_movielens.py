@@ -2,6 +2,7 @@
 
 import gc
 import gzip
+import html
 import json
 import os
 import subprocess
@@ -321,13 +322,46 @@ def test_a_private_run_of_each_kind(kind: str, path: Path) -> None:
     assert ("frequencies of the 13 rows" in " ".join(rest)) == (kind == "re_attention")
 
 
-def test_a_run_of_fewer_steps_than_scores_ends_with_one(path: Path) -> None:
-    """Of two steps the last part of ten epochs may have none."""
+@pytest.mark.cases(1)
+def test_a_private_run_reports_all_of_itself_to_whom_it_protects(
+    path: Path, tmp_path: Path
+) -> None:
+    config = small(path)
+    config.model.kind, config.report.directory = "gru", str(tmp_path / "run")
+    result = run.run(config, plans.run_of(config, resume=False, monitor=0))
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert html.escape(result.statement) in page and "An example is one user" in page
+    assert "steps were taken before" not in page and result.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("epochs", "score_every", "curve", "steps"),
+    [(10, 5, [5, 10], 2), (3, 9, [3], 1), (4, 0, [4], 1)],
+)
+def test_scores_are_of_equal_parts(
+    epochs: int, score_every: int, curve: list[int], steps: int, path: Path
+) -> None:
     config = small(path)
     config.privacy.method, config.model.kind = "none", "gru"
-    config.training.update({"epochs": 10, "batch_size": 200, "score_every": 9})
+    config.training.update({"epochs": epochs, "batch_size": 200, "score_every": score_every})
     result = run.run(config)
-    assert result.steps == 2 and max(result.curve) == 10
+    assert result.steps == steps and list(result.curve) == curve
+
+
+@pytest.mark.parametrize(
+    ("score_every", "message"),
+    [
+        (3, "score_every that divides training.epochs=10, or 0 .*score_every=3"),
+        (-1, "score_every that divides training.epochs=10, or 0 .*score_every=-1"),
+        (2, "Expected a step or more for each score, got 2 steps and 5 scores"),
+    ],
+)
+def test_scores_that_cannot_be_are_refused(score_every: int, message: str, path: Path) -> None:
+    config = small(path)
+    config.privacy.method, config.model.kind = "none", "gru"
+    config.training.update({"epochs": 10, "batch_size": 200, "score_every": score_every})
+    with pytest.raises(ValueError, match=message):
+        run.run(config)
 
 
 @pytest.mark.slow
@@ -400,7 +434,8 @@ class TestGoingOn:
         assert int(result.model.optimizer.steps_spent) == 4
         assert "after 4 of 4 steps" in result.statement
         assert (tmp_path / "run" / "frequencies.npz").read_bytes() == counted
-        assert (tmp_path / "run" / "report.html").exists()
+        page = (tmp_path / "run" / "report.html").read_text()
+        assert "The first 2 steps were taken before this report began" in page
         scored = result.curve[2]
         del result  # and its lock of the folder
         gc.collect()

@@ -174,6 +174,27 @@ def test_a_run_of_few_steps_has_a_point(plan: dp_sparse.PrivacyPlan, tmp_path: P
     assert report.history.epsilon == spent
 
 
+@pytest.mark.cases(1)
+def test_a_report_of_several_fits_is_of_all_their_steps(
+    plan: dp_sparse.PrivacyPlan, tmp_path: Path
+) -> None:
+    """Signals are from where the report began, also of one that begins in the middle."""
+    page, note = tmp_path / "report.html", "An example is a <user>."
+    trained, report = compiled(plan), dp_sparse.PrivacyReport(str(page), points=1, note=note)
+    fit(trained, report, steps_per_epoch=2)
+    begun = report._begin
+    fit(trained, report, steps_per_epoch=2)
+    assert report._begin is begun and "were taken before" not in page.read_text()
+    said = page.read_text()
+    assert said.index("An example is a &lt;user&gt;.") < said.index("protects one example")
+    other = dp_sparse.PrivacyReport(str(page), points=1)
+    fit(trained, other, steps_per_epoch=2)
+    assert "The first 4 steps were taken before this report began" in page.read_text()
+    assert "a &lt;user" not in page.read_text()
+    fit(trained, report, steps_per_epoch=2)  # it did not see two of the steps
+    assert "The first 6 steps were taken before this report began" in page.read_text()
+
+
 def test_a_page_without_matplotlib_is_refused_before_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

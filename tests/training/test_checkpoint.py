@@ -1,6 +1,7 @@
 """`PrivateCheckpoint`: killed anywhere a run goes on, and no step is published twice."""
 
 import contextlib
+import gc
 import json
 import pathlib
 import random
@@ -462,3 +463,28 @@ def test_an_interrupted_fit_does_not_keep_sigterm(tmp_path: pathlib.Path) -> Non
         signal.raise_signal(signal.SIGTERM)
     model.fit(batches, callbacks=[checkpoint], verbose=0)  # after the next one, all is as before
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interrupted_fit_keeps_no_folder_when_its_model_is_gone(tmp_path: pathlib.Path) -> None:
+    """As in a notebook, where the cell runs anew with a new model."""
+
+    class Interrupted(keras.callbacks.Callback):
+        reads_training_metrics = False
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    before, plan = signal.getsignal(signal.SIGTERM), plan_of(4)
+    batches = plan.sampling.batches(clicks(8))
+
+    def interrupted() -> None:
+        model, checkpoint = compiled(plan), PrivateCheckpoint(str(tmp_path))
+        checkpoint.restore(model)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(batches, epochs=2, callbacks=[checkpoint, Interrupted()], verbose=0)
+
+    interrupted()
+    gc.collect()
+    assert signal.getsignal(signal.SIGTERM) is before
+    model, checkpoint = compiled(plan), PrivateCheckpoint(str(tmp_path))
+    assert checkpoint.restore(model, begun=True) == 2
