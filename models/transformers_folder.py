@@ -157,8 +157,16 @@ def _count_tokens(folder: Path, kind: Kind) -> int:
     if path.suffix == ".txt":
         return len(path.read_text(encoding="utf-8").rstrip("\n").split("\n"))
     if path.suffix == ".json":
-        return max(_json(path).values()) + 1
+        return max(_whole_numbers(path)) + 1
     return keras_hub.models.XLMRobertaTokenizer(proto=str(path)).vocabulary_size()
+
+
+def _whole_numbers(path: Path) -> list[int]:
+    ids = [*_json(path).values()]
+    wrong = next((each for each in ids if type(each) is not int), None)
+    if wrong is not None:
+        raise ValueError(f"Expected whole numbers of tokens in {path}, got {wrong!r}.")
+    return ids
 
 
 def _require_files(folder: Path, names: tuple[str, ...]) -> None:
@@ -170,11 +178,17 @@ def _require_files(folder: Path, names: tuple[str, ...]) -> None:
         )
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"Expected JSON in {path}, got {error}.") from None
+    if not isinstance(found, dict) or not found:
+        raise ValueError(
+            f"Expected an object with something in it in {path}, got {str(found)[:40]!r}: copy the "
+            "file from the model's page."
+        )
+    return found
 
 
 def _tensors(backbone: Any, kind: Kind) -> Iterator[_Tensor]:

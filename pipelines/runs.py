@@ -60,11 +60,16 @@ class Run:
         monitor: A line of the log each time so many steps were taken; 0 for no log.
 
     Raises:
-        ValueError: The directory has a run and `resume` is False, one with another config, or one
-            that another process is at.
+        ValueError: There is no directory, or it has a run and `resume` is False, one with another
+            config, or one that another process is at.
     """
 
     def __init__(self, config: ml_collections.ConfigDict, resume: bool, monitor: int = 0) -> None:
+        if not config.report.directory:
+            raise ValueError(
+                "Expected report.directory, a folder for what a private run keeps to go on, got "
+                "report.directory='': pass --config.report.directory=FOLDER."
+            )
         self._directory = Path(config.report.directory)
         self._lock = only_one(self._directory)
         self._settings = settings_of(config, _MAY_CHANGE)

@@ -82,6 +82,7 @@ class ReAttention(keras.layers.MultiHeadAttention):
         self,
         num_heads: int,
         key_dim: int,
+        *,
         weight_variance: float = 0.0,
         correction: str = CORRECTIONS[0],
         **kwargs: Any,
@@ -143,16 +144,21 @@ class ReAttention(keras.layers.MultiHeadAttention):
         """The variance, whose shape fits that of the values; zeros if there is none."""
         if variance is None:
             return tf.zeros_like(value[..., :1])
-        *positions, width = value.shape
         variance = tf.convert_to_tensor(variance)
-        fits = variance.shape.rank is not None and variance.shape[-1:] in ([1], [width])
-        if not (fits and variance.shape[:-1].is_compatible_with(positions)):
+        self._require_fit(variance.shape, value.shape)
+        return variance
+
+    def _require_fit(self, variance: Any, values: Any) -> None:
+        """Refuses a variance whose shape does not fit that of the values."""
+        *positions, width = values
+        shape = tf.TensorShape(variance)
+        fits = shape.rank is not None and shape[-1:] in ([1], [width])
+        if not (fits and shape[:-1].is_compatible_with(positions)):
             raise ValueError(
                 f"Expected variance of shape {(*positions, width)} or {(*positions, 1)} at layer "
-                f"{self.path!r}, got {variance.shape}: pass that of its inputs, by "
-                "TokenVariance or WithVariance."
+                f"{self.path!r}, got {tuple(shape)}: pass that of its inputs, by TokenVariance or "
+                "WithVariance."
             )
-        return variance
 
     def _compute_attention(
         self,
@@ -225,7 +231,8 @@ class ReAttention(keras.layers.MultiHeadAttention):
         **kwargs: Any,
     ) -> Any:
         """Keras', and one more of the output's shape for its variance."""
-        del variance
+        if variance is not None:
+            self._require_fit(variance.shape, (args[1] if len(args) > 1 else kwargs["value"]).shape)
         outputs = super().compute_output_spec(*args, **kwargs)
         if not return_variance:
             return outputs

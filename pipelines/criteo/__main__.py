@@ -10,8 +10,8 @@ from pathlib import Path
 
 import ml_collections
 from absl import app, flags
-from ml_collections import config_flags
 
+from pipelines import command
 from pipelines.criteo import exporting
 from pipelines.criteo.records import PreparedData, PrepareError, load_or_prepare, prepared_in
 from pipelines.criteo.report import console_table, write_report
@@ -28,7 +28,7 @@ _DATA_SERVICE = flags.DEFINE_string(
 _EXPORT = flags.DEFINE_string("export", "", "A folder that is not there yet, for the model.")
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
 _MONITOR = flags.DEFINE_integer("monitor", 0, "Log each time so many steps were taken.", 0)
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/criteo_sample.py", "The experiment.")
+_CONFIG = command.config_flag("configs/criteo_sample.py", "The experiment.")
 
 
 def _prepared(config: ml_collections.ConfigDict) -> PreparedData:
@@ -87,4 +87,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

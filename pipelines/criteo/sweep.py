@@ -24,14 +24,14 @@ from typing import Any
 import ml_collections
 import numpy as np
 from absl import app
-from ml_collections import config_flags
 
+from pipelines import command
 from pipelines.criteo.records import PreparedData, PrepareError, prepared_in
 from pipelines.criteo.sweep_report import write_report
 from pipelines.files import whole_file
 from pipelines.runs import flattened
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The sweep.")
+_CONFIG = command.config_flag(None, "The sweep.")
 _UNNAMED = ("data.path", "data.prepared", "report.directory", "report.verbose")  # change no result
 
 
@@ -175,4 +175,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -5,11 +5,11 @@
 """
 
 from absl import app
-from ml_collections import config_flags
 
+from pipelines import command
 from pipelines.defaults.study import run_study
 
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/defaults.py", "The study.")
+_CONFIG = command.config_flag("configs/defaults.py", "The study.")
 
 
 def main(arguments: list[str]) -> int:
@@ -20,4 +20,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

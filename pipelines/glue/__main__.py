@@ -11,8 +11,8 @@ from pathlib import Path
 
 import ml_collections
 from absl import app, flags
-from ml_collections import config_flags
 
+from pipelines import command
 from pipelines.glue.train import Result, train
 from pipelines.methods import NON_PRIVATE
 from pipelines.runs import REFUSALS, Run
@@ -20,7 +20,7 @@ from pipelines.runs import REFUSALS, Run
 _EXPORT = flags.DEFINE_string("export", "", "A folder that is not there yet, for the model.")
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
 _MONITOR = flags.DEFINE_integer("monitor", 0, "Log each time so many steps were taken.", 0)
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/glue_sst2.py", "The experiment.")
+_CONFIG = command.config_flag("configs/glue_sst2.py", "The experiment.")
 
 
 def summary(result: Result) -> str:
@@ -47,8 +47,6 @@ def main(arguments: list[str]) -> int:
     except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if result.counts:
-        print(", ".join(f"{name} {number:,}" for name, number in result.counts.items()))
     print(summary(result))
     if config.method != NON_PRIVATE:
         print(f"report: {Path(config.report.directory) / 'report.html'}")
@@ -69,4 +67,4 @@ def _run(config: ml_collections.ConfigDict) -> Run | None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 
 from pipelines.glue.held_out import split
-from pipelines.glue.reading import source_of
+from pipelines.glue.reading import TextFile, TfdsSplit, source_of
 from pipelines.glue.records import Tokens, tokens_of
 from pipelines.glue.tasks import DEV, TRAIN, GlueDataError, Task
 from pipelines.glue.tokens import TextTokenizer
@@ -60,13 +60,13 @@ def load(
         GlueDataError: The text cannot be used, or not divided as the config asks for.
     """
     settings = config.data
+    sources = sources_of(config, task)
     if not settings.prepared and not config.report.directory:
         raise GlueDataError(
             "Expected data.prepared, a folder for tokens, or report.directory, beside which they "
             "are kept, got neither: pass --config.data.prepared=FOLDER."
         )
     directory = Path(settings.prepared or f"{config.report.directory}-tokens")
-    sources = {name: source_of(settings, task, name) for name in (TRAIN, DEV)}
     found = {
         name: tokens_of(
             source,
@@ -83,21 +83,41 @@ def load(
     judging = {DEV: found[DEV]}
     training = found[TRAIN]
     if _holds_out(config):
-        if len(task.splits[TRAIN].texts) > 1:
-            raise GlueDataError(
-                f"Expected data.held_out=0 and data.validation=0 for task={task.name!r}, got "
-                f"{settings.held_out} and {settings.validation}: rows are held out of tasks on "
-                "single sentences."
-            )
         texts = sources[TRAIN].read().texts[0]
+        if len(texts) != len(training):
+            raise GlueDataError(
+                f"Expected tokens of {len(texts)} examples in {directory}, got {len(training)}: "
+                "the text was changed while it was read. Begin again."
+            )
         training, parts, dropped = _held_out(settings, texts, training)
         judging |= parts
         counts["train: on no side"] = dropped
-    if settings.judge not in judging:
-        raise GlueDataError(
-            f"Expected data.judge to be one of {tuple(judging)}, got {settings.judge!r}."
-        )
     return Data(training, judging, counts)
+
+
+def sources_of(config: ml_collections.ConfigDict, task: Task) -> dict[str, TextFile | TfdsSplit]:
+    """Where the examples of each split are; nothing is read yet.
+
+    Raises:
+        GlueDataError: There are none, or settings of what is held out of them cannot be used.
+    """
+    settings = config.data
+    for name in ("held_out", "validation"):
+        if settings[name] < 0:
+            raise GlueDataError(f"Expected data.{name} >= 0, got data.{name}={settings[name]}.")
+    if _holds_out(config) and len(task.splits[TRAIN].texts) > 1:
+        raise GlueDataError(
+            f"Expected data.held_out=0 and data.validation=0 for task={task.name!r}, got "
+            f"{settings.held_out} and {settings.validation}: rows are held out of tasks on "
+            "single sentences."
+        )
+    sides = {DEV: True, HELD_OUT: settings.held_out, VALIDATION: settings.validation}
+    judges = tuple(name for name, there in sides.items() if there)
+    if settings.judge not in judges:
+        raise GlueDataError(
+            f"Expected data.judge to be one of {judges}, got data.judge={settings.judge!r}."
+        )
+    return {name: source_of(settings, task, name) for name in (TRAIN, DEV)}
 
 
 def _held_out(

@@ -16,8 +16,9 @@ _HEAD = """# Language models: MiniLM on SST-2
 
 all-MiniLM-L6-v2 (a BERT of 6 layers and width 384, 30,522 words) with LoRA of rank {rank} on query
 and value, a head and the word table; {length} tokens, {epochs:g} passes over the rows in
-Poisson batches of {batch:,}, δ = 1/rows. DP-AdaFEST has σ1/σ2 = {ratio:g} and {false:,.0f} expected
-false rows, DP-FEST {rows:,} rows for {share:.0%} of ε.
+Poisson batches of {batch:,} (without privacy shuffled ones, of the size below), δ = 1/rows.
+DP-AdaFEST has σ1/σ2 = {ratio:g} and {false:,.0f} expected false rows, DP-FEST {rows:,} rows for
+{share:.0%} of ε.
 `python -m pipelines.glue.study --data FOLDER` runs what is missing and writes this page; each run
 is a line of [language.jsonl](language.jsonl).
 
@@ -27,9 +28,10 @@ how). Settings are chosen at ε = {first:g} by the validation rows of one seed. 
 choice, nor the split, which looks at all rows. An example is a row: one sentence of SST-2 has about
 ten of them.
 
-± is between seeds. The standard error of an accuracy p of n rows is √(p(1−p)/n): 0.4 points for the
-held-out rows at 90 %, and 1.0 to 1.3 points for the 872 rows of the dev file. Reduction is the
-entries of the word table ÷ those that get noise in a step, on average.
+± is the deviation between seeds, and behind a difference the standard error of its mean. The
+standard error of an accuracy p of n rows is √(p(1−p)/n): 0.4 points for the held-out rows at 90 %,
+and 1.0 to 1.3 points for the 872 rows of the dev file. Reduction is the entries of the word table ÷
+those that get noise in a step, on average.
 """
 _NOT_YET = """
 **Unfinished: {missing} runs are missing, and more become known as settings are chosen.** The

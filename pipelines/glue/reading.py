@@ -9,7 +9,8 @@ import collections
 import dataclasses
 import gzip
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import ml_collections
 import numpy as np
 
 from pipelines.glue.tasks import Columns, GlueDataError, Task
+from pipelines.prepared_tfds import builder_of
 
 FIELDS, EMPTY, LABEL, BYTES = "fields", "empty sentence", "label", "bytes"
 _EXPECTED = {
@@ -116,7 +118,7 @@ class TextFile:
         if len(fields) != count:
             return [], FIELDS
         own = [fields[place].strip() for place in places]
-        if not all(own[:-1]):
+        if not all(map(_says_something, own[:-1])):
             return [], EMPTY
         return own, "" if own[-1] in self.task.labels else LABEL
 
@@ -140,16 +142,22 @@ class TfdsSplit:
     quarantine: bool
 
     def digest(self) -> str:
-        """A hash of the dataset's name and version."""
-        named = f"{self._builder().info.full_name} {self.columns} {self.quarantine}"
-        return hashlib.sha256(named.encode()).hexdigest()
+        """A hash of the prepared files, and of how they are read."""
+        found = hashlib.sha256(f"{self.columns}{dict(self.task.labels)}{self.quarantine}".encode())
+        for path in sorted(Path(self._builder().data_dir).rglob("*")):
+            if path.is_file():
+                found.update(f"{path.name} {path.stat().st_size} ".encode())
+                with path.open("rb") as file:
+                    while block := file.read(2**20):
+                        found.update(block)
+        return found.hexdigest()
 
     def read(self) -> Sentences:
         """Reads the split.
 
         Raises:
-            GlueDataError: It is not prepared, or, without `quarantine`, has an empty sentence or
-                no label.
+            GlueDataError: It is not prepared, or, without `quarantine`, has an empty sentence, one
+                that is not UTF-8, or no label.
         """
         import tensorflow_datasets as tfds
 
@@ -157,31 +165,32 @@ class TfdsSplit:
         columns = tfds.as_numpy(
             builder.as_dataset(split=self.columns.tfds.split(":")[1], batch_size=-1)
         )
-        texts = [list(_decoded(columns[name])) for name in self.columns.texts]
+        texts = [_decoded(columns[name]) for name in self.columns.texts]
         labels = np.asarray(columns["label"])
-        filled = np.array([all(row) for row in zip(*texts, strict=True)], bool)
-        known = (labels >= 0) & (labels < self.task.classes)
-        if not self.quarantine and not (filled & known).all():
+        rows = zip(*texts, labels, strict=True)
+        reasons = [self._reason(own, label) for *own, label in rows]
+        left_out = collections.Counter(reason for reason in reasons if reason)
+        if left_out and not self.quarantine:
             raise GlueDataError(
-                f"Expected sentences and labels in {self.columns.tfds}, got "
-                f"{int((~filled).sum())} empty sentences and {int((~known).sum())} unknown labels:"
-                " leave them out with --config.data.quarantine."
+                f"Expected sentences in UTF-8 and labels in {self.columns.tfds}, got what has "
+                f"none, by reasons: {dict(left_out)}. Leave it out with --config.data.quarantine."
             )
-        left_out = {EMPTY: int((~filled).sum()), LABEL: int((filled & ~known).sum())}
-        kept = np.flatnonzero(filled & known)
+        kept = [row for row, reason in enumerate(reasons) if not reason]
         return Sentences(
-            tuple([column[i] for i in kept] for column in texts),
+            tuple([column[i] or "" for i in kept] for column in texts),
             labels[kept].astype(np.int8),
-            {reason: count for reason, count in left_out.items() if count},
+            dict(left_out),
         )
 
+    def _reason(self, texts: Sequence[str | None], label: int) -> str:
+        """What is wrong with an example; empty if nothing is."""
+        if None in texts:
+            return BYTES
+        if not all(_says_something(text or "") for text in texts):
+            return EMPTY
+        return "" if 0 <= label < self.task.classes else LABEL
+
     def _builder(self) -> Any:
-        try:
-            import tensorflow_datasets as tfds
-        except ImportError as error:
-            raise GlueDataError(
-                "data.tfds needs tensorflow-datasets: pip install 'dp-sparse[data]'."
-            ) from error
         name = self.columns.tfds.split(":")[0]
         if not name:
             raise GlueDataError(
@@ -189,17 +198,9 @@ class TfdsSplit:
                 "no such columns, got data.tfds=True."
             )
         try:
-            builder = tfds.builder(name, data_dir=self.directory or None)
-            prepared = builder.is_prepared()
-        except Exception as error:  # of several kinds, such as a description that is not there
-            raise GlueDataError(f"Expected {name} of tensorflow-datasets, got {error}") from error
-        if not prepared:
-            raise GlueDataError(
-                f"Expected {name} to be prepared in {builder.data_dir}, got nothing there: run "
-                f"`tfds build {name}` where there is a network, or give data.path, a folder with "
-                f"{self.columns.file}."
-            )
-        return builder
+            return builder_of(name, self.directory)
+        except (ImportError, ValueError) as error:
+            raise GlueDataError(str(error)) from error
 
 
 def source_of(config: ml_collections.ConfigDict, task: Task, split: str) -> TextFile | TfdsSplit:
@@ -223,6 +224,18 @@ def source_of(config: ml_collections.ConfigDict, task: Task, split: str) -> Text
     raise GlueDataError(f"No such file: {plain}, nor with .gz.")
 
 
-def _decoded(values: Iterable[bytes]) -> Iterator[str]:
-    for value in values:
-        yield value.decode("utf-8", errors="replace").strip()
+def _decoded(values: Iterable[bytes]) -> list[str | None]:
+    """The texts; None for what is not UTF-8."""
+
+    def text(value: bytes) -> str | None:
+        try:
+            return value.decode("utf-8").strip()
+        except UnicodeDecodeError:
+            return None
+
+    return [text(value) for value in values]
+
+
+def _says_something(text: str) -> bool:
+    """Whether a text has a character that is neither a space nor a control character."""
+    return any(unicodedata.category(character)[0] not in "CZ" for character in text)

@@ -108,7 +108,17 @@ def tokens_of(
             records.tofile(file)
         with whole_file(sidecar) as file:
             file.write((json.dumps({"examples": len(records), **counts}) + "\n").encode())
-    return _mapped(path, json.loads(sidecar.read_text()), length, segments)
+    return _mapped(path, _counts(sidecar), length, segments)
+
+
+def _counts(sidecar: Path) -> dict[str, int]:
+    try:
+        return dict(json.loads(sidecar.read_text()))
+    except ValueError as error:
+        raise GlueDataError(
+            f"Expected the counts of tokens in {sidecar}, got {error}: remove it, and tokens are "
+            "made again."
+        ) from error
 
 
 def encoded(

@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 from tokenizers.implementations import BertWordPieceTokenizer
 
+from models.pretrained import OFFLINE
 from pipelines.glue.tasks import GlueDataError
 
 GPT2_TOKENS = 50_257  # later lines of dict.txt fill its table up, and stand for no token
@@ -80,10 +81,11 @@ def tokenizer_of(source: str) -> TextTokenizer:
             str(folder) if folder.is_dir() else source
         )
     except Exception as error:  # of a network, of a folder, of a class that is not there
-        first = str(error).split("\n", maxsplit=1)[0]
+        first = str(error).split("\n", maxsplit=1)[0].split(" A preset must be", maxsplit=1)[0]
         raise GlueDataError(
             f"Expected a folder with a tokenizer ({_KNOWN}) or a preset of keras-hub that can be "
-            f"fetched, got {source!r}: {first} Give a folder by --config.model.tokenizer=FOLDER."
+            f"fetched, got {source!r}: {first} {OFFLINE} A tokenizer of its own is given by "
+            "--config.model.tokenizer=FOLDER."
         ) from error
     if isinstance(found, keras_hub.tokenizers.BytePairTokenizer):
         merges = [tuple(pair.split(" ")) for pair in found.merges]

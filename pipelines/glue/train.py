@@ -21,15 +21,13 @@ from pipelines.criteo.train import StepTimer, stock_batches
 from pipelines.glue import exporting
 from pipelines.glue.data import Data, load, protected
 from pipelines.glue.records import Tokens
+from pipelines.glue.settings import check, optimizer_for, steps_of
 from pipelines.glue.tasks import task_of
 from pipelines.glue.tokens import TextTokenizer, tokenizer_of
 from pipelines.glue.words import selected_rows
-from pipelines.methods import NON_PRIVATE, WITH_ROWS, calibrated, optimizer_under
-from pipelines.optimizers import optimizer_of
+from pipelines.methods import NON_PRIVATE, calibrated, optimizer_under
 from pipelines.runs import Run
-from pipelines.sequences.schedule import WarmUpAndDecay
 
-METHODS = (NON_PRIVATE, "dp_sgd", "dp_adafest", "dp_fest", "dp_adafest_plus")
 MINILM = "minilm"
 _JUDGED_AT_ONCE = 256
 
@@ -39,7 +37,7 @@ class Result:
     """What came of a run.
 
     Attributes:
-        method: One of `METHODS`.
+        method: One of `settings.METHODS`.
         accuracy: The part of the examples that were classified correctly, by what judged.
         curve: (step, accuracy) on `data.judge` during training.
         steps: Steps taken.
@@ -77,20 +75,17 @@ def train(config: ml_collections.ConfigDict, run: Run | None = None, export: str
         GlueDataError: The text or the tokenizer cannot be used.
         ValueError: A setting, the weights, or what they are for cannot be used.
     """
-    if config.method not in METHODS:
-        raise ValueError(f"Expected method to be one of {METHODS}, got method={config.method!r}.")
-    if config.method in WITH_ROWS and config.model.words == "frozen":
-        raise ValueError(
-            f"Expected model.words that trains with method={config.method!r}, got 'frozen': there "
-            "are no rows to select."
-        )
     keras.utils.set_random_seed(config.seed)  # initial weights; noise and sampling have own keys
     task, source = task_of(config), source_of_weights(config)
-    backbone = load_backbone(source, max_length=config.data.length, dropout=config.model.dropout)
+    check(config, task)
     tokenizer = tokenizer_of(config.model.tokenizer or source)
+    backbone = load_backbone(source, max_length=config.data.length, dropout=config.model.dropout)
     tokenizer.check_table(backbone.vocabulary_size)
     exporting.check(config, export, tokenizer, backbone)
     data = load(config, task, tokenizer, "segment_ids" in backbone.input)
+    if config.report.verbose and data.counts:
+        print(", ".join(f"{name} {number:,}" for name, number in data.counts.items()), flush=True)
+    steps = steps_of(config, len(data.training))
     model = text_classifier(
         backbone,
         classes=task.classes,
@@ -100,7 +95,6 @@ def train(config: ml_collections.ConfigDict, run: Run | None = None, export: str
         pooling=config.model.pooling,
         dropout=config.model.dropout,
     )
-    steps = max(1, round(config.training.epochs * len(data.training) / config.training.batch_size))
     result = _fitted(config, model, data, tokenizer, steps, run)
     if export:
         exporting.export(config, task, model, export, tokenizer)
@@ -125,7 +119,7 @@ def _fitted(
     curve = _Accuracy(data.judging[config.data.judge])
     report, spent = None, 0
     if config.method == NON_PRIVATE:
-        _compile(model, _optimizer(config.optimizer, steps, model))
+        _compile(model, optimizer_for(config, "optimizer", steps, model))
         batches = stock_batches(data.training, config.training.batch_size, steps)
     else:
         optimizer = _private_optimizer(config, model, data, tokenizer, steps, run)
@@ -172,7 +166,7 @@ def _private_optimizer(
     table = word_table(model)
     sampling = dp_sparse.PoissonSampling(
         num_examples=len(data.training),
-        expected_batch_size=min(config.training.batch_size, len(data.training)),
+        expected_batch_size=config.training.batch_size,
         steps=steps,
     )
     select = functools.partial(
@@ -183,24 +177,10 @@ def _private_optimizer(
         config,
         plan,
         rows,
-        _optimizer(config.optimizer, steps, model),
-        _optimizer(config.table_optimizer, steps) if config.table_optimizer.name else None,
+        optimizer_for(config, "optimizer", steps, model),
+        optimizer_for(config, "table_optimizer", steps) if config.table_optimizer.name else None,
         config.training.microbatch_size or None,
     )
-
-
-def _optimizer(
-    settings: ml_collections.ConfigDict, steps: int, model: TextClassifier | None = None
-) -> keras.optimizers.Optimizer:
-    """Keras' optimizer; weight decay, if it has any, leaves the word table of `model` out."""
-    schedule = WarmUpAndDecay(settings.learning_rate, steps, settings.warm_up)
-    optimizer = optimizer_of(
-        ml_collections.ConfigDict({"optimizer": settings}),
-        learning_rate=keras.optimizers.schedules.serialize(schedule),
-    )
-    if model is not None and getattr(optimizer, "weight_decay", None):
-        optimizer.exclude_from_weight_decay(var_list=list(word_table(model).trainable_variables))
-    return optimizer
 
 
 class _Accuracy(keras.callbacks.Callback):

@@ -27,7 +27,9 @@ def selected_rows(
     tokenizer: TextTokenizer,
     plan: dp_sparse.PrivacyPlan,
 ) -> dp_sparse.SelectedRows:
-    """The `config.selection.rows` most frequent words; padding is none of them.
+    """The `config.selection.rows` most frequent words.
+
+    Padding counts as a word that nobody has: the public source does not select it, noise may.
 
     Args:
         config: Of the run; `selection.source` is `public`, or a noise source.

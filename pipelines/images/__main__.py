@@ -7,15 +7,15 @@ goes on with a run that was killed, and `--monitor=N` logs every N steps.
 import sys
 
 from absl import app, flags
-from ml_collections import config_flags
 
+from pipelines import command
 from pipelines.images.data import load
 from pipelines.images.train import RunResult, train
 from pipelines.runs import REFUSALS, Run
 
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
 _MONITOR = flags.DEFINE_integer("monitor", 0, "Log each time so many steps were taken.", 0)
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/mnist_mlp.py", "The experiment.")
+_CONFIG = command.config_flag("configs/mnist_mlp.py", "The experiment.")
 
 
 def summary(result: RunResult) -> str:
@@ -44,4 +44,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -1,22 +1,24 @@
 """Runs the recommendation job.
 
-`python -m pipelines.movielens --config configs/movielens.py --config.data.path=FILE`. `--resume`
-goes on with a private run that was killed, and `--monitor=N` logs every N steps.
+`python -m pipelines.movielens --config configs/movielens.py --config.data.path=FILE`.
+`--export=PATH` writes the model for use without this package. `--resume` goes on with a private run
+that was killed, and `--monitor=N` logs every N steps.
 """
 
 import sys
 from typing import Any
 
 from absl import app, flags
-from ml_collections import config_flags
 
+from pipelines import command
 from pipelines.movielens.run import Result, run
 from pipelines.runs import REFUSALS
 from pipelines.sequences.plans import run_of
 
+_EXPORT = flags.DEFINE_string("export", "", "A folder that is not there yet, for the model.")
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
 _MONITOR = flags.DEFINE_integer("monitor", 0, "Log each time so many steps were taken.", 0)
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/movielens.py", "The experiment.")
+_CONFIG = command.config_flag("configs/movielens.py", "The experiment.")
 
 
 def summary(result: Result, held_out: str) -> str:
@@ -41,18 +43,20 @@ def main(arguments: list[str]) -> int:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
     config = _CONFIG.value
     try:
-        result = run(config, run_of(config, _RESUME.value, _MONITOR.value))
+        kept = run_of(config, _RESUME.value, _MONITOR.value)
+        result = run(config, kept, _EXPORT.value, lambda line: print(line, flush=True))
     except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(", ".join(f"{name} {number:,}" for name, number in result.counts.items()))
     for epoch, found in result.curve.items():
         print(f"epoch {epoch}: {_described(found)}")
     print(f"by popularity: {_described(result.popularity)}")
     print(summary(result, config.data.held_out))
     print(result.statement)
+    if _EXPORT.value:
+        print(f"export: {_EXPORT.value}")
     return 0
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

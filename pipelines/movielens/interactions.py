@@ -13,6 +13,8 @@ from pathlib import Path
 import ml_collections
 import numpy as np
 
+from pipelines.prepared_tfds import builder_of
+
 
 class SequenceDataError(ValueError):
     """Interactions are missing, or in a form that the pipeline does not read."""
@@ -45,8 +47,8 @@ def load(config: ml_collections.ConfigDict) -> Interactions:
     """The interactions of `config.data`.
 
     Raises:
-        SequenceDataError: Neither or both of `path` and `tfds` are given, or the file cannot be
-            read as interactions.
+        SequenceDataError: Neither or both of `path` and `tfds` are given, the file cannot be read
+            as interactions, or the dataset is not prepared.
         ImportError: `tfds` is given and tensorflow-datasets is not installed.
     """
     if bool(config.path) == bool(config.tfds):
@@ -85,16 +87,19 @@ def read(path: Path, quarantine: bool = False) -> Interactions:
 
 
 def from_tfds(config: ml_collections.ConfigDict) -> Interactions:
-    """Ratings of tensorflow-datasets, such as movielens/1m-ratings, sorted by time."""
+    """Ratings of tensorflow-datasets, such as movielens/1m-ratings, sorted by time.
+
+    Raises:
+        SequenceDataError: They are not prepared.
+        ImportError: tensorflow-datasets is not installed.
+    """
     try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise ImportError(
-            "data.tfds needs tensorflow-datasets: pip install 'dp-sparse[data]'."
-        ) from error
-    columns = tfds.as_numpy(
-        tfds.load(config.tfds, split="train", batch_size=-1, data_dir=config.directory or None)
-    )
+        builder = builder_of(config.tfds, config.directory)
+    except ValueError as error:
+        raise SequenceDataError(str(error)) from error
+    import tensorflow_datasets as tfds
+
+    columns = tfds.as_numpy(builder.as_dataset(split="train", batch_size=-1))
     order = np.argsort(columns["timestamp"], kind="stable")
     users, items = (columns[name].astype(np.int64)[order] for name in ("user_id", "movie_id"))
     found = _by_user(users, items, 0, 0)

@@ -1,21 +1,26 @@
 """One run on interactions: users, privately counted items, a model, its scores and statement."""
 
 import dataclasses
+from collections.abc import Callable
 
 import keras
 import ml_collections
 
+from pipelines.exports import require_free, require_private
+from pipelines.methods import NON_PRIVATE
+from pipelines.movielens.exporting import write_export
 from pipelines.movielens.interactions import load
 from pipelines.movielens.ranking import popularity_scores, scores
-from pipelines.movielens.users import Users, filtered, item_set, users_of
+from pipelines.movielens.users import Users, check_items, filtered, item_set, users_of
 from pipelines.runs import Run
-from pipelines.sequences.plans import noisy_frequencies
+from pipelines.sequences.plans import noisy_frequencies, require_used
 from pipelines.sequences.train import Trained, train
 
 _USER = (
     "An example is one user: all interactions of a user in the file, cut to the last {} before the "
-    "held-out one, so the guarantee is for users. Scores are of items held out of the same users: "
-    "no epsilon covers them, nor how many users there are."
+    "held-out one, so the example that is protected below is a user. Scores are of items held out "
+    "of the same users: no epsilon covers them, nor how many users there are. Which items there "
+    "are, and how they are numbered, counts as public."
 )
 _NONE = "No privacy: this run was trained without noise."
 
@@ -57,24 +62,32 @@ class Result:
     users: Users
 
 
-def run(config: ml_collections.ConfigDict, kept: Run | None = None) -> Result:
+def run(
+    config: ml_collections.ConfigDict,
+    kept: Run | None = None,
+    export: str = "",
+    say: Callable[[str], None] = lambda line: None,
+) -> Result:
     """Loads, trains and judges; a private run goes on where what is kept of it is.
+
+    Args:
+        config: Of the run.
+        kept: What is kept of it.
+        export: Where to write the model for use without this package; empty for nowhere.
+        say: Is given what was left out of the data, before training.
 
     Raises:
         SequenceDataError: The data cannot be used.
         ValueError: A setting cannot be used.
     """
-    interactions = load(config.data)
-    users = users_of(interactions, item_set(config.data), config.data)
-    frequencies = None
+    _check(config, export)
+    interactions, items = load(config.data), item_set(config.data)
+    check_items(interactions, items, config.data)
+    users, frequencies = users_of(interactions, items, config.data), None
     if config.data.filter_items:
-        if config.privacy.method == "none":
-            raise ValueError(
-                "Expected data.filter_items=0 with privacy.method='none', got data.filter_items="
-                f"{config.data.filter_items}: items are filtered by noisy counts."
-            )
         frequencies = noisy_frequencies(config, users.training, kept)
         users, frequencies = filtered(interactions, users, frequencies, config.data)
+    say(", ".join(f"{name} {number:,}" for name, number in users.counts.items()))
     trained = train(
         config,
         users.training,
@@ -83,7 +96,29 @@ def run(config: ml_collections.ConfigDict, kept: Run | None = None) -> Result:
         frequencies,
         kept,
     )
+    if export:
+        write_export(export, trained.model, users.items, items, _protected(config))
     return _result(config, trained, users)
+
+
+def _check(config: ml_collections.ConfigDict, export: str) -> None:
+    """Refuses what is wrong before anything is read, or spent."""
+    private = config.privacy.method != "none"
+    if export:
+        require_private(config.privacy.method if private else NON_PRIVATE)
+        require_free(export)
+    wrong = {
+        f"data.filter_items={config.data.filter_items}": config.data.filter_items,
+        f"model.kind={config.model.kind!r}": config.model.kind == "re_attention",
+    }
+    if not private and any(wrong.values()):
+        named = " and ".join(name for name, there in wrong.items() if there)
+        raise ValueError(
+            "Expected data.filter_items=0 and model.kind='vanilla', 'gru' or 'lstm' with "
+            f"privacy.method='none', got {named}: noisy counts and noise in weights are private "
+            "training's."
+        )
+    require_used(config, counted=bool(config.data.filter_items))
 
 
 def _protected(config: ml_collections.ConfigDict) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 
 import ml_collections
 from absl import app, flags
-from ml_collections import config_flags
 
+from pipelines import command
 from pipelines.finished_runs import FinishedRuns
 from pipelines.movielens import study_maps, study_page
 from pipelines.movielens.run import Result, run
@@ -26,9 +26,7 @@ from pipelines.movielens.study_page import Lines
 from pipelines.own_process import in_own_process
 
 _FLAGS = flags.FlagValues()  # other modules of one process define a config, too
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", "configs/movielens_study.py", "The study.", flag_values=_FLAGS
-)
+_CONFIG = command.config_flag("configs/movielens_study.py", "The study.", _FLAGS)
 _ONLY_PAGE = flags.DEFINE_bool(
     "only_page", False, "write the page of the runs that are there", flag_values=_FLAGS
 )
@@ -234,14 +232,5 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parsed(arguments: Sequence[str]) -> Sequence[str]:
-    flags.FLAGS(arguments[:1])  # which absl itself has read
-    try:
-        return _FLAGS(arguments)
-    except flags.Error as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parsed)
+    command.run(main, _FLAGS)

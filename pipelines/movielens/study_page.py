@@ -30,6 +30,7 @@ _SCORES = {
 USERS = 6_040  # of MovieLens-1M, public
 _HEADERS = ("model", "ε", "setting", "seeds", *_SCORES.values(), "NDCG, paper")
 Lines = Sequence[dict[str, Any]]
+Budgets = dict[tuple[float, int, int, float], dict[str, None]]  # models by ε, batch, steps, σ
 
 _HEAD = """# Next-item models with user-level privacy
 
@@ -113,11 +114,11 @@ _CAPTIONS = {
 
 def _comparison(lines: Lines, epsilons: Sequence[float]) -> list[str]:
     """Table 2, and what each budget's noise is by either accounting."""
-    budgets = {}
+    budgets: Budgets = {}
     for line in _of(lines, held_out="test"):
-        point = line["point"]
-        counted = point["model"] == "re_attention"
-        budgets[point["epsilon"], point["batch_size"], counted] = line["result"]
+        point, result = line["point"], line["result"]
+        noise = point["epsilon"], point["batch_size"], result["steps"], result["noise_multiplier"]
+        budgets.setdefault(noise, {})[point["model"]] = None
     rows = _rows(lines, epsilons)
     return [
         _section("Held-out items (Table 2)", _HEADERS, rows, _of_popularity(lines)),
@@ -180,21 +181,21 @@ def _gains(lines: Lines, epsilons: Sequence[float]) -> Iterable[str]:
             )
 
 
-def _accountings(budgets: dict[tuple[float, int, bool], dict[str, Any]]) -> list[str]:
+def _accountings(budgets: Budgets) -> list[str]:
     """The same noise by privacy loss distributions and by Rényi divergences."""
     rows = []
-    for (epsilon, batch, counted), result in sorted(budgets.items()):
-        noise, steps = result["noise_multiplier"], result["steps"]
-        with_counts = "with its noisy counts" if counted else ""
+    for (epsilon, batch, steps, noise), models in sorted(budgets.items()):
         found = renyi_epsilon(noise, batch / USERS, steps, 1 / USERS)
-        rows.append((f"{epsilon:g}", with_counts, f"{batch:,}", str(steps), f"{noise:.3f}", found))
+        sizes = f"{batch:,}", str(steps), f"{noise:.3f}"
+        rows.append((f"{epsilon:g}", ", ".join(models), *sizes, found))
     text = (
-        "Batches are true Poisson samples, and ε is by privacy loss distributions of the whole run."
-        " The paper cites Rényi accounting of subsampled batches, and does not say how it draws "
-        "them. The last column is what Rényi accounting says of the steps' noise, so it is the ε "
-        "that would be printed in that way for these runs."
+        "Batches are true Poisson samples, and ε is by privacy loss distributions of the whole "
+        "run, of which noisy counts of items take a part. The paper cites Rényi accounting of "
+        "subsampled batches, and does not say how it draws them. The last column is what Rényi "
+        "accounting says of the steps' noise, so it is the ε that would be printed in that way for "
+        "these runs."
     )
-    headers = ("ε", "Re-Attention", "batch", "steps", "σ", "ε by Rényi accounting, steps alone")
+    headers = ("ε", "models", "batch", "steps", "σ", "ε by Rényi accounting, steps alone")
     return [_section("Noise and accounting", headers, rows, text)]
 
 

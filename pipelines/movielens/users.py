@@ -68,6 +68,25 @@ def item_set(config: ml_collections.ConfigDict) -> np.ndarray:
     return items
 
 
+def check_items(
+    interactions: Interactions, items: np.ndarray, config: ml_collections.ConfigDict
+) -> None:
+    """Checks that a number of items is that of the file; a list may leave items out.
+
+    Raises:
+        SequenceDataError: There are other items than those from 1 to `num_items`, which are left
+            out and counted with `quarantine`.
+    """
+    other = interactions.items[(interactions.items < 1) | (interactions.items > len(items))]
+    if config.num_items and len(other) and not config.quarantine:
+        raise SequenceDataError(
+            f"Expected items from 1 to data.num_items={config.num_items}, got {len(other):,} of "
+            f"{len(interactions.items):,} interactions with others, such as item {other[0]}: set "
+            "--config.data.num_items, or --config.data.item_list=FILE, a public list, or leave "
+            "them out with --config.data.quarantine."
+        )
+
+
 def users_of(
     interactions: Interactions, items: np.ndarray, config: ml_collections.ConfigDict
 ) -> Users:
@@ -89,9 +108,12 @@ def users_of(
     least = max(config.min_interactions, 3)  # two to learn from when validating, one to judge
     kept = [each for each in numbered if len(each) >= least]
     if len(kept) < 2:
+        outside = len(interactions.items) - sum(map(len, numbered))
         raise SequenceDataError(
             f"Expected at least 2 users with {least} interactions, got {len(kept)} of "
-            f"{len(numbered)}: one user cannot be hidden among others."
+            f"{len(numbered)}: one user cannot be hidden among others. Of "
+            f"{len(interactions.items):,} interactions {outside:,} are with items outside of the "
+            "item set, which data.num_items or data.item_list declares."
         )
     place = _HELD_OUT[config.held_out]
     before = [each[:-place] for each in kept]
@@ -100,9 +122,8 @@ def users_of(
     counts = {
         "users": len(numbered),
         "users_dropped": len(numbered) - len(kept),
-        "users_cut": sum(len(each) > config.length + 1 for each in before),
         "interactions_outside_the_item_set": len(interactions.items) - sum(map(len, numbered)),
-        "held_out_items_never_trained": _never_trained(labels, training),
+        **_told(before, labels, training),
         "empty_lines": interactions.empty_lines,
         "bad_lines": interactions.bad_lines,
         "unsorted_users": interactions.unsorted_users,
@@ -155,9 +176,11 @@ def filtered(
         frequencies.source,
         frequencies.lookups,
     )
-    told = users.counts | {"items_filtered_out": len(users.items) - len(kept)}
     histories = last_of(left, config.length)
     labels = number[users.labels]
+    told = users.counts | _told(left, labels, training)
+    told["items_filtered_out"] = len(users.items) - len(kept)
+    told["held_out_items_filtered_out"] = int(np.count_nonzero(labels == 0))
     return Users(training, histories, labels, left, users.items[kept], told), smaller
 
 
@@ -167,6 +190,15 @@ def _numbered(items_of_user: np.ndarray, items: np.ndarray) -> np.ndarray:
     places = np.minimum(np.searchsorted(items, items_of_user, sorter=order), len(items) - 1)
     known = items[order[places]] == items_of_user
     return (order[places] + 1)[known].astype(np.int32)
+
+
+def _told(
+    before: list[np.ndarray], labels: np.ndarray, training: SequenceExamples
+) -> dict[str, int]:
+    """How many users were cut to the length, and how many held-out items no example has."""
+    cut = sum(len(each) > training.x.shape[1] + 1 for each in before)
+    never = _never_trained(labels[labels > 0], training)
+    return {"users_cut": cut, "held_out_items_never_trained": never}
 
 
 def _never_trained(labels: np.ndarray, training: SequenceExamples) -> int:

@@ -131,6 +131,28 @@ class Accounted:
     frequencies: dp_sparse.RowFrequencies | None
 
 
+def require_used(config: ml_collections.ConfigDict, counted: bool = False) -> None:
+    """Checks that a file of frequencies has a use.
+
+    Args:
+        config: Of the run.
+        counted: Whether examples are counted by noisy counts anyway.
+
+    Raises:
+        ValueError: Nothing would read it.
+    """
+    if config.privacy.frequencies and (counted or config.model.kind != "re_attention"):
+        why = (
+            "noisy counts are taken anyway, by data.filter_items"
+            if counted
+            else (f"model.kind={config.model.kind!r} has no use for it")
+        )
+        raise ValueError(
+            f"Expected privacy.frequencies='' here, got {config.privacy.frequencies!r}: {why}. "
+            "Public frequencies are for Re-Attention with all items kept."
+        )
+
+
 def accounted(
     config: ml_collections.ConfigDict,
     examples: SequenceExamples,
@@ -138,6 +160,7 @@ def accounted(
     run: Run | None = None,
 ) -> Accounted:
     """The calibrated plan of a run; counts tokens if Re-Attention needs it and nobody has yet."""
+    require_used(config, counted=frequencies is not None)
     if frequencies is None and config.model.kind == "re_attention":
         if config.privacy.frequencies:
             path = Path(config.privacy.frequencies)

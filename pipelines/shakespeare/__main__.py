@@ -7,15 +7,15 @@
 import sys
 
 from absl import app, flags
-from ml_collections import config_flags
 
+from pipelines import command
 from pipelines.runs import REFUSALS
 from pipelines.sequences.plans import run_of
 from pipelines.shakespeare.run import Result, run
 
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in config.report.directory.")
 _MONITOR = flags.DEFINE_integer("monitor", 0, "Log each time so many steps were taken.", 0)
-_CONFIG = config_flags.DEFINE_config_file("config", "configs/shakespeare.py", "The experiment.")
+_CONFIG = command.config_flag("configs/shakespeare.py", "The experiment.")
 
 
 def summary(result: Result) -> str:
@@ -43,4 +43,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -36,7 +36,7 @@ def encoder(correction: str = CORRECTIONS[0], tied: bool = True, heads: int = 2)
         tokens
     )
     for activation in ("relu", "gelu"):
-        attention = layers.ReAttention(heads, 3, NOISE, correction)
+        attention = layers.ReAttention(heads, 3, weight_variance=NOISE, correction=correction)
         attended, error = attention(
             mean, mean, variance=variance, use_causal_mask=True, return_variance=True
         )
@@ -53,7 +53,7 @@ def test_scores_are_those_of_the_reference(
     heads: int, length: int, seed: int, correction: str
 ) -> None:
     keras.utils.set_random_seed(seed)
-    layer = layers.ReAttention(heads, 3, NOISE, correction)
+    layer = layers.ReAttention(heads, 3, weight_variance=NOISE, correction=correction)
     x, variance = values(2, length, 4, seed=seed), values(2, length, 4, seed=seed + 1) ** 2
     _, scores = layer(x, x, variance=variance, use_causal_mask=True, return_attention_scores=True)
     query, key = (np.asarray(each(x)) for each in (layer.query_dense, layer.key_dense))
@@ -75,7 +75,7 @@ def test_one_variance_for_all_entries_is_that_of_each(
 ) -> None:
     """Its sums have two terms in place of one for each entry."""
     keras.utils.set_random_seed(seed)
-    layer = layers.ReAttention(heads, 3, NOISE, correction, value_dim=2)
+    layer = layers.ReAttention(heads, 3, weight_variance=NOISE, correction=correction, value_dim=2)
     x, one = values(2, length, 4, seed=seed), values(2, length, 1, seed=seed + 1) ** 2
     asked = {"use_causal_mask": True, "return_attention_scores": True, "return_variance": True}
     found = layer(x, x, variance=one, **asked)
@@ -87,7 +87,7 @@ def test_one_variance_for_all_entries_is_that_of_each(
 @pytest.mark.parametrize("width", [1, 4])
 def test_layers_without_biases_have_none_that_is_noisy(width: int) -> None:
     nothing = np.zeros((2, 3, width), np.float32)
-    attention = layers.ReAttention(2, 3, NOISE, use_bias=False)
+    attention = layers.ReAttention(2, 3, weight_variance=NOISE, use_bias=False)
     dense = layers.WithVariance(keras.layers.Dense(5, use_bias=False), NOISE)
     zeros = np.zeros((2, 3, 4), np.float32)
     assert not np.any(attention(zeros, zeros, variance=nothing, return_variance=True)[-1])
@@ -167,7 +167,7 @@ def test_the_variance_of_outputs_is_that_of_samples() -> None:
 def test_no_gradient_flows_through_the_correction(correction: str) -> None:
     """Gradients are those with the excess as a constant."""
     x, variance = tf.constant(values(2, LENGTH, 4)), tf.constant(values(2, LENGTH, 4) ** 2)
-    layer = layers.ReAttention(2, 3, NOISE, correction)
+    layer = layers.ReAttention(2, 3, weight_variance=NOISE, correction=correction)
     layer(x, x)
     weights = [v.value for v in layer.trainable_variables]
     key_variance = layer._projected_variance(layer.key_dense, x, variance)
@@ -270,7 +270,7 @@ def test_a_loaded_model_gives_the_same_outputs(correction: str, tmp_path: Path) 
 def test_bad_arguments_are_refused() -> None:
     for bad in (-1.0, float("nan"), "noise"):
         with pytest.raises(ValueError, match="Expected a finite weight_variance >= 0, got"):
-            layers.ReAttention(1, 2, bad)
+            layers.ReAttention(1, 2, weight_variance=bad)
         with pytest.raises(ValueError, match="Expected a finite weight_variance >= 0, got"):
             layers.WithVariance(keras.layers.Dense(2), bad)
     with pytest.raises(ValueError, match="correction to be one of .*got correction='later'"):

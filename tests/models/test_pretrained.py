@@ -1,16 +1,15 @@
 """Weights from folders give the numbers of a NumPy forward pass; what is wrong is said at once."""
 
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import sentencepiece
 from safetensors.numpy import load_file
 
 from models import pretrained
 from tests.models import language
+from tests.models.xlm_roberta import sentence_pieces
 from tests.reference import bert
 
 try:
@@ -46,18 +45,11 @@ def test_a_folder_gives_the_numbers_of_its_model(tmp_path: Path, kind: str, pref
 
 def test_xlm_roberta_counts_the_tokens_of_its_sentencepiece_model(tmp_path: Path) -> None:
     """Of its 16 pieces three are special, for which XLM-R has four tokens, and `<mask>` behind."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a fine film", "no film at all", "fine fine fine"] * 5),
-        model_writer=model,
-        vocab_size=16,
-        model_type="unigram",
-        minloglevel=2,
-    )
+    model = sentence_pieces(["a fine film", "no film at all", "fine fine fine"] * 5, 16)
     weights, config = language.tensors("xlm-roberta"), language.config("xlm-roberta")
     words = "embeddings.word_embeddings.weight"
     folder = language.write_folder(tmp_path, "xlm-roberta", weights, "roberta.")
-    (folder / "sentencepiece.bpe.model").write_bytes(model.getvalue())
+    (folder / "sentencepiece.bpe.model").write_bytes(model)
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 17}))
     with pytest.raises(ValueError, match="tokenizer of 17 tokens .* got 18 in sentencepiece"):
         pretrained.load_backbone(str(folder), max_length=language.LENGTH)
@@ -126,6 +118,19 @@ def test_missing_files_are_named(tmp_path: Path, name: str) -> None:
     folder = language.write_folder(tmp_path, "roberta", language.tensors("roberta"))
     (folder / name).unlink()
     with pytest.raises(ValueError, match=f"got a folder without {name}"):
+        pretrained.load_backbone(str(folder), max_length=7)
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.json"])
+@pytest.mark.parametrize("content", ["[]", "{}", "3", '["a"]'])
+def test_files_of_something_else_are_named(tmp_path: Path, name: str, content: str) -> None:
+    folder = language.write_folder(tmp_path, "roberta", language.tensors("roberta"))
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=f"Expected an object with something in it in .*{name}"):
+        pretrained.load_backbone(str(folder), max_length=7)
+    (folder / "vocab.json").write_text('{"a": 0, "b": "one"}')
+    (folder / "config.json").write_text(json.dumps(language.config("roberta")))
+    with pytest.raises(ValueError, match="whole numbers of tokens in .*vocab.json, got 'one'"):
         pretrained.load_backbone(str(folder), max_length=7)
 
 

@@ -1,7 +1,6 @@
 """Exports predict on strings as the trained model does on tokens, where dp_sparse is not."""
 
 import gzip
-import io
 import json
 import os
 from collections.abc import Callable
@@ -11,15 +10,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import sentencepiece
 import tensorflow as tf
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 import dp_sparse
 from models import pretrained, roberta_lora, text_export
-from models.sentence_pieces import model_proto
 from tests.models import language
+from tests.models.xlm_roberta import of_model, sentence_pieces
 from tests.subprocesses import run_python
 from tests.training_cases import marked_dataset, plan_for
 
@@ -53,36 +51,10 @@ def byte_pairs() -> tokenizers.Tokenizer:
     return made
 
 
-def sentence_pieces(texts: list[str] = TEXTS * 9, size: int = 24) -> tokenizers.Tokenizer:
-    """As Transformers write XLM-R's, of pieces that SentencePiece learns here."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts),
-        model_writer=model,
-        vocab_size=size,
-        model_type="unigram",
-        minloglevel=2,
-    )
-    proto = model_proto().FromString(model.getvalue())
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces][3:]
-    special = [(name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>")]
-    made = tokenizers.Tokenizer(
-        models.Unigram([*special, *pieces, ("<mask>", 0.0)], unk_id=3, byte_fallback=False)
-    )
-    made.normalizer = normalizers.Precompiled(proto.normalizer_spec.precompiled_charsmap)
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
-    )
-    made.post_processor = processors.TemplateProcessing(
-        "<s> $A </s>", "<s> $A </s> </s> $B </s>", [("<s>", 0), ("</s>", 2)]
-    )
-    return made
-
-
 TOKENIZERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "bert": word_piece,
     "roberta": byte_pairs,
-    "xlm-roberta": sentence_pieces,
+    "xlm-roberta": lambda: of_model(sentence_pieces(TEXTS * 9)),
 }
 
 
@@ -239,7 +211,7 @@ def test_roberta_has_the_tokens_of_training_on_real_sentences() -> None:
 
 def test_xlm_roberta_has_the_tokens_of_training_on_real_sentences() -> None:
     """With pieces of SST-2's words: XLM-R's own are not at hand."""
-    assert_equal_tokens("xlm-roberta", sentence_pieces(sst2(5_000), 2_000), sst2(700))
+    assert_equal_tokens("xlm-roberta", of_model(sentence_pieces(sst2(5_000), 2_000)), sst2(700))
 
 
 def test_tokenizers_of_other_models_are_refused() -> None:

@@ -12,6 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from configs import glue_sst2
 from pipelines.glue.tokens import load_tokenizer
 from tests.models import language
+from tests.models.xlm_roberta import of_model, sentence_pieces
 
 SPECIAL = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 WORDS = ("a", "film", "fine", "dull", "joy", "mess", "what", "no", "the", "is")
@@ -41,6 +42,15 @@ def bert_folder(folder: Path) -> Path:
     return folder
 
 
+def xlm_roberta_folder(folder: Path) -> Path:
+    """Pieces of a few words, in both files of a tokenizer."""
+    model = sentence_pieces([f"{a} {b} what is no" for a in WORDS for b in WORDS], 22)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sentencepiece.bpe.model").write_bytes(model)
+    of_model(model).save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def sst2_folder(folder: Path, rows: int = 60) -> Path:
     """Sentences whose label one word decides, in training and dev files."""
     bad, good = ("dull", "mess"), ("fine", "joy")
@@ -53,10 +63,12 @@ def sst2_folder(folder: Path, rows: int = 60) -> Path:
     return folder
 
 
+_TOKENIZERS = {"bert": bert_folder, "roberta": roberta_folder, "xlm-roberta": xlm_roberta_folder}
+
+
 def model_folder(folder: Path, kind: str, positions: int = 16) -> Path:
     """A tokenizer, and random weights of a small model for its words."""
-    make = bert_folder if kind == "bert" else roberta_folder
-    rows = load_tokenizer(make(folder)).size
+    rows = load_tokenizer(_TOKENIZERS[kind](folder)).size
     with mock.patch.multiple(language, ROWS=rows, LENGTH=positions - 2):
         (folder / "config.json").write_text(json.dumps(language.config(kind, layers=1)))
         save_file(language.tensors(kind, layers=1), folder / "model.safetensors")

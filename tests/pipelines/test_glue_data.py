@@ -122,16 +122,17 @@ def test_one_of_path_and_tfds_and_a_known_task_are_needed(tmp_path: Path) -> Non
 class Builder:
     """As much of a builder as the pipeline uses."""
 
-    data_dir = "/data"
-    info = SimpleNamespace(full_name="glue/qnli/2.0.0")
+    data_dir = "/nowhere"
 
-    def __init__(self, prepared: bool = True, labels: tuple[int, ...] = (0, 1)) -> None:
+    def __init__(
+        self, prepared: bool = True, labels: tuple[int, ...] = (0, 1), last: bytes = "né".encode()
+    ) -> None:
         self.is_prepared = lambda: prepared
-        self._labels = labels
+        self._labels, self._last = labels, last
 
     def as_dataset(self, split: str, batch_size: int) -> dict[str, np.ndarray]:
         assert (split, batch_size) == ("validation", -1)
-        texts = {"question": [b"who ?", b"why ?"], "sentence": [b"he did ", "né".encode()]}
+        texts = {"question": [b"who ?", b"why ?"], "sentence": [b"he did ", self._last]}
         return {**{k: np.array(v) for k, v in texts.items()}, "label": np.array(self._labels)}
 
 
@@ -152,15 +153,42 @@ def test_a_split_of_tensorflow_datasets_is_read(tfds: SimpleNamespace) -> None:
 def test_a_split_that_is_not_prepared_or_unlabelled_is_refused(tfds: SimpleNamespace) -> None:
     source = reading.source_of(config(tfds=True), TASKS["qnli"], "dev")
     tfds.builder = lambda *_, **__: Builder(labels=(-1, 1))
-    with pytest.raises(GlueDataError, match="0 empty sentences and 1 unknown labels"):
+    with pytest.raises(GlueDataError, match="by reasons: {'label': 1}. Leave it out with --config"):
         source.read()
     counted = reading.source_of(config(tfds=True, quarantine=True), TASKS["qnli"], "dev").read()
     assert len(counted) == 1 and counted.left_out == {reading.LABEL: 1}
+    for last, reason in ((b" ", reading.EMPTY), (b"\xff", reading.BYTES)):
+        tfds.builder = lambda *_, last=last, **__: Builder(last=last)
+        with pytest.raises(GlueDataError, match=f"by reasons: {{'{reason}': 1}}"):
+            source.read()
     tfds.builder = lambda *_, **__: Builder(prepared=False)
     with pytest.raises(GlueDataError, match="tfds build glue/qnli.*or give data.path"):
         source.read()
     with pytest.raises(GlueDataError, match="Expected data.path for task='xnli'"):
         reading.source_of(config(tfds=True), TASKS["xnli"], "train").read()
+
+
+def test_tokens_are_of_the_prepared_files(tfds: SimpleNamespace, tmp_path: Path) -> None:
+    """A dataset that is prepared anew, of rows that were taken out, has the same name."""
+    tfds.builder = lambda *_, **__: SimpleNamespace(data_dir=tmp_path, is_prepared=lambda: True)
+    source, digests = reading.source_of(config(tfds=True), TASKS["qnli"], "dev"), set()
+    for content in (b"two rows", b"one row", b"one now"):
+        (tmp_path / "qnli-validation.tfrecord").write_bytes(content)
+        digests.add(source.digest())
+        assert source.digest() in digests
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\x01", "\xa0\u2003"])
+def test_a_sentence_of_no_character_is_empty(text: str, tmp_path: Path) -> None:
+    """Tokenizers leave these out: an example would be its special tokens alone."""
+    lines = f"sentence\tlabel\n{text}\t1\na film\t1\n"
+    written(tmp_path / "train.tsv", lines)
+    source = reading.source_of(config(tmp_path), TASKS["sst2"], "train")
+    with pytest.raises(GlueDataError, match="Expected a sentence in line 2"):
+        source.read()
+    counted = reading.source_of(config(tmp_path, quarantine=True), TASKS["sst2"], "train").read()
+    assert counted.texts == (["a film"],) and counted.left_out == {reading.EMPTY: 1}
 
 
 # Tokens
@@ -315,6 +343,6 @@ def test_rows_are_held_out_to_validate_alone_and_tokens_need_a_place(tmp_path: P
     assert "Which rows train" in data.protected(settings)
     settings.data.validation = 0
     assert "Which rows train" not in data.protected(settings)
-    settings.report.directory = ""
+    settings.report.directory, settings.data.judge = "", "dev"
     with pytest.raises(GlueDataError, match="Expected data.prepared, a folder for tokens"):
         data.load(settings, task, tokenizer, segments=False)

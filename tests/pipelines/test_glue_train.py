@@ -1,5 +1,6 @@
 """Runs of the language pipeline: what they report, what is refused before training."""
 
+import gzip
 import json
 import math
 import os
@@ -16,12 +17,15 @@ import tensorflow as tf
 
 import dp_sparse
 from configs import glue_qnli, glue_qqp, glue_sst2, glue_sst2_minilm, xnli
+from models.pretrained import load_backbone
+from models.roberta_lora import text_classifier, word_table
 from pipelines.glue import words
 from pipelines.glue.reading import Sentences
 from pipelines.glue.records import Tokens, encoded, record_dtype
+from pipelines.glue.settings import METHODS, optimizer_for
 from pipelines.glue.tasks import TASKS, GlueDataError
 from pipelines.glue.tokens import load_tokenizer, tokenizer_of
-from pipelines.glue.train import METHODS, train
+from pipelines.glue.train import train
 from pipelines.runs import Run, flattened
 from tests.models import language
 from tests.pipelines.glue_files import (
@@ -147,6 +151,66 @@ def test_every_method_trains_pairs(method: str, trained: str, entries: Any, tmp_
     assert set(found.accuracy) == {"dev"} and np.isfinite(found.accuracy["dev"])
 
 
+def pairs_folder(folder: Path, task: str) -> Path:
+    """Made-up lines in the files and columns of a task, with each of its labels."""
+    labels = [*TASKS[task].labels]
+    for columns in TASKS[task].splits.values():
+        lines = [
+            f"what is {n} ?\ta fine {'film' if n % 2 else 'mess'}\t{labels[n % len(labels)]}"
+            for n in range(40)
+        ]
+        header = "\t".join([*columns.texts, columns.label])
+        written(folder / columns.file, "\n".join([header, *lines]) + "\n")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("job", "kind"), [(glue_qnli, "roberta"), (glue_qqp, "roberta"), (xnli, "xlm-roberta")]
+)
+def test_the_jobs_on_pairs_train_and_export(job: Any, kind: str, tmp_path: Path) -> None:
+    """Under their own settings, but for sizes; the files are made up, the weights random."""
+    own = job.get_config()
+    pairs_folder(tmp_path, own.task)
+    changes = {"task": own.task, "privacy.epsilon": own.privacy.epsilon, "method": own.method}
+    config = small(tmp_path, kind, **changes)
+    found = train(config, Run(config, resume=False), str(tmp_path / "export"))
+    assert found.steps == 2 and found.epsilon <= own.privacy.epsilon
+    classes = TASKS[own.task].classes
+    texts = [tf.constant(["what is no"]), tf.constant(["a fine film"])]
+    served = tf.saved_model.load(str(tmp_path / "export" / "saved_model")).serve(texts)
+    assert np.asarray(served).shape == (1, classes)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("DP_SPARSE_DATA" not in os.environ, reason="DP_SPARSE_DATA is not set")
+def test_minilm_trains_for_some_steps(tmp_path: Path) -> None:
+    """The real weights, on the first rows of the real file, under the settings of its job."""
+    with gzip.open(Path(os.environ["DP_SPARSE_DATA"]) / "sst2" / "train.tsv.gz", "rt") as file:
+        lines = [next(file) for _ in range(301)]
+    written(tmp_path / "train.tsv", "".join(lines))
+    written(tmp_path / "dev.tsv", "".join(lines[:101]))
+    config = glue_sst2_minilm.get_config()
+    config.data.path, config.report.directory = str(tmp_path), str(tmp_path / "run")
+    config.training.update({"batch_size": 100, "epochs": 1.0, "evaluations": 1})
+    config.report.verbose = 0
+    found = train(config)
+    assert found.steps == 3 and found.epsilon <= config.privacy.epsilon
+    assert 0 < found.entries < 30_522 * 384 and 0.2 < found.accuracy["dev"] < 1
+
+
+def test_weight_decay_leaves_the_word_table_out(tmp_path: Path) -> None:
+    """It would move all rows of a table of which a step may change some."""
+    backbone = load_backbone(str(model_folder(tmp_path, "bert")), max_length=8)
+    model = text_classifier(backbone, classes=2, rank=2)
+    config = glue_sst2.get_config()
+    optimizer = optimizer_for(config, "optimizer", 10, model)
+    optimizer.build(model.trainable_variables)
+    table = word_table(model).embeddings
+    decays = {v.path: optimizer._use_weight_decay(v) for v in model.trainable_variables}
+    assert not decays.pop(table.path) and decays and all(decays.values())
+
+
 def test_every_method_has_a_name() -> None:
     assert set(METHODS) == {"non_private", "dp_sgd", "dp_adafest", "dp_fest", "dp_adafest_plus"}
 
@@ -173,7 +237,20 @@ def refuses(tmp_path: Path) -> Any:
 
 def test_settings_that_cannot_be_used_are_refused(refuses: Any) -> None:
     refuses("Expected method to be one of", method="lazy_dp_sgd")
-    refuses("Expected model.words that trains", method="dp_fest", model__words="frozen")
+    for method in ("dp_fest", "dp_adafest"):
+        refuses(
+            "model.words that trains .*Use method='dp_sgd'", method=method, model__words="frozen"
+        )
+    refuses("Expected training.batch_size >= 1, got training.batch_size=0", training__batch_size=0)
+    refuses("Expected training.batch_size <= 60, the training rows", training__batch_size=61)
+    refuses("Expected training.evaluations >= 1", training__evaluations=0)
+    for epochs in (0.0, -1.0, float("nan")):
+        refuses("Expected training.epochs > 0, got", training__epochs=epochs)
+    for of in ("optimizer", "table_optimizer"):
+        refuses(f"Expected {of}.name to be an optimizer .*='Adamm'", **{f"{of}__name": "Adamm"})
+        changes = {f"{of}__name": "Adam", f"{of}__options": {"x": 1}}
+        refuses(f"Expected {of}.options that Adam has", **changes)
+    refuses("Expected data.held_out >= 0, got data.held_out=-5", GlueDataError, data__held_out=-5)
     refuses("Expected data.judge to be one of .'dev',.", GlueDataError, data__judge="held_out")
     refuses("Expected task to be one of", GlueDataError, task="cola")
     refuses("Expected 0 < selection.rows < 264", method="dp_fest", selection__rows=264)
@@ -186,7 +263,8 @@ def test_a_sequence_longer_than_the_position_table_is_refused(refuses: Any) -> N
 
 
 def test_a_source_that_is_nowhere_is_refused_with_the_offline_ways(refuses: Any) -> None:
-    refuses("Expected a preset of keras-hub .*config.json", model__source="no_such_preset")
+    refuses("or a preset of keras-hub .*config.json", model__source="no_such_preset")
+    refuses("Expected .*got ''.*config.json", model__source="")
 
 
 def test_a_tokenizer_of_another_model_is_refused(refuses: Any, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import pytest
 
 import dp_sparse
 from configs import movielens, movielens_small
-from pipelines.movielens import ranking, run
+from models.sequence_transformer import last_position
+from pipelines.movielens import exporting, ranking, run
 from pipelines.movielens.interactions import Interactions, SequenceDataError, load, read
 from pipelines.movielens.users import filtered, item_set, users_of
 from pipelines.sequences import plans
@@ -114,16 +115,21 @@ def test_ratings_of_tensorflow_datasets_are_sorted_by_time(
     }
     asked: list[str] = []
 
+    made = {"is_prepared": lambda: True, "as_dataset": lambda **options: columns}
+
     def fake(name: str, **options: Any) -> Any:
         asked.append(name)
-        return columns
+        return SimpleNamespace(**made, data_dir="here")
 
-    module = SimpleNamespace(load=fake, as_numpy=lambda found: found)
+    module = SimpleNamespace(builder=fake, as_numpy=lambda found: found)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
     config = small(path, path="", tfds="movielens/1m-ratings").data
     found = load(config)
     assert [each.tolist() for each in found.sequences()] == [[11, 10], [20, 30]]
     assert asked == ["movielens/1m-ratings"] and found.unsorted_users == 0
+    made["is_prepared"] = lambda: False
+    with pytest.raises(SequenceDataError, match="prepared in here, got nothing .*`tfds build mov"):
+        load(config)
 
 
 # Users
@@ -376,13 +382,91 @@ def test_filtered_items_and_weights_of_its_own_in_one_run(path: Path) -> None:
     )
 
 
+@pytest.mark.cases(1)
+def test_an_export_scores_the_items_of_the_file(path: Path, tmp_path: Path) -> None:
+    """Without this package, whole histories in, by the numbers that items have in the file."""
+    config = small(path, filter_items=12)
+    config.privacy.frequency_share = 0.5
+    config.model.kind = "vanilla"
+    told: list[str] = []
+    result = run.run(config, None, str(tmp_path / "export"), told.append)
+    kept = result.users.items
+    assert 0 < len(kept) < ITEMS and "items_filtered_out" in told[0]
+    exported = keras.models.load_model(tmp_path / "export" / "keras")
+    histories = [each[:-1] for each in load(config.data).sequences()]
+    found = exported.predict(np.stack(histories).astype(np.int32), verbose=0)
+    logits = last_position(result.model).predict(result.users.histories, verbose=0)
+    assert found.shape == (USERS, ITEMS + 1)
+    np.testing.assert_allclose(found[:, kept], logits[:, 1:], atol=1e-5)
+    filtered_out = np.setdiff1d(np.arange(ITEMS + 1), kept)
+    assert (found[:, filtered_out] == exporting.NEVER).all()
+    behind = np.pad(np.stack(histories), [(0, 0), (3, 0)]).astype(np.int32)
+    np.testing.assert_allclose(exported.predict(behind, verbose=0), found, atol=1e-5)
+    statement = (tmp_path / "export" / "statement.txt").read_text()
+    assert statement.startswith("An example is one user") and "frequencies of the" in statement
+    with pytest.raises(ValueError, match="Expected a path where nothing is yet"):
+        run.run(config, None, str(tmp_path / "export"))
+    config.privacy.method, config.data.filter_items = "none", 0
+    with pytest.raises(ValueError, match="Expected a private method with export"):
+        run.run(config, None, str(tmp_path / "other"))
+
+
+def test_numbers_of_a_list_are_its_lines() -> None:
+    """A list may name items in any order, of which some were kept, in another order."""
+    tokens = keras.Input((2,), dtype="int32")
+    table = keras.layers.Embedding(3, 3, embeddings_initializer="identity")
+    model = keras.Model(tokens, table(tokens)[:, -1])
+    exported = exporting.with_numbers(model, np.array([20, 50]), np.array([50, 10, 20]))
+    found = np.asarray(exported(np.array([[1, 2], [3, 2]])))  # items 50 and 10, then 20 and 10
+    never = exporting.NEVER
+    assert found.tolist() == [[never, 1, never, 0], [never, 0, never, 1]]
+
+
+def test_items_outside_of_a_number_are_refused_or_counted(path: Path) -> None:
+    for num_items, told in ((ITEMS - 1, f"such as item {ITEMS}: set"), (3, "such as item [0-9]+")):
+        with pytest.raises(SequenceDataError, match=f"interactions with others, {told}"):
+            run.run(small(path, num_items=num_items))
+    config = small(path, num_items=3, quarantine=True)
+    with pytest.raises(SequenceDataError, match="at least 2 users .* outside of the item set"):
+        run.run(config)
+
+
+@pytest.mark.parametrize("change", [{"filter_items": 3}, {"kind": "gru"}])
+def test_frequencies_that_nothing_reads_are_refused(change: dict[str, Any], path: Path) -> None:
+    config = small(path)
+    (config.data if "filter_items" in change else config.model).update(change)
+    config.privacy.frequencies = "/nowhere"
+    with pytest.raises(ValueError, match="Expected privacy.frequencies='' here, got '/nowhere'"):
+        run.run(config)
+
+
+def test_public_frequencies_are_read_in_a_run(path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "frequencies.txt"
+    file.write_text("0.5\n" * ITEMS)
+    config = small(path)
+    config.privacy.frequencies = str(file)
+    result = run.run(config)
+    assert result.steps == 4 and "frequencies of" not in result.statement
+
+
+def test_counts_are_of_the_items_that_are_left(path: Path) -> None:
+    config = small(path, filter_items=20).data
+    data = interactions(*[[1, 2, 3, 1, 2, 3, 1, 4]] * 50, [5, 5, 5, 5, 5, 1])
+    users = users_of(data, np.arange(1, 6), config)
+    counted = dp_sparse.RowFrequencies(
+        "items", np.array([1, 0.9, 0.8, 0.95, 0.01, 0.02]), dp_sparse.GaussianTopK(1.0), 4
+    )
+    fewer, _ = filtered(data, users, counted, config)
+    assert fewer.counts["held_out_items_filtered_out"] == 50 and users.counts["users_cut"] == 50
+    assert fewer.counts["users_cut"] == 50 and fewer.counts["held_out_items_never_trained"] == 0
+
+
 def test_bad_configurations_are_refused(path: Path) -> None:
     config = small(path)
     config.privacy.method = "none"
-    with pytest.raises(ValueError, match="without noise there are no errors to correct"):
-        run.run(config)
     config.data.filter_items = 5
-    with pytest.raises(ValueError, match="Expected data.filter_items=0"):
+    both = "got data.filter_items=5 and model.kind='re_attention': noisy counts and"
+    with pytest.raises(ValueError, match=both):
         run.run(config)
     for predicted in (0, 5):
         with pytest.raises(ValueError, match=f"data.length=4, got data.predicted={predicted}"):

@@ -21,12 +21,15 @@ def test_options_go_before_defaults() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (config("Nowhere"), "name='Nowhere' and options={}"),
-        (config("Adam", momentum=0.9), r"name='Adam' and options={'momentum': 0.9}"),
-        (config("SGD", momentum=7), r"options={'momentum': 7}: `momentum` must be"),
-        (config("SGD", learning_rate=[1]), r"options={'learning_rate'"),
+        (config("Nowhere"), ".name to be an optimizer of .* got OF.name='Nowhere'"),
+        (config("serialize"), ".name to be an optimizer of .* got OF.name='serialize'"),
+        (config("Adam", momentum=0.9), ".options that Adam has, got OF.options={'momentum': 0.9}"),
+        (config("SGD", momentum=7), ".options .* got OF.options={'momentum': 7}: `momentum` must"),
+        (config("SGD", learning_rate=[1]), ".options .* got OF.options={'learning_rate'"),
     ],
 )
 def test_what_keras_does_not_have(given: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"Expected optimizer.name.*{message}"):
-        optimizer_of(given)
+    tables = ml_collections.ConfigDict({"table_optimizer": given.optimizer})
+    for made, of in ((given, "optimizer"), (tables, "table_optimizer")):
+        with pytest.raises(ValueError, match=f"Expected {of}{message.replace('OF', of)}"):
+            optimizer_of(made, of)

@@ -79,8 +79,8 @@ def calibrate_top_k(
         share: The part of ε for the selection, in (0, 1).
 
     Raises:
-        ValueError: An argument is out of its range, nothing would be counted, or no noise meets the
-            budget.
+        ValueError: An argument is out of its range, nothing would be counted, batches beyond the
+            capacity take all of δ, or no noise meets the budget.
 
     Examples:
         >>> import dp_sparse
@@ -109,6 +109,12 @@ def calibrate_top_k(
 
     training = _training_cost(plan, (1 - share) * budget.epsilon)
     delta = budget.delta - training.failure_delta(budget.epsilon)
+    if delta <= 0:
+        raise ValueError(
+            f"Batches beyond capacity={plan.sampling.batch_capacity} alone exceed "
+            f"delta={budget.delta:g} at epsilon={budget.epsilon:g}, which leaves nothing for a "
+            "selection. Raise sampling.capacity, or lower epsilon."
+        )
     joint = smallest_joint_noise(training.event, selection, epsilon=budget.epsilon, delta=delta)
     apart = smallest_noise(selection, epsilon=share * budget.epsilon, delta=budget.delta)
     return CalibratedTopK(source_class(joint), source_class(apart), share, wanted.lookups)

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import config_flags
 
+from pipelines import command
 from pipelines.criteo.time_series.train import Run, TimeSeriesResult
 from pipelines.files import whole_file
 from pipelines.runs import REFUSALS, difference, settings_of
@@ -20,9 +20,7 @@ _SETTINGS = "config.json"
 _MAY_CHANGE = ("verbose", "data.beam")
 
 _RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in `config.directory`.")
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", "configs/criteo_time_series.py", "The experiment."
-)
+_CONFIG = command.config_flag("configs/criteo_time_series.py", "The experiment.")
 
 
 def main(arguments: list[str]) -> int:
@@ -80,4 +78,4 @@ def _report(result: TimeSeriesResult, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)
