@@ -11,13 +11,13 @@ logits depend on the items up to it. Of the last positions, as many as wanted pr
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from dp_sparse import layers
 
-KINDS = ("re_attention", "vanilla", "gru", "lstm")
 _EPSILON = 1e-6  # of normalisation; embeddings have small variances at first
 
 
@@ -40,7 +40,7 @@ class Encoder:
 
     num_items: int
     length: int
-    kind: str = KINDS[0]
+    kind: str = "re_attention"
     width: int = 64
     heads: int = 1
     blocks: int = 2
@@ -80,10 +80,7 @@ def sequence_model(encoder: Encoder, predicted: int) -> keras.Model:
     table = keras.layers.ReversibleEmbedding(
         encoder.num_items + 1, encoder.width, tie_weights=encoder.tied, name="items"
     )
-    if encoder.kind in ("gru", "lstm"):
-        hidden = _recurrent(encoder, table(items))
-    else:
-        hidden = _transformer(encoder, items, table(items))
+    hidden = _HIDDEN[encoder.kind](encoder, items, table(items))
     hidden = keras.layers.Identity(name="hidden")(hidden)
     return keras.Model(items, table(hidden[:, -predicted:], reverse=True))
 
@@ -105,8 +102,13 @@ def attention_maps(model: keras.Model) -> keras.Model:
     return keras.Model(model.input, [each.output[1] for each in attentions])
 
 
-def _recurrent(encoder: Encoder, values: keras.KerasTensor) -> keras.KerasTensor:
-    kind = {"gru": keras.layers.GRU, "lstm": keras.layers.LSTM}[encoder.kind]
+def _recurrent(
+    kind: type[keras.layers.Layer],
+    encoder: Encoder,
+    items: keras.KerasTensor,
+    values: keras.KerasTensor,
+) -> keras.KerasTensor:
+    del items
     for _ in range(encoder.blocks):
         values = keras.layers.Dropout(encoder.dropout)(values)
         values = kind(encoder.width, return_sequences=True)(values)
@@ -193,3 +195,12 @@ def _added(
     variance: keras.KerasTensor | None, other: keras.KerasTensor | None
 ) -> keras.KerasTensor | None:
     return None if variance is None else variance + other
+
+
+_HIDDEN: dict[str, Callable[..., keras.KerasTensor]] = {  # from an encoder, items and their rows
+    "re_attention": _transformer,
+    "vanilla": _transformer,
+    "gru": functools.partial(_recurrent, keras.layers.GRU),
+    "lstm": functools.partial(_recurrent, keras.layers.LSTM),
+}
+KINDS = tuple(_HIDDEN)

@@ -106,6 +106,15 @@ def test_the_first_model_from_a_csv_runs_as_printed(
     assert int(names["model"].optimizer.steps_spent) == 15
 
 
+@pytest.mark.cases(1)
+def test_the_example_of_re_attention_runs_as_printed() -> None:
+    (example,) = python_of(README.parent / "docs" / "sequences.md")
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert int(names["model"].optimizer.steps_spent) == 20
+    assert names["plan"].spent(20).epsilon <= 8 and names["plan"].releases
+
+
 def test_the_example_of_embedding_layers_runs_as_printed() -> None:
     rng, num_examples = np.random.default_rng(0), 400
     sampling = dp_sparse.PoissonSampling(num_examples, 50, 6)

@@ -11,7 +11,7 @@ from dp_sparse.accounting import DisjointPlans
 from dp_sparse.core import whole_folder
 from dp_sparse.export import keras_folder, manifest, saved_model, weights
 from dp_sparse.export.manifest import Export, Weight
-from dp_sparse.layers import require_paid
+from dp_sparse.layers import TokenVariance
 from dp_sparse.optimizers import PrivateOptimizer, with_other_training
 
 StrPath = str | os.PathLike[str]
@@ -139,12 +139,11 @@ def released(
     optimizer.before_publishing()
     exported = model if as_model is None else as_model(model)
     counting = [optimizer.plan] if plans is None else [*plans.plans.values()]
-    for each in (model, exported):
-        require_paid(
-            each,
-            [release for plan in counting for release in plan.releases],
-            "export it with the plan that was given to effective_errors",
-        )
+    releases = [release for plan in counting for release in plan.releases]
+    for layer in (*model._flatten_layers(), *exported._flatten_layers()):
+        if isinstance(layer, TokenVariance):
+            fix = "export it with the plan that was given to effective_errors"
+            layer.require_paid(releases, fix)
     steps = optimizer.plan.sampling.steps - optimizer.steps_left
     if plans is None:
         statement = optimizer.plan.statement(steps)

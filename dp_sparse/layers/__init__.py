@@ -5,13 +5,6 @@ May use: `core`, `accounting`, `selection`, and of `clipping` how weights are re
 
 from dp_sparse.layers.effective_errors import EffectiveErrors, effective_errors
 from dp_sparse.layers.re_attention import ReAttention
-from dp_sparse.layers.variance_layers import TokenVariance, WithVariance, require_paid
+from dp_sparse.layers.variance_layers import TokenVariance, WithVariance
 
-__all__ = [
-    "EffectiveErrors",
-    "ReAttention",
-    "TokenVariance",
-    "WithVariance",
-    "effective_errors",
-    "require_paid",
-]
+__all__ = ["EffectiveErrors", "ReAttention", "TokenVariance", "WithVariance", "effective_errors"]

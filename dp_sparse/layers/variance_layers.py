@@ -87,6 +87,22 @@ class TokenVariance(keras.layers.Layer):
         """A plan that has the release begins to train the layer; `steps` counts its steps."""
         self._steps_paid = steps
 
+    def require_paid(self, releases: Collection[Release], fix: str) -> None:
+        """Checks that a plan with these releases pays for the layer's frequencies.
+
+        Args:
+            releases: Of the plan.
+            fix: What to do otherwise, for the error.
+
+        Raises:
+            PrivacyError: It does not, and no other plan has.
+        """
+        if self.release is not None and not self.is_paid and self.release not in releases:
+            raise PrivacyError(
+                f"Expected a plan that pays for {self.release.name!r}, with which {self.path} was "
+                f"made, got releases={[each.name for each in releases]}: {fix}."
+            )
+
     def get_config(self) -> dict[str, Any]:
         """The number of tokens, and what is to be paid; variances are weights."""
         owed = None if self.release is None or self.is_paid else self.release.get_config()
@@ -100,27 +116,6 @@ class TokenVariance(keras.layers.Layer):
         layer = cls(**given)
         layer.release = None if owed is None else Release.from_config(owed)
         return layer
-
-
-def require_paid(model: keras.Model, releases: Collection[Release], fix: str) -> None:
-    """Checks that a plan with these releases pays for the frequencies of all layers of a model.
-
-    Args:
-        model: Any.
-        releases: Of the plan.
-        fix: What to do otherwise, for the error.
-
-    Raises:
-        PrivacyError: It does not pay for those of a layer, and no other plan has.
-    """
-    for layer in model._flatten_layers():
-        if isinstance(layer, TokenVariance) and not layer.is_paid:
-            assert layer.release is not None
-            if layer.release not in releases:
-                raise PrivacyError(
-                    f"Expected a plan that pays for {layer.release.name!r}, with which {layer.path}"
-                    f" was made, got releases={[each.name for each in releases]}: {fix}."
-                )
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.core import PrivacyError
-from dp_sparse.layers import TokenVariance, require_paid
+from dp_sparse.layers import TokenVariance
 from dp_sparse.optimizers import PrivateOptimizer, known_noise
 from dp_sparse.sampling import Examples
 from dp_sparse.training import flush_hooks
@@ -65,9 +65,10 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
         PrivacyError: The plan does not pay for frequencies that the model was made with, or a run
             whose noise is known trained a weight.
     """
-    require_paid(
-        model, optimizer.plan.releases, "train with the plan that was given to effective_errors"
-    )
+    with_frequencies = [x for x in model._flatten_layers() if isinstance(x, TokenVariance)]
+    for layer in with_frequencies:
+        fix = "train with the plan that was given to effective_errors"
+        layer.require_paid(optimizer.plan.releases, fix)
     refuse_known_noise(model, optimizer)
     if not model.trainable_variables:
         raise ValueError(
@@ -82,8 +83,8 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
             )
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
-    for layer in model._flatten_layers():
-        if isinstance(layer, TokenVariance) and layer.release in optimizer.plan.releases:
+    for layer in with_frequencies:
+        if layer.release in optimizer.plan.releases:
             layer.pay(functools.partial(_value, optimizer.steps_spent))
     if optimizer.delays_noise:
         flush_hooks.guard_layers(model, optimizer)

@@ -1,5 +1,6 @@
 """The learning rate of Ding et al. (ICML 2024), D.6: linear warm-up, then linear decay to 0."""
 
+import math
 from typing import Any
 
 import keras
@@ -19,6 +20,8 @@ class WarmUpAndDecay(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(self, peak: float, steps: int, warm_up: float = 0.2) -> None:
         if not 0 < warm_up < 1:
             raise ValueError(f"Expected 0 < warm_up < 1, got warm_up={warm_up!r}.")
+        if not 0 < peak < math.inf:
+            raise ValueError(f"Expected a finite learning_rate > 0, got learning_rate={peak!r}.")
         self.peak, self.steps, self.warm_up = peak, steps, warm_up
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:

@@ -118,7 +118,12 @@ def _compiled(
     model = sequence_model(_encoder(config, examples, paid), examples.y.shape[1])
     steps = steps_of(config, len(examples))
     rate = WarmUpAndDecay(config.optimizer.learning_rate, steps, config.optimizer.warm_up)
-    optimizer = keras.optimizers.Adam(rate, weight_decay=config.optimizer.weight_decay or None)
+    decay = config.optimizer.weight_decay
+    if not 0 <= decay < 1:
+        raise ValueError(
+            f"Expected 0 <= optimizer.weight_decay < 1, got optimizer.weight_decay={decay!r}."
+        )
+    optimizer = keras.optimizers.Adam(rate, weight_decay=decay or None)
     data = examples.x, examples.y
     if paid is None:
         batches = _shuffled(data, len(examples), config.training.batch_size)

@@ -299,6 +299,9 @@ def test_the_rate_rises_then_falls() -> None:
     assert float(loaded(4)) == values[4]
     with pytest.raises(ValueError, match="0 < warm_up < 1"):
         WarmUpAndDecay(1.0, 10, 1.0)
+    for rate in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="Expected a finite learning_rate > 0, got"):
+            WarmUpAndDecay(rate, 10)
 
 
 # Whole runs
@@ -480,6 +483,10 @@ def test_bad_configurations_are_refused(path: Path) -> None:
     config = small(path)
     config.training.batch_size = 41
     with pytest.raises(ValueError, match="Expected training.batch_size <= 40, the training"):
+        run.run(config)
+    config = small(path)
+    config.model.kind, config.optimizer.weight_decay = "gru", -1.0
+    with pytest.raises(ValueError, match="Expected 0 <= optimizer.weight_decay < 1, got .*=-1"):
         run.run(config)
     config = small(path)
     config.privacy.method = "dp-sgd"

@@ -1,5 +1,6 @@
 """The character model: windows of a text, its scores, and whole runs."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from configs import shakespeare
+from configs import shakespeare, shakespeare_small
 from pipelines.sequences.examples import SequenceExamples
 from pipelines.shakespeare import text
 from pipelines.shakespeare.run import run, scores
@@ -80,6 +81,12 @@ def test_a_private_run(tmp_path: Path) -> None:
     assert result.statement.startswith("An example is a window of 8 characters")
 
 
+def test_the_small_config_is_the_large_one_with_smaller_sizes() -> None:
+    large, little = shakespeare.get_config(), shakespeare_small.get_config()
+    assert json.loads(large.to_json()).keys() == json.loads(little.to_json()).keys()
+    assert little.model.width < large.model.width and little.data.length < large.data.length
+
+
 @pytest.mark.slow
 def test_a_run_without_privacy_learns_the_text(tmp_path: Path) -> None:
     config = small(tmp_path, "the cat sat on the mat. " * 200)
@@ -93,7 +100,8 @@ def test_a_run_without_privacy_learns_the_text(tmp_path: Path) -> None:
 def test_the_command_prints_the_loss_and_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("the cat sat on the mat. " * 40)
-    command = [sys.executable, "-m", "pipelines.shakespeare", f"--config.data.path={path}"]
+    command = [sys.executable, "-m", "pipelines.shakespeare"]
+    command += ["--config=configs/shakespeare_small.py", f"--config.data.path={path}"]
     sizes = {"data.length": 7, "model.width": 6, "model.blocks": 1, "training.epochs": 1}
     sizes |= {"training.batch_size": 16}
     options = [f"--config.{name}={value}" for name, value in sizes.items()]
