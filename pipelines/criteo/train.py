@@ -11,8 +11,7 @@ import dataclasses
 import functools
 import math
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -30,6 +29,7 @@ from pipelines.criteo.tables import LayerJob, examples_by_feature
 from pipelines.methods import METHODS, NON_PRIVATE
 from pipelines.optimizers import optimizer_of
 from pipelines.runs import Run
+from pipelines.steps import StepTimer, stock_batches
 
 Scores = Callable[[Any], np.ndarray]  # from inputs to logits
 
@@ -191,42 +191,6 @@ def exact_auc(labels: np.ndarray, scores: np.ndarray) -> float:
 
 def _compile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     model.compile(optimizer=optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
-
-
-def stock_batches(training: dp_sparse.RecordFile, batch_size: int, steps: int) -> tf.data.Dataset:
-    """Shuffled batches of fixed size for the non-private run."""
-
-    def generate() -> Iterator[Any]:
-        rng = np.random.default_rng()
-        while True:
-            order = rng.permutation(len(training))
-            for start in range(0, len(order) - batch_size + 1, batch_size):
-                yield training.gather(np.sort(order[start : start + batch_size]))
-
-    if len(training) < batch_size:
-        raise ValueError(f"Expected at least one batch of {batch_size} rows, got {len(training)}.")
-    example = training.gather(np.arange(batch_size))
-    signature = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
-    return (
-        tf.data.Dataset.from_generator(generate, output_signature=signature).take(steps).prefetch(2)
-    )
-
-
-class StepTimer(keras.callbacks.Callback):
-    """Times each step, from when its batch is there until the weights are updated."""
-
-    reads_weights = False
-    reads_training_metrics = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._begun = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seconds.append(time.perf_counter() - self._begun)
 
 
 class _HeldOutAUC(keras.callbacks.Callback):

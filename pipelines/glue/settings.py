@@ -8,7 +8,7 @@ from pipelines.glue.data import sources_of
 from pipelines.glue.tasks import Task
 from pipelines.methods import NON_PRIVATE
 from pipelines.optimizers import optimizer_of
-from pipelines.sequences.schedule import WarmUpAndDecay
+from pipelines.schedules import WarmUpAndDecay
 
 METHODS = (NON_PRIVATE, "dp_sgd", "dp_adafest", "dp_fest", "dp_adafest_plus")
 

@@ -25,6 +25,7 @@ from pipelines.files import whole_file
 from pipelines.finished_runs import FinishedRuns
 from pipelines.glue.data import VALIDATION
 from pipelines.glue.page import page
+from pipelines.methods import NON_PRIVATE
 from pipelines.own_process import in_own_process
 from pipelines.runs import Run
 
@@ -141,7 +142,7 @@ def write_page(config: ml_collections.ConfigDict, results: FinishedRuns, path: P
 
 
 def _is_non_private(config: ml_collections.ConfigDict, method: str) -> bool:
-    return settings_of(config, method)[0]["method"] == "non_private"
+    return settings_of(config, method)[0]["method"] == NON_PRIVATE
 
 
 def _name(point: Point) -> str:

@@ -17,7 +17,6 @@ import numpy as np
 import dp_sparse
 from models.pretrained import load_backbone, minilm_folder
 from models.roberta_lora import TextClassifier, text_classifier, word_table
-from pipelines.criteo.train import StepTimer, stock_batches
 from pipelines.glue import exporting
 from pipelines.glue.data import Data, load, protected
 from pipelines.glue.records import Tokens
@@ -27,6 +26,7 @@ from pipelines.glue.tokens import TextTokenizer, tokenizer_of
 from pipelines.glue.words import selected_rows
 from pipelines.methods import NON_PRIVATE, calibrated, optimizer_under
 from pipelines.runs import Run
+from pipelines.steps import StepTimer, stock_batches
 
 MINILM = "minilm"
 _JUDGED_AT_ONCE = 256

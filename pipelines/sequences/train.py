@@ -16,9 +16,9 @@ import tensorflow as tf
 import dp_sparse
 from models.sequence_transformer import Encoder, sequence_model
 from pipelines.runs import Run
+from pipelines.schedules import WarmUpAndDecay
 from pipelines.sequences.examples import SequenceExamples
 from pipelines.sequences.plans import Accounted, accounted, steps_of
-from pipelines.sequences.schedule import WarmUpAndDecay
 
 Score = Callable[[keras.Model], dict[str, float]]
 

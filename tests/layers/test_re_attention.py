@@ -109,6 +109,45 @@ def test_a_variance_of_another_shape_is_named(shape: tuple[int, ...]) -> None:
         layer(x, x, variance=np.ones(shape, np.float32))
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (3, 5), (3,)])
+def test_a_variance_of_another_shape_is_named_when_a_model_is_made(shape: tuple[int, ...]) -> None:
+    x, variance = keras.Input((3, 8)), keras.Input(shape)
+    with pytest.raises(ValueError, match=r"\(None, 3, 8\) or \(None, 3, 1\) at layer"):
+        layers.ReAttention(1, 4)(x, x, variance=variance)
+    layers.ReAttention(1, 4)(x, value=x, variance=keras.Input((3, 1)))
+
+
+def test_what_keras_does_not_have_is_given_by_name() -> None:
+    """Keras' third argument is `value_dim`, its fourth `dropout`."""
+    with pytest.raises(TypeError, match="positional argument"):
+        layers.ReAttention(2, 8, 8)  # type: ignore[misc]
+
+
+def test_in_half_precision_variances_are_float32() -> None:
+    half = layers.ReAttention(2, 3, weight_variance=NOISE, dtype="mixed_float16")
+    whole = layers.ReAttention(2, 3, weight_variance=NOISE)
+    x = values(2, LENGTH, 4)
+    given_ = {"variance": np.full((2, LENGTH, 1), 0.1, np.float32), "return_variance": True}
+    for layer in (half, whole):
+        layer(x, x)
+    half.set_weights(whole.get_weights())
+    (found, variance), (expected, wanted) = (layer(x, x, **given_) for layer in (half, whole))
+    assert found.dtype == "float16" and variance.dtype == "float32"
+    np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(variance, wanted, rtol=0.02)
+
+
+def test_without_noise_it_is_keras_layer_over_other_axes() -> None:
+    x = values(2, 3 * LENGTH, 4)
+    x = np.reshape(x, (2, 3, LENGTH, 4))
+    ours = layers.ReAttention(2, 3, attention_axes=2)
+    theirs = keras.layers.MultiHeadAttention(2, 3, attention_axes=2)
+    for layer in (ours, theirs):
+        layer(x, x)
+    ours.set_weights(theirs.get_weights())
+    np.testing.assert_allclose(ours(x, x), theirs(x, x), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize("options", [{}, {"value_dim": 2, "use_bias": False, "output_shape": 7}])
 def test_without_noise_it_is_keras_layer(correction: str, options: dict[str, Any]) -> None:

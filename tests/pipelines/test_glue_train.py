@@ -319,7 +319,7 @@ def selecting(source: str, rows: int, counts: str = "") -> Any:
     return config
 
 
-def test_padding_is_never_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_counts_for_no_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def calibrated(plan: Any, tables: Any, rows: int, source: Any, share: float) -> Any:
@@ -359,6 +359,15 @@ def test_public_counts_select_rows_at_no_cost(tmp_path: Path) -> None:
     most = selecting("public", theirs.size - 1, folder)
     rows = words.selected_rows(most, "words", theirs.size, records([0]), theirs, None)
     assert theirs.padding_id not in rows.row_ids["words"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_rows_are_public(tmp_path: Path) -> None:
+    sst2_folder(tmp_path)
+    changes = {"method": "dp_fest", "selection.source": "public", "selection.rows": 2}
+    config = small(tmp_path, **changes, **{"selection.counts": authors(tmp_path / "authors")})
+    found = train(config)
+    assert found.steps == 4 and found.entries == 2 * 8 and "selected" not in found.statement
 
 
 def test_public_counts_go_to_the_words_of_another_tokenizer(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from models.sequence_transformer import last_position
 from pipelines.movielens import exporting, ranking, run
 from pipelines.movielens.interactions import Interactions, SequenceDataError, load, read
 from pipelines.movielens.users import filtered, item_set, users_of
+from pipelines.schedules import WarmUpAndDecay
 from pipelines.sequences import plans
 from pipelines.sequences.examples import SequenceExamples
-from pipelines.sequences.schedule import WarmUpAndDecay
 
 ROOT = Path(__file__).parents[2]
 USERS, ITEMS, TAKEN = 40, 12, 9

@@ -29,12 +29,13 @@ from pipelines.criteo.time_series.reading import (
     RecordReader,
     refuse_repeated,
 )
-from pipelines.criteo.train import exact_auc, stock_batches
+from pipelines.criteo.train import exact_auc
 from pipelines.exports import require_private
 from pipelines.files import whole_file
 from pipelines.methods import METHODS, NON_PRIVATE, optimizer_under
 from pipelines.optimizers import optimizer_of
 from pipelines.runs import only_one, restored
+from pipelines.steps import stock_batches
 
 _DONE = "done.json"
 
