@@ -14,22 +14,33 @@ class FinishedRuns:
 
     Args:
         path: The file; it need not exist.
+        of: What else the runs depend on, such as a digest of settings; a part of each line.
 
     Attributes:
         lines: What each line says, in their order.
+
+    Raises:
+        ValueError: The file has runs of something else.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, of: str | None = None) -> None:
+        self._path, self._of = path, {} if of is None else {"of": of}
         lines = path.read_text("utf-8").splitlines(keepends=True) if path.exists() else []
         if lines and not lines[-1].endswith("\n"):
             lines.pop()
             with whole_file(path) as file:
                 file.write("".join(lines).encode())
         self.lines: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        others = sum(line.get("of") != of for line in self.lines)
+        if others:
+            raise ValueError(
+                f"Expected runs of these settings and data in {path}, got {others} of others among "
+                f"{len(lines)}: name another file for these results, and another page."
+            )
 
     def add(self, line: dict[str, Any]) -> None:
         """Writes one line."""
+        line = line | self._of
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -10,6 +10,8 @@ finished run is a line of the results file at once; the same command does the re
 """
 
 import dataclasses
+import hashlib
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ from pipelines.movielens import study_maps, study_page
 from pipelines.movielens.run import Result, run
 from pipelines.movielens.study_page import Lines
 from pipelines.own_process import in_own_process
+from pipelines.runs import settings_of
 
 _FLAGS = flags.FlagValues()  # other modules of one process define a config, too
 _CONFIG = command.config_flag("configs/movielens_study.py", "The study.", _FLAGS)
@@ -31,6 +34,17 @@ _ONLY_PAGE = flags.DEFINE_bool(
     "only_page", False, "write the page of the runs that are there", flag_values=_FLAGS
 )
 
+_OF_POINTS = (  # settings that differ between runs of one study, and where the data lie
+    "seed",
+    "data.path",
+    "data.directory",
+    "data.held_out",
+    "model.kind",
+    "model.tied",
+    "privacy.epsilon",
+    "training.batch_size",
+    "optimizer.learning_rate",
+)
 MODELS: dict[str, dict[str, Any]] = {
     "re_attention": {"kind": "re_attention"},
     "vanilla": {"kind": "vanilla"},
@@ -77,10 +91,20 @@ class Results:
 
     Args:
         path: The file; it need not exist.
+        study: Whose runs they are.
+
+    Raises:
+        ValueError: The file has runs of other settings.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = FinishedRuns(path)
+    def __init__(self, path: Path, study: ml_collections.ConfigDict) -> None:
+        own = {
+            name: value
+            for name, value in settings_of(study, _OF_POINTS).items()
+            if not name.startswith(("study.", "report."))
+        }
+        digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+        self._file = FinishedRuns(path, digest[:12])
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -98,7 +122,10 @@ class Results:
 
 
 def grid(study: ml_collections.ConfigDict, model: str, results: Results) -> list[Point]:
-    """The settings among which a model's is chosen; twice a rate that is the largest and best."""
+    """The settings among which a model's is chosen, and twice the rate while the largest is best.
+
+    One rate alone is no choice, and stays the only one.
+    """
     rates = list(study.study.learning_rates)
     while True:
         points = [
@@ -107,7 +134,7 @@ def grid(study: ml_collections.ConfigDict, model: str, results: Results) -> list
             for rate in rates
         ]
         found = _best_of(study, points, results)
-        if found is None or found.learning_rate < max(rates):
+        if found is None or len(rates) == 1 or found.learning_rate < max(rates):
             return points
         rates.append(2 * max(rates))
 
@@ -216,13 +243,13 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) > 1:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
     study = _CONFIG.value
-    results = Results(Path(study.study.results))
-
-    def report() -> None:
-        lines = shown(study, results)
-        study_page.write(study, *lines, Path(study.study.page), Path(study.study.maps))
-
     try:
+        results = Results(Path(study.study.results), study)
+
+        def report() -> None:
+            lines = shown(study, results)
+            study_page.write(study, *lines, Path(study.study.page), Path(study.study.maps))
+
         if not _ONLY_PAGE.value:
             run_study(study, results, report)
         report()

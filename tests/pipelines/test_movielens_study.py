@@ -44,7 +44,7 @@ def result_of(point: Point) -> dict[str, Any]:
 
 def finished(config: ml_collections.ConfigDict, runs: int | None = None) -> Results:
     """All results, or the first ones."""
-    results = Results(Path(config.study.results))
+    results = Results(Path(config.study.results), config)
     for _, point in zip(range(runs or 1000), study.missing(config, results), strict=False):
         results.add(point, result_of(point))
     return results
@@ -70,7 +70,7 @@ def test_grids_come_first_and_their_best_is_compared(small: ml_collections.Confi
 def test_the_larger_rate_is_taken_of_scores_that_are_nearly_equal(
     second: float, taken: int, small: ml_collections.ConfigDict
 ) -> None:
-    results = Results(Path(small.study.results))
+    results = Results(Path(small.study.results), small)
     points = [Point("gru", 8.0, 1000, rate) for rate in (*GRID_RATES, 0.06)]
     for point, score in zip(points, (4.8807, second, 4.0), strict=True):
         results.add(point, result_of(point) | {"ndcg": score})
@@ -81,7 +81,7 @@ def test_the_larger_rate_is_taken_of_scores_that_are_nearly_equal(
 def test_a_grid_grows_while_its_largest_rate_is_the_best(
     scores: tuple[float, ...], rates: int, small: ml_collections.ConfigDict
 ) -> None:
-    results = Results(Path(small.study.results))
+    results = Results(Path(small.study.results), small)
     for score in scores:
         point = next(p for p in study.missing(small, results) if p.model == "re_attention")
         assert study.best(small, "re_attention", results) is None
@@ -96,10 +96,20 @@ def test_it_goes_on_behind_the_last_whole_line(small: ml_collections.ConfigDict)
     finished(small, 3)
     path = Path(small.study.results)
     path.write_text(path.read_text() + '{"point": {"mod')
-    again = Results(path)
+    again = Results(path, small)
     assert len(again.lines) == 3 and len(path.read_text().splitlines()) == 3
     rest = study.missing(small, again)
     assert next(rest) == Point("vanilla", 8.0, 1000, 0.01)
+
+
+def test_runs_of_other_settings_are_not_taken_for_these(small: ml_collections.ConfigDict) -> None:
+    """Such as those of another file of items; where it lies does not matter."""
+    finished(small, 3)
+    small.data.path, small.seed = "elsewhere", 5
+    assert len(Results(Path(small.study.results), small).lines) == 3
+    small.data.num_items = 12_101
+    with pytest.raises(ValueError, match="found.jsonl, got 3 of others among 3: name another file"):
+        Results(Path(small.study.results), small)
 
 
 def test_a_point_is_a_configuration_of_the_job(small: ml_collections.ConfigDict) -> None:
@@ -167,6 +177,7 @@ def test_a_run_of_the_study_leaves_a_line_a_map_and_a_page(
     small: ml_collections.ConfigDict, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small.data.update({"path": str(path), "num_items": 12, "length": 4, "predicted": 3})
+    small.data.filter_items = 0
     small.model.update({"width": 4, "blocks": 1})
     small.training.update({"epochs": 1, "score_every": 1})
     small.study.update({"models": (("vanilla",),), "epsilons": (8.0,), "seeds": (0,)})
