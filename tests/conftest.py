@@ -8,6 +8,9 @@ import hashlib
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# On a CPU TensorFlow has convolutions with channels first, and dilated transposed ones, through
+# oneDNN alone, which it takes by itself on processors with AVX-512 VNNI or AMX only.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 from collections.abc import Callable, Iterator
 from typing import Any
