@@ -134,7 +134,7 @@ def test_an_export_predicts_on_strings(tmp_path: Path, kind: str, texts: int) ->
 
 
 def test_a_saved_layer_has_its_pieces() -> None:
-    tokenizer = sentence_pieces()
+    tokenizer = TOKENIZERS["xlm-roberta"]()
     rows = tokenizer.get_vocab_size()
     backbone = language.backbone("xlm-roberta", layers=1, vocabulary=rows)
     layer = text_export.preprocessor_of(backbone, tokenizer, LENGTH)
