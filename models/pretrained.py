@@ -120,14 +120,18 @@ def require_length(backbone: Backbone, length: int, source: str = "the backbone"
         )
 
 
+def reason(error: Exception) -> str:
+    """What keras-hub says of a source, without its list of what a preset may be."""
+    return str(error).split("\n", maxsplit=1)[0].split(" A preset must be", maxsplit=1)[0]
+
+
 def _preset(source: str, dropout: float) -> Backbone:
     try:
         backbone = keras_hub.models.Backbone.from_preset(source, dropout=dropout)
     except (OSError, ValueError, ImportError) as error:
-        first = str(error).split("\n", maxsplit=1)[0].split(" A preset must be", maxsplit=1)[0]
         raise ValueError(
             f"Expected a folder that is there, or a preset of keras-hub within reach, got "
-            f"{source!r}: {first} {OFFLINE}"
+            f"{source!r}: {reason(error)} {OFFLINE}"
         ) from error
     known = tuple(kind.backbone() for kind in KINDS.values())
     if not isinstance(backbone, known):

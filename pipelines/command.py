@@ -48,6 +48,11 @@ def run(main: Callable[[list[str]], int], given: flags.FlagValues = flags.FLAGS)
     app.run(main, flags_parser=parsed)
 
 
+def say(line: str) -> None:
+    """Prints a line at once: what follows may take hours."""
+    print(line, flush=True)
+
+
 def _end(error: Any) -> NoReturn:
     """Says what is wrong, without the quotes that errors of keys have around it."""
     while error.args and isinstance(error.args[0], Exception):

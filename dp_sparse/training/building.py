@@ -84,7 +84,7 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
     for layer in with_frequencies:
-        if layer.release in optimizer.plan.releases:
+        if not layer.is_paid and layer.release in optimizer.plan.releases:
             layer.pay(functools.partial(_value, optimizer.steps_spent))
     if optimizer.delays_noise:
         flush_hooks.guard_layers(model, optimizer)

@@ -61,7 +61,7 @@ class PrivacyReport(keras.callbacks.Callback):
 
     The ε shown is that of the next point of the report, so it is never below what was spent. Each
     point costs one evaluation of the accountant (0.3 to 1 s). Given to each of several `fit`s that
-    go on with one run, it reports all of them.
+    go on with one run, it reports all of them; otherwise it begins anew.
 
     Args:
         path: Where to write an HTML page, at every epoch's end; None writes nothing.
@@ -115,7 +115,7 @@ class PrivacyReport(keras.callbacks.Callback):
         optimizer = private_optimizer_of(self.model, "PrivacyReport")
         spent = int(optimizer.steps_spent.numpy())
         if self._ended is None or self._ended[0] is not optimizer or self._ended[1] != spent:
-            self._optimizer = optimizer
+            self._optimizer, self.history = optimizer, RunHistory()
             self._every = max(1, math.ceil(optimizer.plan.sampling.steps / self.points))
             self._totals = self._first = totals(optimizer)
             self._begin: findings.Snapshot | None = None
@@ -219,8 +219,8 @@ class PrivacyReport(keras.callbacks.Callback):
             lines.insert(0, self.note)
         if self._begin is not None and self._taken_before:
             lines.append(
-                f"The first {self._taken_before} steps were taken before this report began: all "
-                "that follows, but for epsilon, is of the steps after them."
+                f"The first {self._taken_before} steps were taken before this report began: what "
+                "it says of training, epsilon apart, is of the steps after them."
             )
         return "\n".join(lines)
 

@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
     config = _CONFIG.value
     try:
-        result = train(config, _run(config), _EXPORT.value)
+        result = train(config, _run(config), _EXPORT.value, command.say)
     except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -59,9 +59,7 @@ class TextFile:
     def digest(self) -> str:
         """A hash of the bytes, of where they are, and of how they are read."""
         found = hashlib.sha256(f"{self.columns}{dict(self.task.labels)}{self.quarantine}".encode())
-        with self.path.open("rb") as file:
-            while block := file.read(2**20):
-                found.update(block)
+        _add_bytes(found, self.path)
         return found.hexdigest()
 
     def read(self) -> Sentences:
@@ -147,9 +145,7 @@ class TfdsSplit:
         for path in sorted(Path(self._builder().data_dir).rglob("*")):
             if path.is_file():
                 found.update(f"{path.name} {path.stat().st_size} ".encode())
-                with path.open("rb") as file:
-                    while block := file.read(2**20):
-                        found.update(block)
+                _add_bytes(found, path)
         return found.hexdigest()
 
     def read(self) -> Sentences:
@@ -222,6 +218,13 @@ def source_of(config: ml_collections.ConfigDict, task: Task, split: str) -> Text
         if path.is_file():
             return TextFile(path, columns, task, config.quarantine)
     raise GlueDataError(f"No such file: {plain}, nor with .gz.")
+
+
+def _add_bytes(found: Any, path: Path) -> None:
+    """Adds a file to a hash."""
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            found.update(block)
 
 
 def _decoded(values: Iterable[bytes]) -> list[str | None]:

@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 from tokenizers.implementations import BertWordPieceTokenizer
 
-from models.pretrained import OFFLINE
+from models.pretrained import OFFLINE, reason
 from pipelines.glue.tasks import GlueDataError
 
 GPT2_TOKENS = 50_257  # later lines of dict.txt fill its table up, and stand for no token
@@ -81,10 +81,9 @@ def tokenizer_of(source: str) -> TextTokenizer:
             str(folder) if folder.is_dir() else source
         )
     except Exception as error:  # of a network, of a folder, of a class that is not there
-        first = str(error).split("\n", maxsplit=1)[0].split(" A preset must be", maxsplit=1)[0]
         raise GlueDataError(
             f"Expected a folder with a tokenizer ({_KNOWN}) or a preset of keras-hub that can be "
-            f"fetched, got {source!r}: {first} {OFFLINE} A tokenizer of its own is given by "
+            f"fetched, got {source!r}: {reason(error)} {OFFLINE} Another tokenizer is given by "
             "--config.model.tokenizer=FOLDER."
         ) from error
     if isinstance(found, keras_hub.tokenizers.BytePairTokenizer):

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -66,7 +67,12 @@ class Result:
     model: TextClassifier
 
 
-def train(config: ml_collections.ConfigDict, run: Run | None = None, export: str = "") -> Result:
+def train(
+    config: ml_collections.ConfigDict,
+    run: Run | None = None,
+    export: str = "",
+    say: Callable[[str], None] = lambda line: None,
+) -> Result:
     """Loads, trains and judges, and exports the model if a path is given.
 
     With a `run` it goes on where that is.
@@ -83,8 +89,8 @@ def train(config: ml_collections.ConfigDict, run: Run | None = None, export: str
     tokenizer.check_table(backbone.vocabulary_size)
     exporting.check(config, export, tokenizer, backbone)
     data = load(config, task, tokenizer, "segment_ids" in backbone.input)
-    if config.report.verbose and data.counts:
-        print(", ".join(f"{name} {number:,}" for name, number in data.counts.items()), flush=True)
+    if data.counts:
+        say(", ".join(f"{name} {number:,}" for name, number in data.counts.items()))
     steps = steps_of(config, len(data.training))
     model = text_classifier(
         backbone,

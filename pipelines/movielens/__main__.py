@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     config = _CONFIG.value
     try:
         kept = run_of(config, _RESUME.value, _MONITOR.value)
-        result = run(config, kept, _EXPORT.value, lambda line: print(line, flush=True))
+        result = run(config, kept, _EXPORT.value, command.say)
     except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

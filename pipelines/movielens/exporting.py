@@ -44,7 +44,7 @@ def with_numbers(model: keras.Model, kept: np.ndarray, items: np.ndarray) -> ker
         A model of Keras' own operations: int32 `[batch, any length]`, each user's items in the
         order of time, 0 for padding, to `[batch, items + 1]`. Items that were not kept are left out
         of what a user had, as in training, and are never found. Of the others the last `length` are
-        read.
+        read. A number beyond the set is an error on a CPU.
     """
     of_set = np.zeros(len(items) + 1, np.int32)  # the model's number of each of the set
     order = np.argsort(items)

@@ -419,6 +419,18 @@ def test_a_copy_owes_what_its_model_owed(tmp_path: Path) -> None:
     train_under(keras.models.load_model(tmp_path / "trained.keras"), pays=False)
 
 
+def test_what_was_paid_stays_paid() -> None:
+    """A second plan that has the release, and takes no step, does not undo the first one."""
+    model = model_of_frequencies()
+    train_under(model, pays=True)
+    plan = plan_for(50, steps=1)
+    plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=(PAID,)).with_noise(3.0)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse")
+    with pytest.raises(dp_sparse.PrivacyError):
+        model.fit(np.ones((50, 1), np.int32), np.ones((50, 1)), verbose=0)
+    train_under(model, pays=False)
+
+
 def test_a_plan_pays_with_its_first_step(tmp_path: Path) -> None:
     """A fit that was refused has published nothing, and paid for nothing."""
     model, plan = model_of_frequencies(), plan_for(50, steps=1)

@@ -193,6 +193,7 @@ def test_a_report_of_several_fits_is_of_all_their_steps(
     assert "a &lt;user" not in page.read_text()
     fit(trained, report, steps_per_epoch=2)  # it did not see two of the steps
     assert "The first 6 steps were taken before this report began" in page.read_text()
+    assert report.history.steps == [8]
 
 
 def test_a_page_without_matplotlib_is_refused_before_training(

@@ -443,21 +443,24 @@ def test_sigterm_saves_and_exits_143(tmp_path: pathlib.Path) -> None:
     assert not any("ended" in line for line in lines)
 
 
+class Interrupted(keras.callbacks.Callback):
+    """Ends a fit after its first epoch, as Ctrl-C does."""
+
+    reads_training_metrics = False
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        raise KeyboardInterrupt
+
+
 def test_an_interrupted_fit_does_not_keep_sigterm(tmp_path: pathlib.Path) -> None:
     """The first one is noted for a step that does not come; the second one ends the process."""
-
-    class Interrupted(keras.callbacks.Callback):
-        reads_training_metrics = False
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            raise KeyboardInterrupt
 
     before, plan = signal.getsignal(signal.SIGTERM), plan_of(4)
     model, checkpoint = compiled(plan), PrivateCheckpoint(str(tmp_path))
     checkpoint.restore(model)
     batches = plan.sampling.batches(clicks(8))
     with pytest.raises(KeyboardInterrupt):
-        model.fit(batches, callbacks=[checkpoint, Interrupted()], verbose=0)
+        model.fit(batches, epochs=2, callbacks=[checkpoint, Interrupted()], verbose=0)
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(SystemExit, match="143"):
         signal.raise_signal(signal.SIGTERM)
@@ -467,12 +470,6 @@ def test_an_interrupted_fit_does_not_keep_sigterm(tmp_path: pathlib.Path) -> Non
 
 def test_an_interrupted_fit_keeps_no_folder_when_its_model_is_gone(tmp_path: pathlib.Path) -> None:
     """As in a notebook, where the cell runs anew with a new model."""
-
-    class Interrupted(keras.callbacks.Callback):
-        reads_training_metrics = False
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            raise KeyboardInterrupt
 
     before, plan = signal.getsignal(signal.SIGTERM), plan_of(4)
     batches = plan.sampling.batches(clicks(8))
