@@ -178,8 +178,8 @@ def test_the_jobs_on_pairs_train_and_export(job: Any, kind: str, tmp_path: Path)
     assert found.steps == 2 and found.epsilon <= own.privacy.epsilon
     classes = TASKS[own.task].classes
     texts = [tf.constant(["what is no"]), tf.constant(["a fine film"])]
-    served = tf.saved_model.load(str(tmp_path / "export" / "saved_model")).serve(texts)
-    assert np.asarray(served).shape == (1, classes)
+    served = tf.saved_model.load(str(tmp_path / "export" / "saved_model"))
+    assert np.asarray(served.serve(texts)).shape == (1, classes)
 
 
 @pytest.mark.slow
