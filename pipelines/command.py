@@ -56,7 +56,9 @@ def say(line: str) -> None:
 def _end(error: Any) -> NoReturn:
     """Says what is wrong, without the quotes that errors of keys have around it."""
     while error.args and isinstance(error.args[0], Exception):
-        error = error.args[0]
+        error = error.args[0]  # ml_collections' AttributeError holds a KeyError
     said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, AttributeError | KeyError):  # which names the option alone
+        said = f"Expected an option that the config has, got {said}"
     print(f"error: {' '.join(said.split())}", file=sys.stderr)
     sys.exit(1)

@@ -1,12 +1,7 @@
 """`PrivateCheckpoint`: training that goes on after it was killed, within what its plan pays for."""
 
-import contextlib
-import signal
-import threading
 import time
 import warnings
-import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,8 +10,7 @@ from dp_sparse.core import PrivacyError, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training.checkpoint_files import CheckpointFolder
 from dp_sparse.training.covered_steps import CoveredSteps, set_covered_steps
-
-TERMINATED = 143  # 128 + SIGTERM, as shells say it
+from dp_sparse.training.sigterm import TERMINATED, Sigterm
 
 
 class PrivateCheckpoint(keras.callbacks.Callback):
@@ -78,8 +72,8 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         self.keep = validate.positive_integer("keep", keep)
         self._restored: keras.Model | None = None
         self._covered = CoveredSteps()
-        self._terminated = self._saving = False
-        self._waiting = contextlib.ExitStack()
+        self._saving = False
+        self._sigterm = Sigterm()
 
     @property
     def steps(self) -> list[int]:
@@ -155,9 +149,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
                 f"{self._folder.path} as if nothing was spent: call checkpoint.restore(model)."
             )
         self._when = time.monotonic()
-        self._waiting.close()  # of a run that an exception ended
-        self._terminated = False
-        self._waiting.enter_context(self._waits_for_sigterm())
+        self._sigterm.wait()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if it is time to."""
@@ -167,13 +159,13 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         late = (
             self.every_seconds is not None and time.monotonic() - self._when >= self.every_seconds
         )
-        if enough or late or self._terminated:
+        if enough or late or self._sigterm.came:
             self._save()
         self._end_if_terminated()
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Does not wait for the end of a validation."""
-        if self._terminated:
+        if self._sigterm.came:
             self._save()
             self._end_if_terminated()
 
@@ -185,7 +177,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Saves what the run ends with."""
         self._save()
-        self._waiting.close()
+        self._sigterm.end()
 
     def _step(self) -> int:
         return int(self._optimizer.steps_spent.numpy())
@@ -204,30 +196,10 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         self._when = time.monotonic()
 
     def _end_if_terminated(self) -> None:
-        if self._terminated:
+        if self._sigterm.came:
             self._covered.exiting()
-            self._waiting.close()
+            self._sigterm.end()
             raise SystemExit(TERMINATED)
-
-    @contextlib.contextmanager
-    def _waits_for_sigterm(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield  # where no handler can be set
-            return
-
-        waiting = weakref.ref(self)  # an interrupted fit leaves the handler, which keeps no folder
-
-        def note(number: int, frame: Any) -> None:
-            checkpoint = waiting()
-            if checkpoint is None or checkpoint._terminated:
-                raise SystemExit(TERMINATED)
-            checkpoint._terminated = True
-
-        before = signal.signal(signal.SIGTERM, note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _private_optimizer(model: keras.Model) -> PrivateOptimizer:

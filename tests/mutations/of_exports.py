@@ -20,8 +20,8 @@ FAULTS = (
     Fault(
         "steps_between_two_runs_count_as_saved",
         "dp_sparse/training/checkpoint.py",
-        "        self._waiting.close()  # of a run that an exception ended\n",
-        "        self._waiting.close()\n        self._covered.step = self._step()\n",
+        "        self._sigterm.wait()\n",
+        "        self._sigterm.wait()\n        self._covered.step = self._step()\n",
         (f"{_OF_PUBLISHING}::test_steps_that_no_callback_saved_are_saved_before_the_next_run",),
     ),
     Fault(

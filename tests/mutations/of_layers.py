@@ -41,8 +41,8 @@ FAULTS = (
     Fault(
         "frequencies_paid_by_another_plan_accepted",
         "dp_sparse/training/building.py",
-        "if release is not None and release not in optimizer.plan.releases:",
-        "if False:",
+        "        layer.require_paid(optimizer.plan.releases, fix)\n",
+        "",
         (
             f"{_OF_RE_ATTENTION}::"
             "test_a_model_with_private_frequencies_trains_under_the_plan_that_pays_alone",

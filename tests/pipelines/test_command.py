@@ -19,7 +19,7 @@ JOBS = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("job", JOBS)
 def test_an_option_that_is_not_there_is_named(job: str) -> None:
     for option, named in (

@@ -164,7 +164,7 @@ def pairs_folder(folder: Path, task: str) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("job", "kind"), [(glue_qnli, "roberta"), (glue_qqp, "roberta"), (xnli, "xlm-roberta")]
 )
@@ -182,7 +182,6 @@ def test_the_jobs_on_pairs_train_and_export(job: Any, kind: str, tmp_path: Path)
     assert np.asarray(served.serve(texts)).shape == (1, classes)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif("DP_SPARSE_DATA" not in os.environ, reason="DP_SPARSE_DATA is not set")
 def test_minilm_trains_for_some_steps(tmp_path: Path) -> None:
     """The real weights, on the first rows of the real file, under the settings of its job."""
