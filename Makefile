@@ -46,8 +46,8 @@ $(INSTALLED): setup.py
 # a test that trains), so the tests take several.
 TEST = $(RUN) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 FIRST = tests/clipping tests/optimizers tests/selection tests/sampling tests/accounting tests/noise
-SECOND = tests/distribution tests/attacks tests/pipelines tests/models tests/benchmarks \
-	tests/reference
+SECOND = tests/distribution tests/attacks tests/models tests/reference
+THIRD = tests/pipelines tests/benchmarks
 PARTS = $(shell seq 24) # of all that is slow
 
 # Runs again, with what processors differ in switched off: no test may rest on the one at hand.
@@ -64,7 +64,8 @@ OLDEST = XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
 test: $(INSTALLED)
 	@$(TEST) $(FIRST)
 	@$(TEST) $(SECOND)
-	@$(TEST) $(addprefix --ignore=,$(FIRST) $(SECOND))
+	@$(TEST) $(THIRD)
+	@$(TEST) $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD))
 	@test -n '$(NUMPY_DISPATCH)'
 	@NPY_DISABLE_CPU_FEATURES='$(NUMPY_DISPATCH)' $(TEST) $(ACCOUNTING)
 	@$(OLDEST) $(TEST) $(KERNELS)

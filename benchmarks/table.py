@@ -114,6 +114,12 @@ ROWS = (
         "{step_over_nonprivate}; {memory_over_nonprivate}; {re_attention_over_vanilla}",
     ),
     Row(
+        "Step that gives memory back over one that keeps it ([why](docs/advice.md#on-a-cpu)), the "
+        "same model, batch 256: stock Keras; private",
+        "freed_memory",
+        "{stock_given_back_over_kept}; {vanilla_given_back_over_kept}",
+    ),
+    Row(
         "Selection of rows alone, 1e9 rows over 1e5 rows",
         "selection",
         "{threshold_flatness_1e9_over_1e5}",

@@ -8,6 +8,8 @@ import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
+from pipelines.memory import keep_freed_memory
+
 _WRONG = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)
 
 
@@ -45,6 +47,7 @@ def run(main: Callable[[list[str]], int], given: flags.FlagValues = flags.FLAGS)
             _end(error)
         return others
 
+    keep_freed_memory()
     app.run(main, flags_parser=parsed)
 
 

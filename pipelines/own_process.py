@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from pipelines.memory import keep_freed_memory
+
 
 def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function of a module returns, or raises, in a new process.
@@ -22,12 +24,13 @@ def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(
-        1, mp_context=context, initializer=_end_with_parent
+        1, mp_context=context, initializer=_begin
     ) as process:
         return process.submit(function, *arguments).result()
 
 
-def _end_with_parent() -> None:
+def _begin() -> None:
+    keep_freed_memory()
     parent = multiprocessing.parent_process()
     assert parent is not None
 

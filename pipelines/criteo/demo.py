@@ -17,6 +17,7 @@ from pipelines.criteo.generate import generate
 from pipelines.criteo.records import load_or_prepare
 from pipelines.criteo.report import console_table, write_report
 from pipelines.criteo.train import RunResult, train
+from pipelines.memory import keep_freed_memory
 
 ROWS, _SEED = 300_000, 0
 METHODS = ("non_private", "dp_sgd", "dp_adafest")
@@ -69,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="a Criteo TSV or .gz instead of made-up rows")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="where the report goes")
     options = parser.parse_args(arguments)
+    keep_freed_memory()
     try:
         results = run(options.data, options.out)
     except ValueError as error:

@@ -23,6 +23,7 @@ from pipelines.criteo.records import prepare, prepared_in
 from pipelines.criteo.time_series.days import cut_into_days
 from pipelines.criteo.train import RunResult, train
 from pipelines.files import whole_file
+from pipelines.memory import keep_freed_memory
 
 EPSILONS = (1.0, 3.0, 8.0)
 METHODS = ("dp_sgd", "dp_adafest")
@@ -111,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="Criteo rows, plain or gzip")
     parser.add_argument("--page", type=Path, required=True, help="the Markdown page to write")
     options = parser.parse_args(arguments)
+    keep_freed_memory()
     try:
         with tempfile.TemporaryDirectory() as folder:
             lines, results = compare(options.data, Path(folder), EPSILONS, {})

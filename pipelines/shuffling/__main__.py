@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import shuffling
+from pipelines.memory import keep_freed_memory
 from pipelines.shuffling.study import points, run
 
 
@@ -20,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sst2", type=Path, required=True, help="a folder of SST-2")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     options = parser.parse_args(arguments)
+    keep_freed_memory()
     for path in (options.mnist, options.sst2):
         if not path.exists():
             print(f"error: No such file or folder: {path}.", file=sys.stderr)
