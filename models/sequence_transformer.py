@@ -18,6 +18,7 @@ import keras
 
 from dp_sparse import layers
 
+_RECURRENT = {"gru": keras.layers.GRU, "lstm": keras.layers.LSTM}
 _EPSILON = 1e-6  # of normalisation; embeddings have small variances at first
 
 
@@ -30,7 +31,7 @@ class Encoder:
         length: Positions of a sequence.
         kind: One of `KINDS`.
         width: Entries of an embedding.
-        heads: Heads of attention.
+        heads: Heads of attention; 1 where there is none.
         blocks: Blocks of a Transformer, or recurrent layers.
         dropout: Of embeddings, attention scores and what is added to a block's inputs.
         tied: Whether the output layer has the table of items for its weights.
@@ -56,6 +57,11 @@ class Encoder:
             raise ValueError(
                 "Expected blocks >= 1 and width >= 1, of which heads are a divisor, got "
                 f"blocks={self.blocks}, width={self.width} and heads={self.heads}."
+            )
+        if self.heads > 1 and self.kind in _RECURRENT:
+            raise ValueError(
+                f"Expected heads=1 for kind={self.kind!r}, which has no attention, got "
+                f"heads={self.heads}."
             )
         if (self.errors is not None) != (self.kind == "re_attention"):
             raise ValueError(
@@ -200,7 +206,6 @@ def _added(
 _HIDDEN: dict[str, Callable[..., keras.KerasTensor]] = {  # from an encoder, items and their rows
     "re_attention": _transformer,
     "vanilla": _transformer,
-    "gru": functools.partial(_recurrent, keras.layers.GRU),
-    "lstm": functools.partial(_recurrent, keras.layers.LSTM),
+    **{kind: functools.partial(_recurrent, layer) for kind, layer in _RECURRENT.items()},
 }
 KINDS = tuple(_HIDDEN)

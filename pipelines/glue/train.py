@@ -205,10 +205,16 @@ class _Accuracy(keras.callbacks.Callback):
 
 
 def accuracy(model: keras.Model, examples: Tokens) -> float:
-    """The part of the examples whose largest logit is that of their class."""
-    right = 0
+    """The part of the examples whose largest logit is that of their class.
+
+    Examples of about equal length are judged at once, without the padding that all of them have.
+    """
+    lengths, right = np.asarray(examples.records["length"]), 0
+    order = np.argsort(lengths, kind="stable")
     for begin in range(0, len(examples), _JUDGED_AT_ONCE):
-        x, labels = examples.gather(np.arange(begin, min(begin + _JUDGED_AT_ONCE, len(examples))))
+        rows = order[begin : begin + _JUDGED_AT_ONCE]
+        x, labels = examples.gather(rows)
+        x = {name: values[:, : lengths[rows[-1]]] for name, values in x.items()}
         logits = np.asarray(model.predict_on_batch(x))
         right += int((np.nan_to_num(logits).argmax(axis=1) == labels).sum())
     return right / len(examples)

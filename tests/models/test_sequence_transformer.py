@@ -23,7 +23,7 @@ NOISY = layers.EffectiveErrors(0.01, np.linspace(0, 2, ITEMS + 1))
 
 def encoder(kind: str, **options: object) -> Encoder:
     errors = NOISY if kind == "re_attention" else None
-    sizes = {"width": 4, "heads": 2, "dropout": 0.0}
+    sizes = {"width": 4, "heads": 1 if kind in ("gru", "lstm") else 2, "dropout": 0.0}
     return Encoder(ITEMS, LENGTH, kind, **{**sizes, "errors": errors, **options})
 
 
@@ -128,3 +128,9 @@ def test_bad_sizes_are_refused() -> None:
 def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="of which heads are a divisor, got"):
         Encoder(ITEMS, 4, kind="vanilla", **{"width": 8, **sizes})
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_heads_of_models_without_attention_are_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"heads=1 for kind='{kind}', which has no attention"):
+        Encoder(ITEMS, 4, kind, heads=2)

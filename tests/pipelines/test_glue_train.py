@@ -25,7 +25,7 @@ from pipelines.glue.records import Tokens, encoded, record_dtype
 from pipelines.glue.settings import METHODS, optimizer_for
 from pipelines.glue.tasks import TASKS, GlueDataError
 from pipelines.glue.tokens import load_tokenizer, tokenizer_of
-from pipelines.glue.train import train
+from pipelines.glue.train import accuracy, train
 from pipelines.runs import Run, flattened
 from tests.models import language
 from tests.pipelines.glue_files import (
@@ -111,6 +111,27 @@ def test_the_command_names_what_is_wrong(tmp_path: Path) -> None:
     config = small(tmp_path, method="non_private")
     message = "error: Expected a private method with --resume or --monitor"
     assert message in command(config, "--resume", status=1)
+
+
+def test_judging_leaves_out_the_padding_that_all_examples_have() -> None:
+    """Each example is judged once, with all of its own tokens."""
+    rng = np.random.default_rng(0)
+    records = np.zeros(600, record_dtype(12))
+    records["length"] = rng.integers(2, 13, len(records))
+    records["label"] = rng.integers(0, 2, len(records))
+    records["tokens"] = np.where(np.arange(12) < records["length"][:, np.newaxis], 7, 1)
+    sizes: list[tuple[int, ...]] = []
+
+    def logits(x: dict[str, np.ndarray]) -> np.ndarray:
+        sizes.append(x["token_ids"].shape)
+        assert x["padding_mask"].shape == sizes[-1] and x["padding_mask"][:, -1].any()
+        assert ((x["token_ids"] == 7) == x["padding_mask"]).all()
+        return np.eye(2)[x["padding_mask"].sum(1) % 2]
+
+    model = SimpleNamespace(predict_on_batch=logits)
+    expected = np.mean(records["length"] % 2 == records["label"])
+    assert accuracy(model, Tokens(records, {})) == pytest.approx(expected)
+    assert sum(rows for rows, _ in sizes) == 600 and sizes[0][1] < 12
 
 
 def test_without_privacy_the_made_up_task_is_learned(tmp_path: Path) -> None:
