@@ -1,6 +1,5 @@
 """Runs of the language pipeline: what they report, what is refused before training."""
 
-import gzip
 import json
 import math
 import os
@@ -203,13 +202,9 @@ def test_the_jobs_on_pairs_train_and_export(job: Any, kind: str, tmp_path: Path)
     assert np.asarray(served.serve(texts)).shape == (1, classes)
 
 
-@pytest.mark.skipif("DP_SPARSE_DATA" not in os.environ, reason="DP_SPARSE_DATA is not set")
 def test_minilm_trains_for_some_steps(tmp_path: Path) -> None:
-    """The real weights, on the first rows of the real file, under the settings of its job."""
-    with gzip.open(Path(os.environ["DP_SPARSE_DATA"]) / "sst2" / "train.tsv.gz", "rt") as file:
-        lines = [next(file) for _ in range(301)]
-    written(tmp_path / "train.tsv", "".join(lines))
-    written(tmp_path / "dev.tsv", "".join(lines[:101]))
+    """The real weights under the settings of their job, on rows that are there everywhere."""
+    sst2_folder(tmp_path, rows=300)
     config = glue_sst2_minilm.get_config()
     config.data.path, config.report.directory = str(tmp_path), str(tmp_path / "run")
     config.training.update({"batch_size": 100, "epochs": 1.0, "evaluations": 1})
