@@ -8,12 +8,13 @@ import keras
 from dp_sparse.core import PrivacyError, key_bytes, translated, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import BatchPart, Sampling, new_nonce
-from dp_sparse.training import environment
+from dp_sparse.training import environment, sigterm
 
 Step = Callable[[], None]
 Logs = Callable[[], dict[str, float]]
 
 
+@sigterm.around_fit()
 def run(
     model: keras.Model,
     source: Any,

@@ -3,7 +3,7 @@
 May use: all subpackages but `distribution`. Users reach the step through `compile_hook` alone.
 """
 
-from dp_sparse.training import environment, metrics, report_page
+from dp_sparse.training import environment, metrics, report_page, sigterm
 from dp_sparse.training.building import build_for
 from dp_sparse.training.callback_guard import install_callback_guard
 from dp_sparse.training.callbacks import PrivacyReport
@@ -33,4 +33,5 @@ __all__ = [
     "metrics",
     "recommend",
     "report_page",
+    "sigterm",
 ]

@@ -159,15 +159,13 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         late = (
             self.every_seconds is not None and time.monotonic() - self._when >= self.every_seconds
         )
-        if enough or late or self._sigterm.came:
+        if enough or late:
             self._save()
         self._end_if_terminated()
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Does not wait for the end of a validation."""
-        if self._sigterm.came:
-            self._save()
-            self._end_if_terminated()
+        self._end_if_terminated()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves before other callbacks write."""
@@ -178,6 +176,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         """Saves what the run ends with."""
         self._save()
         self._sigterm.end()
+        self._end_if_terminated()
 
     def _step(self) -> int:
         return int(self._optimizer.steps_spent.numpy())
@@ -197,8 +196,9 @@ class PrivateCheckpoint(keras.callbacks.Callback):
 
     def _end_if_terminated(self) -> None:
         if self._sigterm.came:
-            self._covered.exiting()
+            self._save()
             self._sigterm.end()
+            self._covered.exiting()
             raise SystemExit(TERMINATED)
 
 

@@ -22,6 +22,7 @@ from dp_sparse.training import (
     flush_hooks,
     plan_steps,
     restoring,
+    sigterm,
     strategies,
 )
 from dp_sparse.training.building import (
@@ -127,7 +128,7 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
         setattr(model, name, _refusing_batches(getattr(model, name), instead))
     for name in _PUBLISHERS:
         setattr(model, name, _covered_first(optimizer, getattr(model, name)))
-    model.fit = _refusing_class_weight(model.fit)
+    model.fit = sigterm.around_fit()(_refusing_class_weight(model.fit))
     steps = plan_steps.of_fit(model)
     model.make_train_function = _making_train_function(model, optimizer, steps)
     model._maybe_symbolic_build = _building_for_batches(model, optimizer, steps)

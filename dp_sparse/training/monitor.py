@@ -114,13 +114,13 @@ class PrivacyMonitor(keras.callbacks.Callback):
         """Goes on behind the lines that are there."""
         self._optimizer = private_optimizer_of(self.model, "PrivacyMonitor")
         self._covered = covered_steps_of(self._optimizer)
-        if self._covered is not None:
-            self._covered.before_exit(self.write_covered)
         step = self._step()
         self._folder.open(step)
         self._pending.clear()
         self._epsilon = EpsilonPoints(self._optimizer.plan, self.every_steps)
         self._start_interval(step)
+        if self._covered is not None:
+            self._covered.before_exit(self.write_covered)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the clock of a step."""
@@ -159,8 +159,9 @@ class PrivacyMonitor(keras.callbacks.Callback):
 
     def write_covered(self) -> None:
         """Writes what may be seen, before the process exits after the checkpoint of its step."""
-        self._make_line_if_due(None)
-        self._write_covered()
+        if self._folder.is_open:  # not that of an earlier fit
+            self._make_line_if_due(None)
+            self._write_covered()
 
     def _write_covered(self) -> None:
         while self._pending and self._pending[0]["step"] <= self._may_be_seen():

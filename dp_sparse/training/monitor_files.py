@@ -90,6 +90,11 @@ class LogFolder:
         self._file = self._events = self._lock = None
 
     @property
+    def is_open(self) -> bool:
+        """Whether a line can be written."""
+        return self._file is not None
+
+    @property
     def _lines(self) -> str:
         return f"{self.path}/{_LINES}"
 

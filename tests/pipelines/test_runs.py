@@ -136,8 +136,7 @@ def terminated(job: str, folder: Path, *arguments: str) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=100)
-    # A job that scores between two fits may be hit there, where nothing is left to save: a shell
-    # reports 143 for it, too.
+    # A job may be hit behind its fit, where nothing is left to save: a shell reports 143, too.
     assert process.returncode in ((143, -15) if job == "movielens" else (143,)), err[-3000:]
 
 

@@ -1,13 +1,11 @@
 """`PrivateCheckpoint`: killed anywhere a run goes on, and no step is published twice."""
 
 import contextlib
-import gc
 import json
 import pathlib
 import random
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -442,87 +440,3 @@ def test_sigterm_saves_and_exits_143(tmp_path: pathlib.Path) -> None:
     assert saved >= last
     assert logged(tmp_path) == list(range(2, saved + 1, 2))
     assert not any("ended" in line for line in lines)
-
-
-class Interrupted(keras.callbacks.Callback):
-    """Ends a fit after its first epoch, as Ctrl-C does."""
-
-    reads_training_metrics = False
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        raise KeyboardInterrupt
-
-
-@pytest.fixture
-def signals() -> Iterator[list[int]]:
-    """What comes to the handler of SIGTERM that a user has."""
-    came: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
-    yield came
-    signal.signal(signal.SIGTERM, before)
-
-
-def interrupted(folder: pathlib.Path, plan: dp_sparse.PrivacyPlan) -> tuple[Any, ...]:
-    """A model whose fit was ended by an exception, its checkpoint and its batches."""
-    model, checkpoint = compiled(plan), PrivateCheckpoint(str(folder))
-    checkpoint.restore(model)
-    batches = plan.sampling.batches(clicks(8))
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(batches, epochs=2, callbacks=[checkpoint, Interrupted()], verbose=0)
-    return model, checkpoint, batches
-
-
-def test_an_interrupted_fit_does_not_keep_sigterm(
-    tmp_path: pathlib.Path, signals: list[int]
-) -> None:
-    """The first one is noted for a step that does not come; the second one ends the process."""
-    model, checkpoint, batches = interrupted(tmp_path, plan_of(4))
-    signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(SystemExit, match="143"):
-        signal.raise_signal(signal.SIGTERM)
-    model.fit(batches, callbacks=[checkpoint], verbose=0)
-    assert not signals
-    signal.raise_signal(signal.SIGTERM)  # after the next fit, all is as before
-    assert signals == [signal.SIGTERM]
-
-
-def test_an_interrupted_fit_keeps_no_folder_when_its_model_is_gone(
-    tmp_path: pathlib.Path, signals: list[int]
-) -> None:
-    """As in a notebook, where the cell runs anew with a new model."""
-    plan = plan_of(4)
-    interrupted(tmp_path, plan)
-    gc.collect()
-    signal.raise_signal(signal.SIGTERM)
-    assert signals == [signal.SIGTERM]
-    model, checkpoint = compiled(plan), PrivateCheckpoint(str(tmp_path))
-    assert checkpoint.restore(model, begun=True) == 2
-
-
-class Ended(keras.callbacks.Callback):
-    """Asks the process to end before a step, when what an earlier fit kept is gone."""
-
-    reads_training_metrics = False
-
-    def __init__(self, kept: list[Any]) -> None:
-        super().__init__()
-        self._kept = kept
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._kept.clear()
-        gc.collect()
-        signal.raise_signal(signal.SIGTERM)
-
-
-def test_a_fit_after_an_interrupted_one_waits_for_sigterm_until_it_ends(
-    tmp_path: pathlib.Path, signals: list[int]
-) -> None:
-    ended, plan = Ended([interrupted(tmp_path / "first", plan_of(4))]), plan_of(4)
-    model, checkpoint = compiled(plan), PrivateCheckpoint(str(tmp_path / "second"))
-    checkpoint.restore(model)
-    batches = plan.sampling.batches(clicks(8))
-    with pytest.raises(SystemExit, match="143"):
-        model.fit(batches, callbacks=[checkpoint, ended], verbose=0)
-    assert checkpoint.steps == [1]
-    signal.raise_signal(signal.SIGTERM)
-    assert signals == [signal.SIGTERM]
