@@ -54,6 +54,7 @@ def calibrated(
     plan = _plan(config, sampling)
     rows = None
     if config.method in WITH_ROWS:
+        _check(config, plan)
         selected = functools.partial(select, plan)
         rows = selected() if run is None else run.rows(selected)
     releases = (rows.release,) if rows is not None and rows.costs else ()
@@ -104,6 +105,17 @@ def optimizer_under(
             )
         case _:
             raise ValueError(f"Expected method among {PRIVATE}, got method={config.method!r}.")
+
+
+def _check(config: ml_collections.ConfigDict, plan: dp_sparse.PrivacyPlan) -> None:
+    """Refuses what the optimizer would, before rows are selected, which would be spent."""
+    stand_in = dp_sparse.SelectedRows.public({"": [0]}, {"": 1})
+    optimizer_under(
+        config,
+        plan.with_noise(1.0),
+        stand_in,
+        microbatch_size=config.training.get("microbatch_size") or None,
+    )
 
 
 def noise_source_of(config: ml_collections.ConfigDict) -> Any:

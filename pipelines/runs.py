@@ -138,6 +138,8 @@ class Run:
                 f"Expected the {what} of this run in {path}, got no file: restore it, or use "
                 "another --config.report.directory."
             )
+        for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
+            unfinished.unlink()  # of a process that was killed: the next one has other noise
         made = make()
         self._plan.unlink(missing_ok=True)  # of a start that failed before it selected
         self._begin()

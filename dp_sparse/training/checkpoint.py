@@ -21,7 +21,9 @@ class PrivateCheckpoint(keras.callbacks.Callback):
     status 143; on a second one it exits at once.
 
     Args:
-        folder: Where to; local, or any path of `tf.io.gfile`. One run and its plan each.
+        folder: Where to; local, or any path of `tf.io.gfile`. One run and its plan each. Only a
+            local one keeps other processes out: see that no two train in a remote one at once,
+            which would publish the same steps twice.
         every_steps: Save whenever so many steps were taken; None for no such rule.
         every_seconds: Save whenever so many seconds have passed; None for no such rule.
         keep: How many checkpoints to keep, >= 1.

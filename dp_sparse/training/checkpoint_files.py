@@ -12,7 +12,9 @@ published step, and removes those of a step that was not published.
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -65,6 +67,9 @@ class CheckpointFolder:
                 continue
             path = self._of(name)
             (tf.io.gfile.rmtree if tf.io.gfile.isdir(path) else tf.io.gfile.remove)(path)
+        if not self._local:
+            for folder in Path(tempfile.gettempdir()).glob(f"{self._own_prefix}*"):
+                shutil.rmtree(folder)
 
     def published(self, plan: int) -> int | None:
         """The highest published step, or None if no run of this folder has begun.
@@ -118,7 +123,7 @@ class CheckpointFolder:
         """
         unnamed = self._of(f".{_weights(step)}")
         place = self.path if self._local else None
-        with tempfile.TemporaryDirectory(prefix=_UNNAMED, dir=place) as folder:
+        with tempfile.TemporaryDirectory(prefix=self._own_prefix, dir=place) as folder:
             own = f"{folder}/{_weights(step)}"
             model.save_weights(own)
             size, digest = _described(own)
@@ -170,6 +175,11 @@ class CheckpointFolder:
     def name(self, step: int) -> str:
         """What a message calls a checkpoint."""
         return self._of(_weights(step))
+
+    @property
+    def _own_prefix(self) -> str:
+        """Of folders of weights that are not published yet, also outside of a remote folder."""
+        return f"{_UNNAMED}{hashlib.sha256(self.path.encode()).hexdigest()[:12]}-"
 
     def _of(self, name: str) -> str:
         return f"{self.path}/{name}"

@@ -89,6 +89,9 @@ def read(path: Path, quarantine: bool = False) -> Interactions:
 def from_tfds(config: ml_collections.ConfigDict) -> Interactions:
     """Ratings of tensorflow-datasets, such as movielens/1m-ratings, sorted by time.
 
+    Those of one second are in the order of their items: the order in which the dataset has them
+    would be another one without one of the users.
+
     Raises:
         SequenceDataError: They are not prepared.
         ImportError: tensorflow-datasets is not installed.
@@ -100,9 +103,9 @@ def from_tfds(config: ml_collections.ConfigDict) -> Interactions:
     import tensorflow_datasets as tfds
 
     columns = tfds.as_numpy(builder.as_dataset(split="train", batch_size=-1))
-    order = np.argsort(columns["timestamp"], kind="stable")
-    users, items = (columns[name].astype(np.int64)[order] for name in ("user_id", "movie_id"))
-    found = _by_user(users, items, 0, 0)
+    users, items = (columns[name].astype(np.int64) for name in ("user_id", "movie_id"))
+    order = np.lexsort((items, columns["timestamp"]))
+    found = _by_user(users[order], items[order], 0, 0)
     return dataclasses.replace(found, unsorted_users=0)  # time was sorted over all users
 
 

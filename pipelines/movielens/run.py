@@ -1,6 +1,7 @@
 """One run on interactions: users, privately counted items, a model, its scores and statement."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import keras
@@ -11,10 +12,17 @@ from pipelines.methods import NON_PRIVATE
 from pipelines.movielens.exporting import write_export
 from pipelines.movielens.interactions import load
 from pipelines.movielens.ranking import popularity_scores, scores
-from pipelines.movielens.users import Users, check_items, filtered, item_set, users_of
+from pipelines.movielens.users import (
+    Users,
+    check_items,
+    filtered,
+    item_set,
+    require_filter,
+    users_of,
+)
 from pipelines.runs import Run
 from pipelines.sequences.plans import noisy_frequencies, require_used
-from pipelines.sequences.train import Trained, train
+from pipelines.sequences.train import Trained, check, train
 
 _USER = (
     "An example is one user: all interactions of a user in the file, cut to the last {} before the "
@@ -85,7 +93,9 @@ def run(
     check_items(interactions, items, config.data)
     users, frequencies = users_of(interactions, items, config.data), None
     if config.data.filter_items:
-        frequencies = noisy_frequencies(config, users.training, kept)
+        check(config, users.training)
+        require = functools.partial(require_filter, config.data)
+        frequencies = noisy_frequencies(config, users.training, kept, require)
         users, frequencies = filtered(interactions, users, frequencies, config.data)
     say(", ".join(f"{name} {number:,}" for name, number in users.counts.items()))
     trained = train(

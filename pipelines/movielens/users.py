@@ -131,6 +131,23 @@ def users_of(
     return Users(training, last_of(before, config.length), labels, before, items, counts)
 
 
+def require_filter(config: ml_collections.ConfigDict, source: dp_sparse.GaussianTopK) -> None:
+    """Checks, before anything is counted, that noisy counts can be below `filter_items`.
+
+    They are at least the deviation of their noise.
+
+    Raises:
+        SequenceDataError: None can.
+    """
+    deviation = max(1.0, source.scale_of(config.length))
+    if config.filter_items <= deviation:
+        raise SequenceDataError(
+            f"Expected data.filter_items > {deviation:.1f}, the deviation of the noise of a count, "
+            f"got {config.filter_items}, which no item would be below: raise it, or "
+            "privacy.frequency_share, or keep all items by data.filter_items=0."
+        )
+
+
 def filtered(
     interactions: Interactions,
     users: Users,
@@ -139,29 +156,21 @@ def filtered(
 ) -> tuple[Users, dp_sparse.RowFrequencies]:
     """The users without rare items: those with a noisy count below `filter_items`.
 
-    A held-out item that was filtered out still judges, and is never found. Noisy counts are at
-    least the deviation of their noise, so a smaller `filter_items` would leave nothing out.
+    A held-out item that was filtered out still judges, and is never found.
 
     Returns:
         The users, and the frequencies of the items that are left, which cost nothing more.
 
     Raises:
-        SequenceDataError: `filter_items` is within the noise, or no item is left.
+        SequenceDataError: No item is left.
     """
-    assert frequencies.source is not None
-    deviation = max(1.0, frequencies.source.scale_of(frequencies.lookups))
-    if config.filter_items <= deviation:
-        raise SequenceDataError(
-            f"Expected data.filter_items > {deviation:.1f}, the deviation of the noise of a count, "
-            f"got {config.filter_items}, which no item would be below: raise it, or "
-            "privacy.frequency_share, or keep all items by data.filter_items=0."
-        )
     counts = frequencies.values[1:] * len(users.training)
     kept = np.flatnonzero(counts >= config.filter_items)
     if not len(kept):
         raise SequenceDataError(
             f"Expected items with a noisy count of {config.filter_items} or more, got none: lower "
-            "data.filter_items (0 keeps all items), or raise privacy.frequency_share."
+            "data.filter_items, or raise privacy.frequency_share. These counts are spent: another "
+            "run on the same data adds its own epsilon."
         )
     number = np.zeros(len(users.items) + 1, np.int32)
     number[kept + 1] = np.arange(1, len(kept) + 1)

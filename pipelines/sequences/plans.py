@@ -6,6 +6,7 @@ at most `length` distinct tokens, since it was cut to that length before.
 """
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_collections
@@ -82,14 +83,25 @@ def plan_of(
 
 
 def noisy_frequencies(
-    config: ml_collections.ConfigDict, examples: SequenceExamples, run: Run | None = None
+    config: ml_collections.ConfigDict,
+    examples: SequenceExamples,
+    run: Run | None = None,
+    require: Callable[[dp_sparse.GaussianTopK], None] = lambda source: None,
 ) -> dp_sparse.RowFrequencies:
-    """The histogram of the examples' tokens, at `privacy.frequency_share` of ε; once in a run."""
+    """The histogram of the examples' tokens, at `privacy.frequency_share` of ε; once in a run.
+
+    Args:
+        config: Of the run.
+        examples: Which are counted.
+        run: What is kept of it.
+        require: Given the noise, refuses it before anything is counted.
+    """
     table = _table(examples)
 
     def count() -> dp_sparse.RowFrequencies:
         plan, share = plan_of(config, len(examples)), config.privacy.frequency_share
         noise = dp_sparse.calibrate_top_k(plan, {TABLE: table}, k=1, share=share)
+        require(noise.source)
         return dp_sparse.noisy_frequencies(
             ({TABLE: examples.x}, examples.y), TABLE, table, noise.source, progress=False
         )
@@ -151,6 +163,14 @@ def require_used(config: ml_collections.ConfigDict, counted: bool = False) -> No
             f"Expected privacy.frequencies='' here, got {config.privacy.frequencies!r}: {why}. "
             "Public frequencies are for Re-Attention with all items kept."
         )
+
+
+def unpaid(config: ml_collections.ConfigDict, examples: SequenceExamples) -> Accounted:
+    """A plan and frequencies of the same form, for which nothing is read and nobody trains."""
+    plan, frequencies = plan_of(config, len(examples)).with_noise(1.0), None
+    if config.model.kind == "re_attention":
+        frequencies = dp_sparse.RowFrequencies.public(TABLE, np.ones(examples.num_tokens + 1))
+    return Accounted(plan, frequencies)
 
 
 def accounted(

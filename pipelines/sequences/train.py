@@ -18,7 +18,7 @@ from models.sequence_transformer import Encoder, sequence_model
 from pipelines.runs import Run
 from pipelines.schedules import WarmUpAndDecay
 from pipelines.sequences.examples import SequenceExamples
-from pipelines.sequences.plans import Accounted, accounted, steps_of
+from pipelines.sequences.plans import Accounted, accounted, steps_of, unpaid
 
 Score = Callable[[keras.Model], dict[str, float]]
 
@@ -30,7 +30,7 @@ class Trained:
     Attributes:
         model: The model.
         curve: Scores by epochs done, from where this process began.
-        steps: Steps taken.
+        steps: Steps taken; of a private run those that are spent, also if their weights were lost.
         seconds: The time of training in this process, without that of scores.
         plan: What was paid; None without privacy.
     """
@@ -63,11 +63,8 @@ def train(
     Raises:
         ValueError: A setting that the model, the plan or the optimizer refuses.
     """
+    check(config, examples)
     keras.utils.set_random_seed(config.seed)  # initial weights alone
-    if config.privacy.method not in ("dp_sgd", "none"):
-        raise ValueError(
-            f"Expected privacy.method 'dp_sgd' or 'none', got {config.privacy.method!r}."
-        )
     steps = steps_of(config, len(examples))
     every = _epochs_of_a_score(config, steps)
     paid, callbacks = None, []
@@ -89,8 +86,24 @@ def train(
         )
     if config.training.epochs not in scores.curve:  # all steps were taken before
         scores.curve[config.training.epochs] = score(model)
-    taken = int(model.optimizer.iterations.numpy())
+    optimizer = model.optimizer
+    taken = int((optimizer.iterations if paid is None else optimizer.steps_spent).numpy())
     return Trained(model, scores.curve, taken, scores.seconds, None if paid is None else paid.plan)
+
+
+def check(config: ml_collections.ConfigDict, examples: SequenceExamples) -> None:
+    """Refuses settings before anything of the examples is counted, which would be spent.
+
+    Raises:
+        ValueError: A setting that the model, the plan or the optimizer refuses.
+    """
+    if config.privacy.method not in ("dp_sgd", "none"):
+        raise ValueError(
+            f"Expected privacy.method 'dp_sgd' or 'none', got {config.privacy.method!r}."
+        )
+    _epochs_of_a_score(config, steps_of(config, len(examples)))
+    if config.privacy.method == "dp_sgd":
+        _compiled(config, examples, unpaid(config, examples))
 
 
 def _epochs_of_a_score(config: ml_collections.ConfigDict, steps: int) -> int:

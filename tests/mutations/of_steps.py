@@ -16,7 +16,30 @@ _OF_MONITOR = "tests/training/test_monitor.py"
 _OF_CHECKPOINT = "tests/training/test_checkpoint.py"
 _OF_RESUME = "tests/training/test_resume.py"
 
+_OF_NEXT_ITEMS = "tests/pipelines/test_movielens_runs.py"
+
 FAULTS = (
+    Fault(
+        "ties_in_the_order_of_the_dataset",
+        "pipelines/movielens/interactions.py",
+        'np.lexsort((items, columns["timestamp"]))',
+        'np.argsort(columns["timestamp"], kind="stable")',
+        ("tests/pipelines/test_movielens.py::test_the_order_of_a_dataset_changes_no_user",),
+    ),
+    Fault(
+        "steps_whose_weights_were_lost_are_not_stated",
+        "pipelines/sequences/train.py",
+        "optimizer.iterations if paid is None else optimizer.steps_spent",
+        "optimizer.iterations",
+        (f"{_OF_NEXT_ITEMS}::TestGoingOn::test_steps_whose_weights_were_lost_stay_spent",),
+    ),
+    Fault(
+        "unpublished_weights_stay_on_the_machine",
+        "dp_sparse/training/checkpoint_files.py",
+        "                shutil.rmtree(folder)\n",
+        "                assert folder\n",
+        (f"{_OF_CHECKPOINT}::test_a_remote_folder",),
+    ),
     Fault(
         "the_claim_of_another_run_is_taken_away",
         "pipelines/criteo/time_series/reading.py",

@@ -1,6 +1,5 @@
 """Recommendation: what is read, whom it trains on, how it ranks, a run of each kind."""
 
-import gc
 import gzip
 import html
 import json
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import keras
-import ml_collections
 import numpy as np
 import pytest
 
@@ -21,37 +19,18 @@ from configs import movielens, movielens_small
 from models.sequence_transformer import last_position
 from pipelines.movielens import exporting, ranking, run
 from pipelines.movielens.interactions import Interactions, SequenceDataError, load, read
-from pipelines.movielens.users import filtered, item_set, users_of
+from pipelines.movielens.users import filtered, item_set, require_filter, users_of
 from pipelines.schedules import WarmUpAndDecay
 from pipelines.sequences import plans
 from pipelines.sequences.examples import SequenceExamples
+from tests.pipelines.interaction_files import ITEMS, USERS, circles, small
 
 ROOT = Path(__file__).parents[2]
-USERS, ITEMS, TAKEN = 40, 12, 9
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Each user takes items in a circle from a random one on: the next one can be learned."""
-    rng = np.random.default_rng(0)
-    lines = [
-        f"{user} {(start + i) % ITEMS + 1}"
-        for user, start in enumerate(rng.integers(0, ITEMS, USERS), 1)
-        for i in range(TAKEN)
-    ]
-    file = tmp_path / "interactions.txt"
-    file.write_text("\n".join(lines) + "\n")
-    return file
-
-
-def small(file: Path, **data: Any) -> ml_collections.ConfigDict:
-    config = movielens_small.get_config()
-    sizes = {"num_items": ITEMS, "length": 4, "predicted": 3, "filter_items": 0}
-    config.data.update({"path": str(file), **sizes, **data})
-    config.model.width, config.model.blocks = 4, 1
-    config.training.update({"epochs": 2, "batch_size": 20, "microbatch_size": 0, "score_every": 1})
-    config.report.directory = ""
-    return config
+    return circles(tmp_path)
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -130,6 +109,27 @@ def test_ratings_of_tensorflow_datasets_are_sorted_by_time(
     made["is_prepared"] = lambda: False
     with pytest.raises(SequenceDataError, match="prepared in here, got nothing .*`tfds build mov"):
         load(config)
+
+
+def test_the_order_of_a_dataset_changes_no_user(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Datasets are shuffled by the numbers of rows, which change for all with one user less."""
+    rng, rows = np.random.default_rng(0), 300
+    columns = {
+        "user_id": rng.integers(1, 9, rows),
+        "movie_id": rng.permutation(rows),
+        "timestamp": rng.integers(0, 20, rows),  # most of them several times for a user
+    }
+    found = []
+    for order in (np.arange(rows), rng.permutation(rows)):
+        read = {name: values[order] for name, values in columns.items()}
+        made = SimpleNamespace(is_prepared=lambda: True, as_dataset=lambda read=read, **_: read)
+        module = SimpleNamespace(builder=lambda *_, made=made, **__: made, as_numpy=lambda x: x)
+        monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
+        data = load(small(path, path="", tfds="movielens/1m-ratings").data)
+        found.append([each.tolist() for each in data.sequences()])
+    assert found[0] == found[1]
 
 
 # Users
@@ -224,7 +224,7 @@ def test_rare_items_are_filtered_by_the_noisy_counts(path: Path) -> None:
     with pytest.raises(
         SequenceDataError, match=r"Expected data.filter_items > 2\.0, the deviation"
     ):
-        filtered(data, users, counted, config)
+        require_filter(config, dp_sparse.GaussianTopK(1.0))
 
 
 def test_the_histogram_counts_an_item_of_a_user_once() -> None:
@@ -492,59 +492,6 @@ def test_bad_configurations_are_refused(path: Path) -> None:
     config.privacy.method = "dp-sgd"
     with pytest.raises(ValueError, match="'dp_sgd' or 'none', got 'dp-sgd'"):
         run.run(config)
-
-
-class TestGoingOn:
-    def begin(self, path: Path, folder: Path) -> ml_collections.ConfigDict:
-        """A run of Re-Attention that ends in an error after the first of its two epochs."""
-        config = small(path)
-        config.report.directory = str(folder)
-
-        def killed(model: keras.Model, users: Any) -> Any:
-            raise KeyboardInterrupt
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run, "scores", killed)
-            with pytest.raises(KeyboardInterrupt):
-                run.run(config, plans.run_of(config, resume=False, monitor=0))
-        gc.collect()  # its lock of the folder goes with it, as with a process
-        return config
-
-    def test_a_run_spends_its_plan_once(
-        self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Frequencies are counted once, and only the steps that are left are taken."""
-        config = self.begin(path, tmp_path / "run")
-        counted = (tmp_path / "run" / "frequencies.npz").read_bytes()
-        with pytest.raises(ValueError, match="pass --resume to go on with it"):
-            plans.run_of(config, resume=False, monitor=0)
-        monkeypatch.delattr(dp_sparse, "noisy_frequencies")
-        monkeypatch.delattr(dp_sparse, "calibrate_top_k")
-        result = run.run(config, plans.run_of(config, resume=True, monitor=0))
-        assert result.steps == 4 and list(result.curve) == [2]
-        assert int(result.model.optimizer.steps_spent) == 4
-        assert "after 4 of 4 steps" in result.statement
-        assert (tmp_path / "run" / "frequencies.npz").read_bytes() == counted
-        page = (tmp_path / "run" / "report.html").read_text()
-        assert "The first 2 steps were taken before this report began" in page
-        scored = result.curve[2]
-        del result  # and its lock of the folder
-        gc.collect()
-        again = run.run(config, plans.run_of(config, resume=True, monitor=0))
-        assert again.steps == 4 and again.curve[2] == scored
-
-    def test_lost_frequencies_are_not_counted_again(self, path: Path, tmp_path: Path) -> None:
-        config = self.begin(path, tmp_path / "run")
-        (tmp_path / "run" / "frequencies.npz").unlink()
-        with pytest.raises(ValueError, match="Expected the counted frequencies of this run"):
-            run.run(config, plans.run_of(config, resume=True, monitor=0))
-
-    def test_a_run_that_keeps_nothing_cannot_go_on(self, path: Path) -> None:
-        config = small(path)
-        assert plans.run_of(config, resume=False, monitor=0) is None
-        for resume, monitor in ((True, 0), (False, 5)):
-            with pytest.raises(ValueError, match="Expected a private method and a report.dir"):
-                plans.run_of(config, resume, monitor)
 
 
 def test_the_small_config_is_the_large_one_with_smaller_sizes() -> None:

@@ -17,6 +17,7 @@ import pytest
 import dp_sparse
 from configs.criteo_sample import get_config
 from pipelines.criteo.generate import generate
+from pipelines.methods import calibrated
 from pipelines.runs import Run, flattened
 from tests.subprocesses import ROOT, environment
 from tests.training_cases import click_model, plan_for
@@ -82,6 +83,13 @@ class TestDirectory:
         with pytest.raises(ValueError, match="Expected the selected rows of this run"):
             begun(tmp_path, resume=True).rows(refused)
 
+    def test_what_a_killed_process_had_selected_goes(self, tmp_path: Path) -> None:
+        """Beside what is selected anew it would tell more than one of them."""
+        run = begun(tmp_path)
+        (tmp_path / ".rows.npz.123.tmp").write_bytes(b"whole")
+        run.rows(selected)
+        assert (tmp_path / "rows.npz").exists() and not list(tmp_path.glob(".rows*"))
+
     def test_lost_checkpoints_are_not_begun_again(self, tmp_path: Path) -> None:
         """Their steps were published and paid: the same plan would pay for them twice."""
         plan = self.begin(tmp_path)
@@ -98,6 +106,16 @@ class TestDirectory:
     def test_what_is_resumed_may_begin(self, tmp_path: Path) -> None:
         plan = plan_for(8, noise_multiplier=1.0)
         assert begun(tmp_path, resume=True).plan(lambda: plan) == plan
+
+
+@pytest.mark.parametrize("setting", ["privacy.clip_norm", "adafest.noise_ratio"])
+def test_what_the_optimizer_refuses_has_selected_nothing(setting: str) -> None:
+    config = get_config()
+    config.method = "dp_adafest_plus"
+    config.update_from_flattened_dict({setting: -1.0})
+    sampling = dp_sparse.PoissonSampling(100, 10, 5)
+    with pytest.raises(ValueError, match=rf"Expected {setting.split('.')[1]}"):
+        calibrated(config, sampling, lambda plan: refused())
 
 
 def test_configs_are_flat() -> None:

@@ -4,7 +4,9 @@ import contextlib
 import json
 import pathlib
 import random
+import shutil
 import signal
+import tempfile
 import time
 from typing import Any
 
@@ -27,7 +29,7 @@ def compiled(plan: dp_sparse.PrivacyPlan, optimizer: Any = dp_sparse.DPAdaFESTOp
 
 
 def run(
-    folder: pathlib.Path,
+    folder: pathlib.Path | str,
     plan: dp_sparse.PrivacyPlan,
     steps: int | None = None,
     **options: Any,
@@ -84,6 +86,32 @@ def test_each_epoch_is_saved_before_others_write(tmp_path: pathlib.Path) -> None
     batches = plan.sampling.batches(clicks(8))
     model.fit(batches, epochs=3, callbacks=[Writer(), checkpoint], verbose=0)
     assert seen == [(2, 2), (4, 4), (6, 6)]
+
+
+def test_a_remote_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, new_process: Any
+) -> None:
+    """Weights that a killed process had not published yet are on this machine, and are removed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    plan, folder, save = plan_of(6), f"ram://{tmp_path.name}/run", keras.Model.save_weights
+
+    def killed(model: keras.Model, path: str) -> None:
+        save(model, path)
+        own = pathlib.Path(path).parent
+        shutil.copytree(own, f"{own}-left")  # as it stays behind
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keras.Model, "save_weights", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder, plan, 2)
+    assert list(tmp_path.glob(".step-*-left/*.h5"))
+    new_process()
+    (tmp_path / ".step-of-another-run").mkdir()
+    assert run(folder, plan, 3)[1] == 0
+    assert [each.name for each in tmp_path.iterdir()] == [".step-of-another-run"]
+    assert run(folder, plan, 3)[1] == 3
+    assert PrivateCheckpoint(folder).steps == [3, 6]
 
 
 class TestPublished:
