@@ -24,7 +24,7 @@ from pipelines import command
 from pipelines.finished_runs import FinishedRuns
 from pipelines.movielens import study_maps, study_page
 from pipelines.movielens.run import Result, run
-from pipelines.movielens.study_page import Lines
+from pipelines.movielens.study_plots import Lines
 from pipelines.own_process import in_own_process
 from pipelines.runs import settings_of
 

@@ -141,6 +141,10 @@ def test_the_page_has_means_spreads_and_pictures(small: ml_collections.ConfigDic
     assert "without noise: NDCG@10 in % 0.50, HIT@10 in % 1.00, NDCG@10, unseen 0.75" in text
     assert row in text and "| lstm | 10 |" in text
     assert "At ε = 8 Re-Attention has +5.00 points of NDCG@10 in %" in text
+    assert (
+        "At ε = 5 the best mean NDCG@10 is 8.50 %, of re_attention. The paper's 5.88 % of "
+        "Re-Attention is reached." in text
+    )
     assert "has +7.50 points of NDCG@10, unseen over plain" in text and "seeds is 0.71" in text
     one = [line for line in finished(small).lines if line["point"]["seed"] == 0]
     study_page.write(small, one, [], page, maps)
