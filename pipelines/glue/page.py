@@ -69,7 +69,8 @@ def page(
     )
     parts = [head, _NOT_YET.format(missing=missing)] if missing else [head]
     parts.append(f"\n## Accuracy by method\n\n{_by_method(config, lines, chosen)}")
-    parts.append(f"\n## What was asked for\n\n{_verdict(config.epsilons[0], lines, chosen)}")
+    verdict = _verdict(config.epsilons[0], lines, chosen) + _of_noise(config, lines, chosen)
+    parts.append(f"\n## What was asked for\n\n{verdict}")
     parts.append(f"\n## Every setting, one seed, on the validation rows\n\n{_choices(lines)}")
     return "".join(parts)
 
@@ -146,6 +147,28 @@ def _verdict(
         least = min(x["reduction"] for x in sparse.values())
         said.append(f"- Its word-table gradients are {least:,.1f} times smaller, at least.")
     return "\n".join(said) + "\n"
+
+
+def _of_noise(
+    config: ml_collections.ConfigDict,
+    lines: Sequence[dict[str, Any]],
+    chosen: dict[str, dict[str, Any] | None],
+) -> str:
+    """What more noise costs, from the largest ε to the smallest; empty without such runs."""
+    least, most = min(config.epsilons), max(config.epsilons)
+    moved, steps = [], 0
+    for method, setting in chosen.items():
+        found = [_runs(lines, method, epsilon, setting) for epsilon in (least, most)]
+        differences = _differences(*found)
+        if differences:
+            moved.append(f"{method} {_points(differences)}")
+            steps = next(iter(found[0].values()))["steps"]
+    if not moved:
+        return ""
+    return (
+        f"- From ε = {most:g} to ε = {least:g} accuracy moves by these points: {', '.join(moved)}. "
+        f"Where that is within its error, the {steps} steps are the limit, and not the noise.\n"
+    )
 
 
 def _choices(lines: Sequence[dict[str, Any]]) -> str:
