@@ -6,12 +6,15 @@ from typing import Any
 
 import keras
 import ml_collections
+import numpy as np
 import pytest
 
 import dp_sparse
 from pipelines.movielens import run
 from pipelines.sequences import plans
-from tests.pipelines.interaction_files import circles, small
+from pipelines.sequences.examples import SequenceExamples
+from pipelines.sequences.train import check
+from tests.pipelines.interaction_files import ITEMS, circles, small
 
 
 @pytest.fixture
@@ -110,3 +113,10 @@ def test_what_is_refused_has_counted_nothing(
     with pytest.raises(ValueError, match="Expected|Invalid"):
         run.run(config, plans.run_of(config, resume=False, monitor=0))
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_runs_of_many_steps_are_not_refused(path: Path) -> None:
+    """Of which a noise multiplier of 1 has no ε."""
+    config = small(path)
+    config.training.epochs = 20_000
+    check(config, SequenceExamples(np.ones((40, 4), np.int32), np.ones((40, 3), np.int32), ITEMS))

@@ -118,6 +118,15 @@ def test_what_the_optimizer_refuses_has_selected_nothing(setting: str) -> None:
         calibrated(config, sampling, lambda plan: refused())
 
 
+def test_runs_of_many_steps_are_not_refused_before_rows_are_selected() -> None:
+    """Of which a noise multiplier of 1 has no ε."""
+    config = get_config()
+    config.method = "dp_adafest_plus"
+    sampling = dp_sparse.PoissonSampling(100, 90, 50_000)
+    with pytest.raises(AssertionError, match="this would spend"):
+        calibrated(config, sampling, lambda plan: refused())
+
+
 def test_configs_are_flat() -> None:
     config = ml_collections.ConfigDict({"a": 1, "b": {"c": (2, 3), "d": {"e": "x"}}})
     assert flattened(config) == {"a": 1, "b.c": (2, 3), "b.d.e": "x"}
