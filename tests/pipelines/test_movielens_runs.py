@@ -118,5 +118,5 @@ def test_what_is_refused_has_counted_nothing(
 def test_runs_of_many_steps_are_not_refused(path: Path) -> None:
     """Of which a noise multiplier of 1 has no ε."""
     config = small(path)
-    config.training.epochs = 20_000
+    config.training.epochs = 60
     check(config, SequenceExamples(np.ones((40, 4), np.int32), np.ones((40, 3), np.int32), ITEMS))

@@ -122,7 +122,7 @@ def test_runs_of_many_steps_are_not_refused_before_rows_are_selected() -> None:
     """Of which a noise multiplier of 1 has no ε."""
     config = get_config()
     config.method = "dp_adafest_plus"
-    sampling = dp_sparse.PoissonSampling(100, 90, 50_000)
+    sampling = dp_sparse.PoissonSampling(60, 20, 120)
     with pytest.raises(AssertionError, match="this would spend"):
         calibrated(config, sampling, lambda plan: refused())
 
