@@ -35,10 +35,15 @@ NOISE_SOURCES = {
 _ANY_PLAN_MEETS = 1000.0  # so much noise has an ε, however many steps there are
 
 Select = Callable[[dp_sparse.PrivacyPlan], dp_sparse.SelectedRows]
+Build = Callable[[dp_sparse.PrivacyPlan, dp_sparse.SelectedRows | None], keras.optimizers.Optimizer]
 
 
 def calibrated(
-    config: ml_collections.ConfigDict, sampling: Any, select: Select, run: Run | None = None
+    config: ml_collections.ConfigDict,
+    sampling: Any,
+    select: Select,
+    build: Build,
+    run: Run | None = None,
 ) -> tuple[dp_sparse.PrivacyPlan, dp_sparse.SelectedRows | None]:
     """The calibrated plan of a run, and the rows of a method that selects them before training.
 
@@ -48,6 +53,8 @@ def calibrated(
         config: Of the run.
         sampling: How its batches are drawn.
         select: Selects rows, given the plan that does not pay for them yet.
+        build: Makes the optimizer; called with stand-ins before rows are selected, which would be
+            spent if it refused a setting only afterwards.
         run: What the run keeps; None if it keeps nothing.
 
     Raises:
@@ -56,7 +63,7 @@ def calibrated(
     plan = _plan(config, sampling)
     rows = None
     if config.method in WITH_ROWS:
-        _check(config, plan)
+        build(plan.with_noise(_ANY_PLAN_MEETS), dp_sparse.SelectedRows.public({"": [0]}, {"": 1}))
         selected = functools.partial(select, plan)
         rows = selected() if run is None else run.rows(selected)
     releases = (rows.release,) if rows is not None and rows.costs else ()
@@ -107,17 +114,6 @@ def optimizer_under(
             )
         case _:
             raise ValueError(f"Expected method among {PRIVATE}, got method={config.method!r}.")
-
-
-def _check(config: ml_collections.ConfigDict, plan: dp_sparse.PrivacyPlan) -> None:
-    """Refuses what the optimizer would, before rows are selected, which would be spent."""
-    stand_in = dp_sparse.SelectedRows.public({"": [0]}, {"": 1})
-    optimizer_under(
-        config,
-        plan.with_noise(_ANY_PLAN_MEETS),
-        stand_in,
-        microbatch_size=config.training.get("microbatch_size") or None,
-    )
 
 
 def noise_source_of(config: ml_collections.ConfigDict) -> Any:

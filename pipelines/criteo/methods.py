@@ -29,8 +29,8 @@ def private_optimizer(
         ValueError: A number of `config` is out of its range.
     """
     select = functools.partial(_rows, config, data, training)
-    plan, rows = calibrated(config, sampling_of(config, training, steps), select, run)
-    return optimizer_under(config, plan, rows)
+    build = functools.partial(optimizer_under, config)
+    return build(*calibrated(config, sampling_of(config, training, steps), select, build, run))
 
 
 def _rows(

@@ -178,15 +178,18 @@ def _private_optimizer(
     select = functools.partial(
         selected_rows, config, table.name, table.input_dim, data.training, tokenizer
     )
-    plan, rows = calibrated(config, sampling, select, run)
-    return optimizer_under(
-        config,
-        plan,
-        rows,
-        optimizer_for(config, "optimizer", steps, model),
-        optimizer_for(config, "table_optimizer", steps) if config.table_optimizer.name else None,
-        config.training.microbatch_size or None,
-    )
+
+    def build(
+        plan: dp_sparse.PrivacyPlan, rows: dp_sparse.SelectedRows | None
+    ) -> keras.optimizers.Optimizer:
+        own = (
+            optimizer_for(config, "table_optimizer", steps) if config.table_optimizer.name else None
+        )
+        wrapped = optimizer_for(config, "optimizer", steps, model)
+        parts = config.training.microbatch_size or None
+        return optimizer_under(config, plan, rows, wrapped, own, parts)
+
+    return build(*calibrated(config, sampling, select, build, run))
 
 
 class _Accuracy(keras.callbacks.Callback):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import dp_sparse
 from configs.criteo_sample import get_config
 from pipelines.criteo.generate import generate
-from pipelines.methods import calibrated
+from pipelines.methods import calibrated, optimizer_under
 from pipelines.runs import Run, flattened
 from tests.subprocesses import ROOT, environment
 from tests.training_cases import click_model, plan_for
@@ -115,7 +116,7 @@ def test_what_the_optimizer_refuses_has_selected_nothing(setting: str) -> None:
     config.update_from_flattened_dict({setting: -1.0})
     sampling = dp_sparse.PoissonSampling(100, 10, 5)
     with pytest.raises(ValueError, match=rf"Expected {setting.split('.')[1]}"):
-        calibrated(config, sampling, lambda plan: refused())
+        calibrated(config, sampling, lambda plan: refused(), partial(optimizer_under, config))
 
 
 def test_runs_of_many_steps_are_not_refused_before_rows_are_selected() -> None:
@@ -124,7 +125,7 @@ def test_runs_of_many_steps_are_not_refused_before_rows_are_selected() -> None:
     config.method = "dp_adafest_plus"
     sampling = dp_sparse.PoissonSampling(60, 20, 120)
     with pytest.raises(AssertionError, match="this would spend"):
-        calibrated(config, sampling, lambda plan: refused())
+        calibrated(config, sampling, lambda plan: refused(), partial(optimizer_under, config))
 
 
 def test_configs_are_flat() -> None:
