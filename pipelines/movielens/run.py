@@ -92,8 +92,8 @@ def run(
     interactions, items = load(config.data), item_set(config.data)
     check_items(interactions, items, config.data)
     users, frequencies = users_of(interactions, items, config.data), None
+    check(config, users.training)
     if config.data.filter_items:
-        check(config, users.training)
         require = functools.partial(require_filter, config.data)
         frequencies = noisy_frequencies(config, users.training, kept, require)
         users, frequencies = filtered(interactions, users, frequencies, config.data)

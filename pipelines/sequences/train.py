@@ -53,7 +53,7 @@ def train(
     """Trains `config.model` on the examples; a private run goes on where its directory is.
 
     Args:
-        config: The experiment; `privacy.method` is "dp_sgd" or "none".
+        config: The experiment, which `check` has passed.
         examples: What it is trained on.
         score: Called after every `training.score_every` epochs, and at the end.
         protected: Whom a private run's statement speaks of, for its report.
@@ -61,9 +61,8 @@ def train(
         run: What is kept of a private run; None to keep nothing.
 
     Raises:
-        ValueError: A setting that the model, the plan or the optimizer refuses.
+        ValueError: No noise meets the budget of `config.privacy`.
     """
-    check(config, examples)
     keras.utils.set_random_seed(config.seed)  # initial weights alone
     steps = steps_of(config, len(examples))
     every = _epochs_of_a_score(config, steps)
@@ -92,7 +91,7 @@ def train(
 
 
 def check(config: ml_collections.ConfigDict, examples: SequenceExamples) -> None:
-    """Refuses settings before anything of the examples is counted, which would be spent.
+    """Refuses settings; called before anything of the examples is counted, which would be spent.
 
     Raises:
         ValueError: A setting that the model, the plan or the optimizer refuses.

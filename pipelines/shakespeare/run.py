@@ -9,7 +9,7 @@ from scipy import special
 
 from pipelines.runs import Run
 from pipelines.sequences.examples import SequenceExamples
-from pipelines.sequences.train import train
+from pipelines.sequences.train import check, train
 from pipelines.shakespeare.text import load
 
 _WINDOW = (
@@ -52,6 +52,7 @@ def run(config: ml_collections.ConfigDict, kept: Run | None = None) -> Result:
         ValueError: A setting cannot be used.
     """
     text = load(config.data)
+    check(config, text.training)
     protected = _WINDOW.format(config.data.length + 1)
     trained = train(
         config, text.training, lambda model: scores(model, text.held_out), protected, run=kept
