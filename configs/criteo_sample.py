@@ -52,7 +52,7 @@ def get_config() -> ml_collections.ConfigDict:
             "contribution_clip_norm": 1.0,
             "noise_ratio": 5.0,
             "expected_false_rows": 32.0,
-            "threshold": ml_collections.config_dict.placeholder(float),  # or this, absolute
+            "threshold": ml_collections.config_dict.placeholder(float),  # absolute, in its place
         }
     )
     config.selection = ml_collections.ConfigDict(  # of dp_fest and dp_adafest_plus

@@ -8,7 +8,7 @@ import ml_collections
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The defaults of the language pipeline; `pipelines.glue.train` has all methods."""
+    """The defaults of the language pipeline; `pipelines.glue.settings` has all methods."""
     config = ml_collections.ConfigDict()
     config.task = "sst2"  # or qnli, qqp, xnli
     config.method = "dp_adafest"
@@ -40,7 +40,12 @@ def get_config() -> ml_collections.ConfigDict:
         }
     )
     config.training = ml_collections.ConfigDict(
-        {"batch_size": 1024, "microbatch_size": 64, "epochs": 3.0, "evaluations": 3}
+        {
+            "batch_size": 1024,
+            "microbatch_size": 64,  # of private methods: what bounds memory; 0: whole batches
+            "epochs": 3.0,
+            "evaluations": 3,
+        }
     )
     config.optimizer = ml_collections.ConfigDict(
         {
@@ -65,7 +70,7 @@ def get_config() -> ml_collections.ConfigDict:
             "contribution_clip_norm": 1.0,
             "noise_ratio": 5.0,
             "expected_false_rows": 32.0,
-            "threshold": ml_collections.config_dict.placeholder(float),  # or this, absolute
+            "threshold": ml_collections.config_dict.placeholder(float),  # absolute, in its place
         }
     )
     config.selection = ml_collections.ConfigDict(  # of dp_fest and dp_adafest_plus

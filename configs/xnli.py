@@ -1,8 +1,7 @@
 """XLM-R base with LoRA on XNLI by DP-AdaFEST at ε = 1: a word table of 250,002 rows (Table 2).
 
 It trains on the English file, and is judged on all 15 languages of the dev file. Neither files nor
-weights are at hand here: the task is tested on made-up lines, and has not been run. The tokenizer
-needs a folder with XLM-R's tokenizer.json.
+weights are at hand here: the task is tested on made-up lines, and has not been run.
 """
 
 import ml_collections

@@ -47,7 +47,7 @@ class TextClassifier(keras.Model):
         dropout: float = 0.1,
         **kwargs: Any,
     ) -> None:
-        _require_choices(classes, rank, words, word_rank, pooling)
+        require_choices(classes, rank, words, word_rank, pooling)
         _require_new(backbone)
         _freeze(backbone)
         for layer in backbone.transformer_layers:
@@ -151,9 +151,14 @@ def merged(model: TextClassifier) -> keras.Model:
     return keras.Model(backbone.input, logits, name=model.name)
 
 
-def _require_choices(
+def require_choices(
     classes: int, rank: int, words: str, word_rank: int | None, pooling: str
 ) -> None:
+    """Checks the arguments of `text_classifier`, before there is a backbone.
+
+    Raises:
+        ValueError: One that is out of range.
+    """
     for name, value, least in (("classes", classes, 2), ("rank", rank, 1)):
         if value < least:
             raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")

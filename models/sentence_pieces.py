@@ -1,4 +1,6 @@
-"""XLM-R's tokenizer in the form of SentencePiece, which a TensorFlow graph can hold.
+"""XLM-R's tokenizer, from SentencePiece's form to that of the `tokenizers` library and back.
+
+SentencePiece's form comes with its weights, and a TensorFlow graph can hold it.
 
 Its vocabulary begins with `<s>`, `<pad>`, `</s>`, `<unk>` and ends with `<mask>`; keras-hub puts
 these around the pieces of a SentencePiece model by itself. Of `sentencepiece_model.proto` only the
@@ -10,7 +12,9 @@ import base64
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tokenizers
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 _FIRST, _LAST = ["<s>", "<pad>", "</s>", "<unk>"], "<mask>"
 _NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3  # kinds of pieces
@@ -49,6 +53,28 @@ def proto_of(spec: Mapping[str, Any]) -> bytes:
     for charsmap in _charsmaps(spec["normalizer"]):
         model.normalizer_spec.precompiled_charsmap = base64.b64decode(charsmap)
     return bytes(model.SerializeToString())
+
+
+def tokenizer_of_proto(proto: bytes) -> tokenizers.Tokenizer:
+    """The tokenizer of a SentencePiece model, as Transformers write XLM-R's `tokenizer.json`.
+
+    Raises:
+        google.protobuf.message.DecodeError: It is no such model.
+    """
+    model = model_proto().FromString(proto)
+    pieces = [(each.piece, each.score) for each in model.pieces[3:]]
+    names = [*((name, 0.0) for name in _FIRST), *pieces, (_LAST, 0.0)]
+    made = tokenizers.Tokenizer(models.Unigram(names, unk_id=_FIRST.index("<unk>")))
+    if charsmap := model.normalizer_spec.precompiled_charsmap:
+        made.normalizer = normalizers.Precompiled(charsmap)
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    )
+    begin, end = ((name, _FIRST.index(name)) for name in ("<s>", "</s>"))
+    made.post_processor = processors.TemplateProcessing(
+        "<s> $A </s>", "<s> $A </s> </s> $B </s>", [begin, end]
+    )
+    return made
 
 
 def _charsmaps(normalizer: Mapping[str, Any] | None) -> Iterator[str]:

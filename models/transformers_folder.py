@@ -25,7 +25,6 @@ _SIZES = (
     "intermediate_size",
     "max_position_embeddings",
 )
-_PADDED_TO = 64  # tables may have rows without a token, up to a multiple of this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +57,16 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-    """A tensor of the file, without its prefix, and the variable that it becomes."""
+    """A tensor of the file, without its prefix, and the variable that it becomes.
+
+    One that is `added` goes to what the variable has already, and a file may lack it.
+    """
 
     name: str
     variable: keras.Variable
     shape: tuple[int, ...]
     arranged: Callable[[np.ndarray], np.ndarray]
+    added: bool = False
 
 
 def kind_of(model_type: Any, where: str) -> Kind:
@@ -103,7 +106,7 @@ def load(folder: Path, dropout: float) -> Any:
         dropout=dropout,
         max_sequence_length=config["max_position_embeddings"] - kind.unused_positions,
     )
-    _assign(folder / WEIGHTS, list(_tensors(backbone, kind)))
+    _assign(folder / WEIGHTS, list(_tensors(backbone, kind, config.get("type_vocab_size", 1))))
     return backbone
 
 
@@ -141,21 +144,34 @@ def require_tokenizer(folder: Path, config: dict[str, Any], kind: Kind) -> None:
     """Checks that the tokenizer's tokens are the rows of the word table.
 
     Raises:
-        ValueError: It has more tokens than rows, or so many fewer that it is another model's.
+        ValueError: It has another number of tokens, as `is_table_of` says.
     """
     rows, tokens = config["vocab_size"], _count_tokens(folder, kind)
-    if not rows - _PADDED_TO < tokens <= rows:
+    if not is_table_of(rows, tokens):
         raise ValueError(
             f"Expected a tokenizer of {rows} tokens in {folder}, as vocab_size in {CONFIG} says, "
             f"got {tokens} in {kind.tokenizer_files[0]}: take both from the same model."
         )
 
 
+def is_table_of(rows: int, tokens: int) -> bool:
+    """Whether a word table may be that of so many tokens.
+
+    Some tables have rows without a token, up to a multiple of 64 or 128.
+    """
+    return rows == tokens or (rows % 64 == 0 and tokens < rows < tokens + 128)
+
+
+def words_of(path: Path) -> list[str]:
+    """The tokens of BERT's `vocab.txt`, a line each; no other character ends a line."""
+    return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+
+
 def _count_tokens(folder: Path, kind: Kind) -> int:
     """One more than the largest id."""
     path = folder / kind.tokenizer_files[0]
     if path.suffix == ".txt":
-        return len(path.read_text(encoding="utf-8").rstrip("\n").split("\n"))
+        return len(words_of(path))
     if path.suffix == ".json":
         return max(_whole_numbers(path)) + 1
     return keras_hub.models.XLMRobertaTokenizer(proto=str(path)).vocabulary_size()
@@ -191,8 +207,12 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _tensors(backbone: Any, kind: Kind) -> Iterator[_Tensor]:
-    """Every weight of a backbone, by the name that Transformers gives it."""
+def _tensors(backbone: Any, kind: Kind, token_types: int) -> Iterator[_Tensor]:
+    """Every weight of a backbone, by the name that Transformers gives it.
+
+    RoBERTa and XLM-R add one row, that of token type 0, to every token; keras-hub's backbones have
+    no such table, and get it with their positions.
+    """
     words = "embeddings.word_embeddings.weight"
     yield _same(words, backbone.token_embedding.embeddings)
     where = getattr(backbone, "embeddings", backbone)  # RoBERTa's layer of words and positions
@@ -200,9 +220,11 @@ def _tensors(backbone: Any, kind: Kind) -> Iterator[_Tensor]:
     skipped = kind.unused_positions
     shape = (positions.shape[0] + skipped, positions.shape[1])
     yield _Tensor("embeddings.position_embeddings.weight", positions, shape, lambda x: x[skipped:])
-    if kind.name == "BertBackbone":
-        segments = backbone.segment_embedding.embeddings
-        yield _same("embeddings.token_type_embeddings.weight", segments)
+    types = "embeddings.token_type_embeddings.weight"
+    if kind.name != "BertBackbone":
+        yield _Tensor(types, positions, (token_types, shape[1]), lambda x: x[:1], added=True)
+    else:
+        yield _same(types, backbone.segment_embedding.embeddings)
         yield from _dense("pooler.dense", backbone.pooled_dense)
     yield from _norm("embeddings.LayerNorm", backbone.embeddings_layer_norm)
     for number, layer in enumerate(backbone.transformer_layers):
@@ -243,6 +265,7 @@ def _assign(path: Path, tensors: list[_Tensor]) -> None:
     try:
         with safe_open(path, framework="numpy") as file:
             names = _names_in(path, list(file.keys()), tensors)
+            tensors = [tensor for tensor in tensors if tensor.name in names]
             for tensor in tensors:
                 found = tuple(file.get_slice(names[tensor.name]).get_shape())
                 if found != tensor.shape:
@@ -251,8 +274,9 @@ def _assign(path: Path, tensors: list[_Tensor]) -> None:
                         f"{CONFIG} says, got {found}: take both from the same model."
                     )
             for tensor in tensors:
-                values = file.get_tensor(names[tensor.name])
-                tensor.variable.assign(tensor.arranged(values.astype(np.float32)))
+                values = file.get_tensor(names[tensor.name]).astype(np.float32)
+                before = tensor.variable if tensor.added else 0.0
+                tensor.variable.assign(before + tensor.arranged(values))
     except (SafetensorError, TypeError) as error:  # a damaged file; bfloat16, which NumPy lacks
         raise ValueError(
             f"Expected float32 or float16 tensors in {path}, got {error}: save them anew."
@@ -265,13 +289,14 @@ def _names_in(path: Path, names: list[str], tensors: list[_Tensor]) -> dict[str,
     prefix = next((name.removesuffix(first) for name in names if name.endswith(first)), "")
     old = {f"{prefix}{tensor.name}": f"{prefix}{_as_before(tensor.name)}" for tensor in tensors}
     found = {name: name if name in names else old[name] for name in old}
-    missing = [name for name, there in found.items() if there not in names]
+    absent = {tensor.name for tensor in tensors if found[f"{prefix}{tensor.name}"] not in names}
+    missing = [f"{prefix}{each.name}" for each in tensors if each.name in absent and not each.added]
     if missing:
         raise ValueError(
             f"Expected {len(tensors)} tensors in {path}, got a file without {', '.join(missing)}: "
             "use the weights of the model that config.json describes."
         )
-    return {tensor.name: found[f"{prefix}{tensor.name}"] for tensor in tensors}
+    return {t.name: found[f"{prefix}{t.name}"] for t in tensors if t.name not in absent}
 
 
 def _as_before(name: str) -> str:

@@ -8,7 +8,9 @@ from pipelines.methods import NON_PRIVATE
 def require_free(path: str) -> None:
     """Raises ValueError if there is something where an export is to go."""
     if Path(path).exists():
-        raise ValueError(f"Expected a path where nothing is yet, got export={path!r}.")
+        raise ValueError(
+            f"Expected a path where nothing is yet, got export={path!r}: name another."
+        )
 
 
 def require_private(method: str) -> None:

@@ -5,7 +5,7 @@ and `exponential` if the job offers that method.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -108,10 +108,18 @@ def optimizer_under(
             return dp_sparse.ExponentialSelectionOptimizer(wrapped, plan, **given)
         case "dp_adafest" | "dp_adafest_plus":
             return dp_sparse.DPAdaFESTOptimizer(
-                wrapped, plan, **by_row, **config.adafest, rows=rows
+                wrapped, plan, **by_row, **_adafest(config), rows=rows
             )
         case _:
             raise ValueError(f"Expected method among {PRIVATE}, got method={config.method!r}.")
+
+
+def _adafest(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """The settings of DP-AdaFEST: a threshold takes the place of expected false rows."""
+    given = dict(config.adafest)
+    if given["threshold"] is not None:
+        del given["expected_false_rows"]
+    return given
 
 
 def stand_in(plan: dp_sparse.PrivacyPlan) -> dp_sparse.PrivacyPlan:
@@ -119,16 +127,20 @@ def stand_in(plan: dp_sparse.PrivacyPlan) -> dp_sparse.PrivacyPlan:
     return plan.with_noise(1000.0)
 
 
-def noise_source_of(config: ml_collections.ConfigDict) -> Any:
+def noise_source_of(config: ml_collections.ConfigDict, others: Sequence[str] = ()) -> Any:
     """The noise source that `config.selection.source` names.
+
+    Args:
+        config: Of the run.
+        others: Sources without noise that the job has, too.
 
     Raises:
         ValueError: There is none.
     """
     if config.selection.source not in NOISE_SOURCES:
         raise ValueError(
-            f"Expected selection.source to be one of {tuple(NOISE_SOURCES)}, got "
-            f"{config.selection.source!r}."
+            f"Expected selection.source to be one of {(*NOISE_SOURCES, *others)}, got "
+            f"selection.source={config.selection.source!r}."
         )
     return NOISE_SOURCES[config.selection.source]
 

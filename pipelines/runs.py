@@ -6,6 +6,7 @@ Beside its report there are `run.json`, its config; `rows.npz` or `frequencies.n
 `log`, of `dp_sparse.PrivacyMonitor`. `lock` keeps other processes out while one is there.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,16 @@ def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
 def settings_of(config: ml_collections.ConfigDict, but: Sequence[str]) -> dict[str, str]:
     """All settings by their dotted names, without those that may change when a run goes on."""
     return {name: str(v) for name, v in flattened(config).items() if name not in but}
+
+
+def digest_of(config: ml_collections.ConfigDict, but: Sequence[str]) -> str:
+    """A short hash of all settings but some; a name that ends with a dot is all of a section."""
+    own = {
+        name: value
+        for name, value in settings_of(config, but).items()
+        if not any(name.startswith(section) for section in but if section.endswith("."))
+    }
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def difference(begun: Mapping[str, str], own: Mapping[str, str]) -> str | None:

@@ -43,7 +43,7 @@ class RunResult:
         auc: Exact AUC on the held-out rows.
         validation_auc: AUC on the validation rows before them; None without any.
         scores: Logits of the held-out rows, float32 `[examples]`.
-        steps: Steps taken.
+        steps: Steps taken; of a private run those that are spent, also if their weights were lost.
         ms_per_step: Median time of a step, after the first; NaN if no step was left.
         reduction: Table parameters ÷ mean table entries noised a step; 1 without selection, NaN if
             no step was left.
@@ -235,18 +235,20 @@ def _result(
         "auc": curve.points[-1][1],
         "validation_auc": validation_auc,
         "scores": curve.scores,
-        "steps": int(model.optimizer.iterations.numpy()),
         "ms_per_step": milliseconds,
         "curve": curve.points,
         "report": report,
     }
     if report is None:
         statement = "No guarantee: gradients were neither clipped nor noised."
-        return RunResult(**common, reduction=1.0, statement=statement, epsilon=math.inf, delta=1.0)
+        steps = int(model.optimizer.iterations.numpy())
+        none = {"reduction": 1.0, "epsilon": math.inf, "delta": 1.0}
+        return RunResult(**common, **none, steps=steps, statement=statement)
     plan, steps = model.optimizer.plan, int(model.optimizer.steps_spent.numpy())
     spent = plan.spent(steps)
     return RunResult(
         **common,
+        steps=steps,
         reduction=report.reduction() if timer.seconds else math.nan,
         statement=plan.statement(steps),
         epsilon=spent.epsilon,

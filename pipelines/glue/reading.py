@@ -57,7 +57,7 @@ class TextFile:
     quarantine: bool
 
     def digest(self) -> str:
-        """A hash of the bytes, of where they are, and of how they are read."""
+        """A hash of the bytes, of the columns that are read, and of how."""
         found = hashlib.sha256(f"{self.columns}{dict(self.task.labels)}{self.quarantine}".encode())
         _add_bytes(found, self.path)
         return found.hexdigest()
@@ -93,7 +93,8 @@ class TextFile:
                 column.append(text)
         if not labels:
             raise GlueDataError(
-                f"Expected examples in {self.path}, got none; left out: {dict(left_out)}."
+                f"Expected examples in {self.path}, got none; left out: {dict(left_out)}. Is "
+                f"it the file of task={self.task.name!r}?"
             )
         return Sentences(tuple(texts), np.array(labels, np.int8), dict(left_out))
 
@@ -217,7 +218,10 @@ def source_of(config: ml_collections.ConfigDict, task: Task, split: str) -> Text
     for path in (plain, plain.with_name(plain.name + ".gz")):
         if path.is_file():
             return TextFile(path, columns, task, config.quarantine)
-    raise GlueDataError(f"No such file: {plain}, nor with .gz.")
+    raise GlueDataError(
+        f"Expected {columns.file} or {columns.file}.gz in data.path={config.path!r}, got neither: "
+        "give the folder that has it."
+    )
 
 
 def _add_bytes(found: Any, path: Path) -> None:

@@ -54,7 +54,10 @@ class Tokens:
         return len(self.records)
 
     def gather(self, indices: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """x and y of the examples at `indices`, int32; `padding_mask` is 1 at tokens."""
+        """x and y of the examples at `indices`, int32: `[batch, length]` each, and `[batch]`.
+
+        `padding_mask` is 1 at tokens.
+        """
         records = np.asarray(self.records[indices])
         tokens = records["tokens"]
         place = np.arange(tokens.shape[1], dtype=np.int32)
@@ -124,7 +127,11 @@ def _counts(sidecar: Path) -> dict[str, int]:
 def encoded(
     sentences: Sentences, tokenizer: TextTokenizer, length: int, name: str, progress: bool
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Records of all examples, and what was left out or cut."""
+    """Records of all examples, `[examples]` of `record_dtype`, and what was left out or cut.
+
+    Raises:
+        GlueDataError: `length` has no room for a sentence.
+    """
     special = tokenizer.tokenizer.num_special_tokens_to_add(len(sentences.texts) > 1)
     if length <= special + len(sentences.texts) - 1:
         raise GlueDataError(

@@ -1,9 +1,11 @@
 """What a config asks for: settings that are refused before anything is read, steps, optimizers."""
 
+import math
+
 import keras
 import ml_collections
 
-from models.roberta_lora import TextClassifier, word_table
+from models.roberta_lora import TextClassifier, require_choices, word_table
 from pipelines.glue.data import sources_of
 from pipelines.glue.tasks import Task
 from pipelines.methods import NON_PRIVATE
@@ -27,23 +29,32 @@ def check(config: ml_collections.ConfigDict, task: Task) -> None:
             f"Expected model.words that trains with method={config.method!r}, got 'frozen': there "
             "are no rows to choose. Use method='dp_sgd'."
         )
-    for of in ("optimizer", "table_optimizer"):
-        if config[of].name:
-            optimizer_for(config, of, 1)
+    model = config.model
+    require_choices(task.classes, model.rank, model.words, model.word_rank or None, model.pooling)
+    optimizer_for(config, "optimizer", 1)
+    if config.table_optimizer.name:
+        optimizer_for(config, "table_optimizer", 1)
+    if config.training.microbatch_size < 0:
+        raise ValueError(
+            "Expected training.microbatch_size >= 0, 0 for whole batches, got "
+            f"training.microbatch_size={config.training.microbatch_size}."
+        )
     for name in ("batch_size", "evaluations"):
         if config.training[name] < 1:
             raise ValueError(
                 f"Expected training.{name} >= 1, got training.{name}={config.training[name]}."
             )
-    if not config.training.epochs > 0:
+    if not 0 < config.training.epochs < math.inf:
         raise ValueError(
-            f"Expected training.epochs > 0, got training.epochs={config.training.epochs}."
+            f"Expected a finite training.epochs > 0, got training.epochs={config.training.epochs}."
         )
     sources_of(config, task)
 
 
 def steps_of(config: ml_collections.ConfigDict, rows: int) -> int:
     """Steps of all epochs over so many rows.
+
+    Without privacy every evaluation comes after the same number of steps.
 
     Raises:
         ValueError: A batch has more rows than there are.
@@ -53,7 +64,10 @@ def steps_of(config: ml_collections.ConfigDict, rows: int) -> int:
             f"Expected training.batch_size <= {rows}, the training rows, got "
             f"training.batch_size={config.training.batch_size}."
         )
-    return max(1, round(config.training.epochs * rows / config.training.batch_size))
+    steps = max(1, round(config.training.epochs * rows / config.training.batch_size))
+    if config.method == NON_PRIVATE:
+        steps -= steps % min(config.training.evaluations, steps)
+    return steps
 
 
 def optimizer_for(

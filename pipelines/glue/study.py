@@ -24,13 +24,23 @@ from configs import glue_language
 from pipelines.files import whole_file
 from pipelines.finished_runs import FinishedRuns
 from pipelines.glue.data import VALIDATION
-from pipelines.glue.page import page
+from pipelines.glue.page import UNKNOWN, page
 from pipelines.methods import NON_PRIVATE
 from pipelines.own_process import in_own_process
-from pipelines.runs import Run
+from pipelines.runs import Run, digest_of
 
 Point = dict[str, Any]  # method, epsilon (None without privacy), setting, seed
 _NAMES = ("method", "epsilon", "setting", "seed")
+_OF_POINTS = ("seed", "data.path", "data.prepared", "privacy.epsilon", "report.")  # not the base's
+
+
+def results_in(path: Path, config: ml_collections.ConfigDict) -> FinishedRuns:
+    """The finished runs in a file.
+
+    Raises:
+        ValueError: It has runs of another base than that of `config`.
+    """
+    return FinishedRuns(path, digest_of(config.base, _OF_POINTS))
 
 
 def result_of(results: FinishedRuns, point: Point) -> dict[str, Any] | None:
@@ -38,7 +48,7 @@ def result_of(results: FinishedRuns, point: Point) -> dict[str, Any] | None:
     return next((x for x in results.lines if all(x[n] == point[n] for n in _NAMES)), None)
 
 
-def settings_of(config: ml_collections.ConfigDict, method: str) -> list[dict[str, Any]]:
+def tried(config: ml_collections.ConfigDict, method: str) -> list[dict[str, Any]]:
     """The settings of a method, as dotted keys of the base config."""
     return [dict(changes.items()) for changes in config.methods[method]]
 
@@ -49,7 +59,7 @@ def chosen(
     """The setting with the best validation accuracy at the first ε; None until all have run."""
     private = not _is_non_private(config, method)
     epsilon, seed = config.epsilons[0] if private else None, config.seeds[0]
-    settings = settings_of(config, method)
+    settings = tried(config, method)
     points = [dict(zip(_NAMES, (method, epsilon, s, seed), strict=True)) for s in settings]
     found = [result_of(results, point) for point in points]
     if None in found:
@@ -69,7 +79,7 @@ def _all(config: ml_collections.ConfigDict, results: FinishedRuns) -> Iterator[P
     """The first setting of every method, the second, …; then seeds of the chosen ones, ε by ε."""
     methods, seeds = list(config.methods), list(config.seeds)
     first = config.epsilons[0]
-    rounds = itertools.zip_longest(*(settings_of(config, method) for method in methods))
+    rounds = itertools.zip_longest(*(tried(config, method) for method in methods))
     for settings in rounds:
         for method, setting in zip(methods, settings, strict=True):
             if setting is not None:
@@ -111,9 +121,16 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> dict[str, Any]
         **point,
         "accuracy": {name: round(value, 5) for name, value in found.accuracy.items()},
         "steps": found.steps,
-        "reduction": None if math.isinf(found.reduction) else round(found.reduction, 2),
+        "reduction": _told(found.reduction),
         "training_rows": found.training_rows,
     }
+
+
+def _told(reduction: float) -> float | str | None:
+    """For JSON: None where there is no gradient; unknown if no step was left for this process."""
+    if math.isinf(reduction):
+        return None
+    return UNKNOWN if math.isnan(reduction) else round(reduction, 2)
 
 
 def run_all(config: ml_collections.ConfigDict, results: FinishedRuns, page_path: Path) -> list[str]:
@@ -142,7 +159,7 @@ def write_page(config: ml_collections.ConfigDict, results: FinishedRuns, path: P
 
 
 def _is_non_private(config: ml_collections.ConfigDict, method: str) -> bool:
-    return settings_of(config, method)[0]["method"] == NON_PRIVATE
+    return tried(config, method)[0]["method"] == NON_PRIVATE
 
 
 def _name(point: Point) -> str:
@@ -159,7 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=Path("docs/results/language.md"))
     parser.add_argument("--threads", type=int, default=0, help="of TensorFlow; 0: all cores")
     options = parser.parse_args(arguments)
-    config, results = glue_language.get_config(), FinishedRuns(options.results)
+    config = glue_language.get_config()
+    results = results_in(options.results, config)
     failed = []
     if options.data is not None:
         config.data.path, config.directory = str(options.data), options.directory

@@ -1,9 +1,10 @@
 """Tokenizers of the `tokenizers` library, from the files that come with a model's weights.
 
 A folder has `tokenizer.json`; or `vocab.json` and `merges.txt` (RoBERTa); or `vocab.txt` (BERT's
-WordPiece); or `encoder.json`, `vocab.bpe` and `dict.txt`, RoBERTa's BPE as its authors publish it:
-the first two are GPT-2's, and `dict.txt` has a line for each of its tokens, by how often it occurs
-in public text. RoBERTa's id of a token is that line, counted from 0, plus 4.
+WordPiece); or `sentencepiece.bpe.model` (XLM-R); or `encoder.json`, `vocab.bpe` and `dict.txt`,
+RoBERTa's BPE as its authors publish it: the first two are GPT-2's, and `dict.txt` has a line for
+each of its tokens, by how often it occurs in public text. RoBERTa's id of a token is that line,
+counted from 0, plus 4.
 """
 
 import dataclasses
@@ -18,6 +19,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from models.pretrained import OFFLINE, reason
+from models.sentence_pieces import tokenizer_of_proto
+from models.transformers_folder import is_table_of, words_of
 from pipelines.glue.tasks import GlueDataError
 
 GPT2_TOKENS = 50_257  # later lines of dict.txt fill its table up, and stand for no token
@@ -52,13 +55,10 @@ class TextTokenizer:
     def check_table(self, rows: int) -> None:
         """Refuses a word table that is not for these tokens.
 
-        Some tables have rows without a token, up to a multiple of 64 or 128.
-
         Raises:
             GlueDataError: The table has another number of rows.
         """
-        rounded_up = rows % 64 == 0 and self.size < rows < self.size + 128
-        if rows != self.size and not rounded_up:
+        if not is_table_of(rows, self.size):
             raise GlueDataError(
                 f"Expected a word table of {self.size} rows for the tokenizer of {self.source}, "
                 f"got one of {rows}: the tokenizer and the weights belong to different models."
@@ -91,9 +91,12 @@ def tokenizer_of(source: str) -> TextTokenizer:
         return checked(byte_level_bpe(dict(found.vocabulary), merges), source)
     if isinstance(found, keras_hub.tokenizers.WordPieceTokenizer):
         return checked(word_piece(list(found.vocabulary), found.lowercase), source)
+    if isinstance(found, keras_hub.tokenizers.XLMRobertaTokenizer):
+        return checked(tokenizer_of_proto(found.proto), source)
     raise GlueDataError(
-        f"Expected a tokenizer of BERT or RoBERTa in {source!r}, got {type(found).__name__}: give "
-        "a folder with tokenizer.json by --config.model.tokenizer=FOLDER."
+        f"Expected a tokenizer of BERT, RoBERTa or XLM-R in {source!r}, got "
+        f"{type(found).__name__}: give a folder with tokenizer.json by "
+        "--config.model.tokenizer=FOLDER."
     )
 
 
@@ -128,7 +131,10 @@ def checked(tokenizer: tokenizers.Tokenizer, source: str) -> TextTokenizer:
     ids = [tokenizer.token_to_id(name) for name in _PADS]
     padding_id = next((number for number in ids if number is not None), None)
     if padding_id is None:
-        raise GlueDataError(f"Expected a token {' or '.join(_PADS)} in {source}, got none.")
+        raise GlueDataError(
+            f"Expected a token {' or '.join(_PADS)} in {source}, got none: give the tokenizer of "
+            "BERT, RoBERTa or XLM-R by --config.model.tokenizer=FOLDER."
+        )
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return TextTokenizer(tokenizer, padding_id, source)
@@ -205,8 +211,7 @@ def word_piece(names: list[str], lowercase: bool) -> Any:
 def _of_words(vocabulary: Path) -> Any:
     config = vocabulary.with_name("tokenizer_config.json")
     settings = json.loads(config.read_text("utf-8")) if config.is_file() else {}
-    names = vocabulary.read_text("utf-8").splitlines()
-    return word_piece(names, settings.get("do_lower_case", True))
+    return word_piece(words_of(vocabulary), settings.get("do_lower_case", True))
 
 
 def _of_keras_hub(folder: Path) -> bool:
@@ -224,5 +229,6 @@ _LOADERS = (
     (("vocab.json", "merges.txt"), _of_vocabulary),
     (("encoder.json", "vocab.bpe", "dict.txt"), _of_authors),
     (("vocab.txt",), _of_words),
+    (("sentencepiece.bpe.model",), lambda path: tokenizer_of_proto(path.read_bytes())),
 )
 _KNOWN = "; ".join(" and ".join(names) for names, _ in _LOADERS)

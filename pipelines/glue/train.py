@@ -41,7 +41,7 @@ class Result:
         method: One of `settings.METHODS`.
         accuracy: The part of the examples that were classified correctly, by what judged.
         curve: (step, accuracy) on `data.judge` during training.
-        steps: Steps taken.
+        steps: Steps taken; of a private run those that are spent, also if their weights were lost.
         ms_per_step: The median, after the first; NaN if no step was left.
         entries: Mean entries of the word table, or of LoRA on it, that got noise in a step; without
             privacy all entries. NaN if no step was left.
@@ -233,17 +233,17 @@ def _result(
 ) -> Result:
     found = {name: accuracy(model, examples) for name, examples in data.judging.items()}
     table = model.backbone.vocabulary_size * model.backbone.token_embedding.output_dim
-    optimizer = model.optimizer
+    optimizer, steps = model.optimizer, int(model.optimizer.iterations.numpy())
     statement, epsilon = "No guarantee: gradients were neither clipped nor noised.", math.inf
     if config.method != NON_PRIVATE:
-        spent = int(optimizer.steps_spent.numpy())
-        statement = f"{protected(config)}\n{optimizer.plan.statement(spent)}"
-        epsilon = optimizer.plan.spent(spent).epsilon
+        steps = int(optimizer.steps_spent.numpy())
+        statement = f"{protected(config)}\n{optimizer.plan.statement(steps)}"
+        epsilon = optimizer.plan.spent(steps).epsilon
     return Result(
         method=config.method,
         accuracy=found,
         curve=curve.points,
-        steps=int(optimizer.iterations.numpy()),
+        steps=steps,
         ms_per_step=1000 * statistics.median(timer.seconds[1:] or timer.seconds or [math.nan]),
         entries=entries,
         reduction=table / entries if entries else math.inf,

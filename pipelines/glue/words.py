@@ -46,7 +46,7 @@ def selected_rows(
     if not 0 < settings.rows < num_rows:
         raise ValueError(
             f"Expected 0 < selection.rows < {num_rows}, the rows of the word table, got "
-            f"{settings.rows}."
+            f"selection.rows={settings.rows}."
         )
     if settings.source == PUBLIC:
         counts = public_counts(settings.counts, tokenizer)
@@ -55,7 +55,7 @@ def selected_rows(
         return dp_sparse.SelectedRows.public({table: order}, {table: num_rows})
     length = training.records["tokens"].shape[1]
     tables = {table: dp_sparse.TopKTable(num_rows, length, tokenizer.padding_id)}
-    source = noise_source_of(config)
+    source = noise_source_of(config, (PUBLIC,))
     noise = dp_sparse.calibrate_top_k(plan, tables, settings.rows, source, share=settings.share)
     examples = ({table: np.asarray(training.records["tokens"])}, training.records["label"])
     return dp_sparse.select_top_k(examples, tables, settings.rows, noise.source, progress=False)

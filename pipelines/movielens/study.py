@@ -10,8 +10,6 @@ finished run is a line of the results file at once; the same command does the re
 """
 
 import dataclasses
-import hashlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ from pipelines.movielens import study_maps, study_page
 from pipelines.movielens.run import Result, run
 from pipelines.movielens.study_plots import Lines
 from pipelines.own_process import in_own_process
-from pipelines.runs import settings_of
+from pipelines.runs import digest_of
 
 _FLAGS = flags.FlagValues()  # other modules of one process define a config, too
 _CONFIG = command.config_flag("configs/movielens_study.py", "The study.", _FLAGS)
@@ -44,6 +42,8 @@ _OF_POINTS = (  # settings that differ between runs of one study, and where the 
     "privacy.epsilon",
     "training.batch_size",
     "optimizer.learning_rate",
+    "study.",
+    "report.",
 )
 MODELS: dict[str, dict[str, Any]] = {
     "re_attention": {"kind": "re_attention"},
@@ -98,13 +98,7 @@ class Results:
     """
 
     def __init__(self, path: Path, study: ml_collections.ConfigDict) -> None:
-        own = {
-            name: value
-            for name, value in settings_of(study, _OF_POINTS).items()
-            if not name.startswith(("study.", "report."))
-        }
-        digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-        self._file = FinishedRuns(path, digest[:12])
+        self._file = FinishedRuns(path, digest_of(study, _OF_POINTS))
 
     @property
     def lines(self) -> list[dict[str, Any]]:

@@ -47,8 +47,9 @@ def tensors(kind: str, seed: int = 0, layers: int = 2) -> dict[str, np.ndarray]:
         "embeddings.position_embeddings.weight": (LENGTH + 2 + unused, WIDTH),
     }
     shapes |= _norm("embeddings.LayerNorm")
+    types = 2 if kind == "bert" else 1
+    shapes["embeddings.token_type_embeddings.weight"] = (types, WIDTH)
     if kind == "bert":
-        shapes["embeddings.token_type_embeddings.weight"] = (2, WIDTH)
         shapes |= _linear("pooler.dense", WIDTH, WIDTH)
     for number in range(layers):
         at = f"encoder.layer.{number}"

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import keras_hub
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -94,7 +95,9 @@ def test_the_first_names_of_layer_normalisation_are_known(tmp_path: Path) -> Non
         ({"layer_norm_eps": 1e-6}, "layer_norm_eps=1e-05"),
         ({"vocab_size": 18}, "tokenizer of 18 tokens .* got 23 in vocab.json"),
         ({"vocab_size": 23 + 64}, "tokenizer of 87 tokens .* got 23"),
-        ({"vocab_size": 24}, "word_embeddings.weight of shape .24, 8."),
+        ({"vocab_size": 24}, "tokenizer of 24 tokens .* got 23"),
+        ({"vocab_size": 64}, "word_embeddings.weight of shape .64, 8."),
+        ({"type_vocab_size": 2}, "token_type_embeddings.weight of shape .2, 8."),
         ({"num_hidden_layers": 3}, "without encoder.layer.2.attention.self.query.weight"),
         ({"max_position_embeddings": 8}, "<= 6, the table of positions"),
     ],
@@ -148,6 +151,37 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
 def test_a_preset_that_cannot_be_fetched_names_the_offline_ways() -> None:
     with pytest.raises(ValueError, match=r"got 'no_such_preset'.*model\.safetensors.*no network"):
         pretrained.load_backbone("no_such_preset", max_length=7)
+
+
+@pytest.mark.parametrize("error", [OSError, KeyError, Exception])
+def test_a_preset_out_of_reach_names_the_offline_ways(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """Whatever a network, an account or a damaged cache raises."""
+
+    def fetch(*_: object, **__: object) -> None:
+        raise error("no way through")
+
+    monkeypatch.setattr(keras_hub.models.Backbone, "from_preset", fetch)
+    for source in ("roberta_base_en", "hf://somebody/something"):
+        with pytest.raises(ValueError, match=f"got '{source}'.*no way through.*no network"):
+            pretrained.load_backbone(source, max_length=7)
+
+
+def test_roberta_without_a_table_of_types_is_read(tmp_path: Path) -> None:
+    weights = language.tensors("roberta")
+    types = weights.pop("embeddings.token_type_embeddings.weight")
+    folder = language.write_folder(tmp_path / "without", "roberta", weights)
+    positions = "embeddings.position_embeddings.weight"
+    weights[positions] = weights[positions] - types
+    weights["embeddings.token_type_embeddings.weight"] = types
+    same = language.write_folder(tmp_path / "with", "roberta", weights)
+    x = language.batch("roberta")
+    found, expected = (
+        outputs(pretrained.load_backbone(str(each), max_length=7, dropout=0.0), x)
+        for each in (folder, same)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_keras_hub_saved_is_read(tmp_path: Path) -> None:

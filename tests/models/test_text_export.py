@@ -16,8 +16,9 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 import dp_sparse
 from models import pretrained, roberta_lora, text_export
+from models.sentence_pieces import tokenizer_of_proto
 from tests.models import language
-from tests.models.xlm_roberta import of_model, sentence_pieces
+from tests.models.xlm_roberta import sentence_pieces
 from tests.subprocesses import run_python
 from tests.training_cases import marked_dataset, plan_for
 
@@ -54,7 +55,7 @@ def byte_pairs() -> tokenizers.Tokenizer:
 TOKENIZERS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "bert": word_piece,
     "roberta": byte_pairs,
-    "xlm-roberta": lambda: of_model(sentence_pieces(TEXTS * 9)),
+    "xlm-roberta": lambda: tokenizer_of_proto(sentence_pieces(TEXTS * 9)),
 }
 
 
@@ -211,7 +212,9 @@ def test_roberta_has_the_tokens_of_training_on_real_sentences() -> None:
 
 def test_xlm_roberta_has_the_tokens_of_training_on_real_sentences() -> None:
     """With pieces of SST-2's words: XLM-R's own are not at hand."""
-    assert_equal_tokens("xlm-roberta", of_model(sentence_pieces(sst2(5_000), 2_000)), sst2(700))
+    assert_equal_tokens(
+        "xlm-roberta", tokenizer_of_proto(sentence_pieces(sst2(5_000), 2_000)), sst2(700)
+    )
 
 
 def test_tokenizers_of_other_models_are_refused() -> None:

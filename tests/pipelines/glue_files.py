@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from configs import glue_sst2
 from pipelines.glue.tokens import load_tokenizer
 from tests.models import language
-from tests.models.xlm_roberta import of_model, sentence_pieces
+from tests.models.xlm_roberta import sentence_pieces
 
 SPECIAL = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 WORDS = ("a", "film", "fine", "dull", "joy", "mess", "what", "no", "the", "is")
@@ -43,11 +43,10 @@ def bert_folder(folder: Path) -> Path:
 
 
 def xlm_roberta_folder(folder: Path) -> Path:
-    """Pieces of a few words, in both files of a tokenizer."""
+    """Pieces of a few words."""
     model = sentence_pieces([f"{a} {b} what is no" for a in WORDS for b in WORDS], 22)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sentencepiece.bpe.model").write_bytes(model)
-    of_model(model).save(str(folder / "tokenizer.json"))
     return folder
 
 

@@ -1,6 +1,8 @@
 """The study of the word table: what runs next, what is chosen, what the page says."""
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,53 @@ def test_the_page_says_no(config: Any, tmp_path: Path, monkeypatch: pytest.Monke
     assert "beat freezing it? No: -4.00" in page
     assert "From ε = 8 to ε = 1 accuracy moves by these points: DP-AdaFEST +0.00 ± 0.00" in page
     assert "DP-SGD -10.00 ± 0.00" in page and "the 27 steps are the limit" in page
+
+
+def test_a_reduction_that_no_process_saw_is_unknown(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a run that was killed between its last step and its line."""
+
+    def once(point: study.Point) -> dict[str, Any]:
+        killed = (point["method"], point["seed"]) == ("DP-AdaFEST", 1)
+        reduction = study._told(math.nan) if killed else None
+        return finished(point) | ({"reduction": reduction} if killed else {})
+
+    _, page = run_all(config, tmp_path, monkeypatch, once)
+    lines = [json.loads(line) for line in (tmp_path / "language.jsonl").read_text().splitlines()]
+    assert "unknown" in [line["reduction"] for line in lines] and "nan" not in page.lower()
+    assert "-0.20 ± 0.00 | 89.90 % ± 0.10 | 22.5× |" in page and "22.5 times smaller" in page
+
+
+def test_results_of_another_base_are_refused(config: Any, tmp_path: Path) -> None:
+    path = tmp_path / "language.jsonl"
+    results = study.results_in(path, config)
+    results.add(finished(next(study.missing(config, results))))
+    config.base.data.path, config.base.report.verbose = "elsewhere", 1
+    assert study.results_in(path, config).lines == results.lines
+    config.base.training.epochs = 3.0
+    with pytest.raises(ValueError, match="got 1 of others among 1: name another file"):
+        study.results_in(path, config)
+
+
+def test_the_command_runs_what_is_missing_and_names_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    monkeypatch.delenv("TF_NUM_INTEROP_THREADS", raising=False)
+
+    def in_process(run: Any, config: Any, point: study.Point) -> dict[str, Any]:
+        assert run is study.run_point and (config.data.path, config.directory) == ("SST-2", "runs")
+        assert os.environ["TF_NUM_INTRAOP_THREADS"] == os.environ["TF_NUM_INTEROP_THREADS"] == "1"
+        if point["method"] == "DP-FEST":
+            raise ValueError("out of luck")
+        return finished(point)
+
+    monkeypatch.setattr(study, "in_own_process", in_process)
+    paths = [f"--results={tmp_path / 'x.jsonl'}", f"--page={tmp_path / 'page.md'}"]
+    assert study.main([*paths, "--data=SST-2", "--directory=runs", "--threads=1"]) == 1
+    assert capsys.readouterr().err.count("failed: DP-FEST_3.0_") == TRIED
+    assert "Is DP-AdaFEST within 0.5 points" in (tmp_path / "page.md").read_text()
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(

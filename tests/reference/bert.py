@@ -34,7 +34,8 @@ def hidden_states(
         heads: Of attention.
         token_ids: `[batch, length]`.
         mask: The same, 1 for tokens and 0 for padding.
-        segment_ids: The same, for BERT; without them positions begin at 2, as RoBERTa's.
+        segment_ids: The same, for BERT; without them positions begin at 2, as RoBERTa's, and all
+            tokens are of type 0.
         tanh: Whether GELU is approximated.
     """
     t = {name: values.astype(np.float64) for name, values in tensors.items()}
@@ -42,8 +43,8 @@ def hidden_states(
     length = token_ids.shape[1]
     x = t["embeddings.word_embeddings.weight"][token_ids]
     x = x + t["embeddings.position_embeddings.weight"][first : first + length]
-    if segment_ids is not None:
-        x = x + t["embeddings.token_type_embeddings.weight"][segment_ids]
+    types = np.zeros_like(token_ids) if segment_ids is None else segment_ids
+    x = x + t["embeddings.token_type_embeddings.weight"][types]
     x = _norm(t, "embeddings.LayerNorm", x, epsilon)
     layers = sum(name.endswith("attention.self.query.weight") for name in t)
     gelu = tanh_gelu if tanh else exact_gelu
