@@ -12,17 +12,28 @@ from typing import IO
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """Opens a file to write bytes, which replaces `path` when the block ends.
 
-    Makes the folder if it is missing. If the block raises, `path` stays as it was, and no other
-    file remains.
+    Makes the folder if it is missing, and is on the disk when it returns. If the block raises,
+    `path` stays as it was, and no other file remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with unfinished.open("wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Removes what processes that were killed wrote for `path`; one of them must be left at most.
+
+    Of a release with noise it would tell more, beside the one that is drawn anew.
+    """
+    for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
+        unfinished.unlink()
 
 
 def lock(path: Path) -> IO[bytes] | None:

@@ -61,7 +61,7 @@ def calibrated(
     plan = _plan(config, sampling)
     rows = None
     if config.method in WITH_ROWS:
-        build(stand_in(plan), dp_sparse.SelectedRows.public({"": [0]}, {"": 1}))
+        build(stand_in(plan), stand_in_rows(config))
         selected = functools.partial(select, plan)
         rows = selected() if run is None else run.rows(selected)
     releases = (rows.release,) if rows is not None and rows.costs else ()
@@ -125,6 +125,11 @@ def _adafest(config: ml_collections.ConfigDict) -> dict[str, Any]:
 def stand_in(plan: dp_sparse.PrivacyPlan) -> dp_sparse.PrivacyPlan:
     """The plan with so much noise that any number of steps has an ε; for what does not train."""
     return plan.with_noise(1000.0)
+
+
+def stand_in_rows(config: ml_collections.ConfigDict) -> dp_sparse.SelectedRows | None:
+    """Rows of no table, for a method that needs some; for what does not train."""
+    return dp_sparse.SelectedRows.public({"": [0]}, {"": 1}) if config.method in WITH_ROWS else None
 
 
 def noise_source_of(config: ml_collections.ConfigDict, others: Sequence[str] = ()) -> Any:

@@ -17,7 +17,7 @@ import ml_collections
 import tensorflow as tf
 
 import dp_sparse
-from pipelines.files import lock, whole_file
+from pipelines.files import lock, remove_unfinished, whole_file
 
 T = TypeVar("T", dp_sparse.SelectedRows, dp_sparse.RowFrequencies)
 
@@ -87,6 +87,8 @@ class Run:
         self._goes_on = (self._directory / "run.json").exists()
         if self._goes_on:
             self._check(resume)
+        else:
+            self._refuse_remains()
         self._checkpoint = dp_sparse.PrivateCheckpoint(
             str(self._directory / "checkpoints"), every_seconds=_SECONDS
         )
@@ -112,6 +114,16 @@ class Run:
                 f"Expected the config that the run in {self._directory} began with, got {changed}: "
                 "go on with its own, or use another --config.report.directory."
             )
+
+    def _refuse_remains(self) -> None:
+        """What is written only once a run has begun tells that `run.json` was lost."""
+        for name in ("rows.npz", "frequencies.npz", "begun.json"):
+            if (self._directory / name).exists():
+                raise ValueError(
+                    f"Expected run.json of the run in {self._directory}, whose {name} is there, "
+                    "got no file: restore it, or use another --config.report.directory. A run "
+                    "that begins here would spend what was paid once more."
+                )
 
     def _begin(self) -> None:
         """From now on the directory has a run: something of the data may be written."""
@@ -149,8 +161,7 @@ class Run:
                 f"Expected the {what} of this run in {path}, got no file: restore it, or use "
                 "another --config.report.directory."
             )
-        for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
-            unfinished.unlink()  # of a process that was killed: the next one has other noise
+        remove_unfinished(path)
         made = make()
         self._plan.unlink(missing_ok=True)  # of a start that failed before it selected
         self._begin()

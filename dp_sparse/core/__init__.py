@@ -15,7 +15,14 @@ from dp_sparse.core.errors import (
     require,
     translated,
 )
-from dp_sparse.core.files import exclusive, first_file, synced, whole_file, whole_folder
+from dp_sparse.core.files import (
+    exclusive,
+    first_file,
+    local_form,
+    synced,
+    whole_file,
+    whole_folder,
+)
 from dp_sparse.core.key_bytes import key_bytes
 from dp_sparse.core.layer_call import replaced_call
 from dp_sparse.core.optional import require_matplotlib
@@ -34,6 +41,7 @@ __all__ = [
     "first_file",
     "grouped",
     "key_bytes",
+    "local_form",
     "lower_bound",
     "marked",
     "replaced_call",

@@ -120,6 +120,11 @@ def _require_free(path: Path) -> None:
         raise FileExistsError(f"Expected a path where nothing is yet, got {path}: use another.")
 
 
+def local_form(path: str | os.PathLike[str]) -> str:
+    """A path without `file://`, which some write before a local one; another one as it is."""
+    return str(path).removeprefix("file://")
+
+
 def exclusive(path: str | os.PathLike[str]) -> IO[str] | None:
     """An open file that no other process, and nobody else in this one, has at once.
 

@@ -19,6 +19,7 @@ from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training import flush_hooks, plan_steps
 from dp_sparse.training.callbacks import PrivacyReport
 from dp_sparse.training.checkpoint import PrivateCheckpoint
+from dp_sparse.training.covered_steps import covered_steps_of
 from dp_sparse.training.flush_hooks import own_method_reads
 from dp_sparse.training.monitor import PrivacyMonitor
 
@@ -123,7 +124,7 @@ def install_callback_guard() -> None:
     def on_train_begin(self: keras.callbacks.CallbackList, logs: Any = None) -> None:
         model = self._model
         if isinstance(getattr(model, "optimizer", None), PrivateOptimizer):
-            _put_checkpoint_first(self.callbacks)
+            _put_checkpoint_first(self.callbacks, model.optimizer)
             _refuse_unsafe_logs(self.callbacks)
             _guard(self.callbacks, model)
             plan_steps.give_to_epochs(model, self)
@@ -154,14 +155,20 @@ def _guard(callbacks: list[Any], model: keras.Model) -> None:
     callbacks.insert(0, names)
 
 
-def _put_checkpoint_first(callbacks: list[Any]) -> None:
+def _put_checkpoint_first(callbacks: list[Any], optimizer: PrivateOptimizer) -> None:
     """So that whatever others write at the end of an epoch is covered by it.
 
     Raises:
-        PrivacyError: There are two, or another callback saves weights by itself.
+        PrivacyError: There are two, the one that restored the run is missing, or another callback
+            saves weights by itself.
     """
     own = [callback for callback in callbacks if isinstance(callback, PrivateCheckpoint)]
     if not own:
+        if covered_steps_of(optimizer) is not None:
+            raise PrivacyError(
+                "Expected the PrivateCheckpoint that restored this run among the callbacks of fit, "
+                "got none: steps would be seen that run again if the process is killed. Pass it."
+            )
         return
     others = [c for c in callbacks if isinstance(c, _SAVERS)] + own[1:]
     if others:

@@ -9,7 +9,7 @@ import keras
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training.checkpoint_files import CheckpointFolder
-from dp_sparse.training.covered_steps import CoveredSteps, set_covered_steps
+from dp_sparse.training.covered_steps import CoveredSteps, covered_steps_of, set_covered_steps
 from dp_sparse.training.sigterm import TERMINATED, Sigterm
 
 
@@ -49,8 +49,11 @@ class PrivateCheckpoint(keras.callbacks.Callback):
     This holds for what is written by this callback, by `export_model`, `export_delta` and the
     model's `save`, `save_weights` and `export`, before which it saves, and by others at the end of
     epochs and of training; a callback of yours that reads weights in between in another way
-    publishes steps that this one does not know of. What a plan releases besides, such as selected
-    rows, is yours to save.
+    publishes steps that this one does not know of. It assumes that a run is not killed for what it
+    shows of steps that no checkpoint holds, such as their loss: whoever runs these steps again
+    until they look good chooses among several releases. And no epsilon covers after which steps
+    `every_seconds` saves, which depends on how long steps take, as large batches do. What a plan
+    releases besides, such as selected rows, is yours to save.
     """
 
     reads_weights = True
@@ -95,13 +98,19 @@ class PrivateCheckpoint(keras.callbacks.Callback):
 
         Raises:
             PrivacyError: The folder is another run's or in use, has lost what was published, or no
-                checkpoint of it is whole.
+                checkpoint of it is whole; or the optimizer has another `PrivateCheckpoint`.
             ValueError: The model has no private optimizer, or is not built.
 
         Warns:
             UserWarning: A checkpoint is left out; it says which and why.
         """
         optimizer = _private_optimizer(model)
+        if covered_steps_of(optimizer) not in (None, self._covered):
+            raise PrivacyError(
+                f"Expected one PrivateCheckpoint for the optimizer of {model.name}, got a second "
+                f"one, in {self._folder.path}, which would not know of steps that the first one "
+                "publishes: use the first one, or compile the model anew."
+            )
         if not model.built:
             raise ValueError(
                 f"Expected a built model, got {model.name}: call it on a batch of inputs first."

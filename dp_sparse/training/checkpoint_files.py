@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.core import PrivacyError, exclusive, synced
+from dp_sparse.core import PrivacyError, exclusive, local_form, synced
 
 _PUBLISHED = "published.json"
 _UNNAMED = ".step-"  # what begins so was not published
@@ -34,7 +34,7 @@ class CheckpointFolder:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = str(path).rstrip("/")
+        self.path = local_form(path).rstrip("/")
         self._local = "://" not in self.path
         self._lock: Any = None
 

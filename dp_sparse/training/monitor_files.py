@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dp_sparse.core import PrivacyError, exclusive
+from dp_sparse.core import PrivacyError, exclusive, local_form
 
 _LINES = "log.jsonl"
 _EVENTS = "events.out.tfevents"
@@ -27,7 +27,7 @@ class LogFolder:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = str(path).rstrip("/")
+        self.path = local_form(path).rstrip("/")
         self._lock: Any = None
         self._file: Any = None
         self._events: Any = None

@@ -75,16 +75,17 @@ def around_fit() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if _in_main_thread() and any([_ended(each) for each in _WAITING[waited_before:]]):
+        if _in_main_thread() and any([_ended(each) for each in reversed(_WAITING[waited_before:])]):
             sys.excepthook(*sys.exc_info())
             signal.raise_signal(signal.SIGTERM)
         raise
 
 
 def _ended(sigterm: Sigterm) -> bool:
-    """Whether a signal came that nobody has acted on."""
+    """Whether a signal came that nobody has acted on, and whoever asks does."""
     sigterm.end()
-    return sigterm.came
+    came, sigterm.came = sigterm.came, False
+    return came
 
 
 def _in_main_thread() -> bool:

@@ -105,8 +105,8 @@ def train(
         batches = stock_batches(training, config.training.batch_size, steps)
         _compile(model, optimizer_of(config))
     else:
+        report = _report(config)  # refuses its settings before rows are selected, which is spent
         optimizer = private_optimizer(config, data, training, steps, run)
-        report = _report(config)
         _compile(model, optimizer)
         spent = run.restore(model) if run is not None else 0
         batches = batches_from(optimizer.plan.sampling, training, min(spent, steps - 1))

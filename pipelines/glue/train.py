@@ -128,13 +128,9 @@ def _fitted(
         _compile(model, optimizer_for(config, "optimizer", steps, model))
         batches = stock_batches(data.training, config.training.batch_size, steps)
     else:
+        report = _report(config)  # refuses its settings before rows are selected, which is spent
         optimizer = _private_optimizer(config, model, data, tokenizer, steps, run)
         _compile(model, optimizer)
-        report = dp_sparse.PrivacyReport(
-            f"{config.report.directory}/report.html" if config.report.directory else None,
-            diagnostics=config.report.diagnostics,
-            note=protected(config),
-        )
         batches = optimizer.plan.sampling.batches(data.training)
         if run is not None:
             spent, batches = run.restore(model), run.timed(batches)
@@ -155,6 +151,14 @@ def _fitted(
         )
     rows = np.mean(report.history.rows, axis=0) if report and report.history.rows else None
     return _result(config, model, data, timer, curve, _entries(model, rows, bool(timer.seconds)))
+
+
+def _report(config: ml_collections.ConfigDict) -> dp_sparse.PrivacyReport:
+    return dp_sparse.PrivacyReport(
+        f"{config.report.directory}/report.html" if config.report.directory else None,
+        diagnostics=config.report.diagnostics,
+        note=protected(config),
+    )
 
 
 def _compile(model: TextClassifier, optimizer: keras.optimizers.Optimizer) -> None:

@@ -148,6 +148,17 @@ class TestARun:
             train(config_of(days, **changes), folder)
 
 
+def test_a_histogram_that_a_killed_process_drew_goes(days: str, tmp_path: Path) -> None:
+    """Beside the one that is drawn anew it would tell more than one of them."""
+    reader = RecordReader(config_of(days, method="dp_fest"), tmp_path)
+    period = periods_of(day_files(days), 1)[0]
+    folder = reader.folder_of(period)
+    folder.mkdir(parents=True)
+    (folder / ".histogram.npz.123.tmp").write_bytes(b"whole")
+    reader.prepare(period, 1.0, None)
+    assert [path.name for path in folder.iterdir()] == ["histogram.npz"]
+
+
 @pytest.mark.slow
 def test_an_export_states_all_periods_whose_histograms_it_shows(days: str, tmp_path: Path) -> None:
     changes = {"method": "dp_fest", "selection.frequencies": "all_days"}
@@ -270,6 +281,10 @@ class TestRefused:
             ({"method": "dp_fest", "selection.frequencies": "monthly"}, "selection.frequencies"),
             ({"method": "non_private", "data.reading": "drawn"}, "data.reading=records"),
             ({"method": "non_private", "export": "out"}, "private method with export"),
+            ({"method": "dp_fest", "privacy.clip_norm": -1.0}, "Expected clip_norm"),
+            ({"method": "dp_adafest_plus", "adafest.noise_ratio": 0.0}, "Expected noise_ratio"),
+            ({"method": "dp_fest", "optimizer.name": "AdamW"}, "AdamW"),
+            ({"method": "dp_fest", "checkpoint_seconds": 0.0}, "Expected every_seconds"),
         ],
     )
     def test_settings(
@@ -277,6 +292,7 @@ class TestRefused:
     ) -> None:
         with pytest.raises(ValueError, match=message):
             train(config_of(days, **changes), tmp_path)
+        assert not list(tmp_path.rglob("histogram.npz"))  # which would be spent
 
     def test_a_day_without_rows_before_anything_trains(self, days: str, tmp_path: Path) -> None:
         for k, path in enumerate(day_files(days)):

@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import dp_sparse
 from configs.criteo_sample import get_config
 from pipelines.criteo.generate import generate
 from pipelines.criteo.records import prepare
@@ -112,6 +114,22 @@ def test_bad_configurations_are_refused(generated) -> None:
     config = small_config("dp_fest")
     config.selection.source = "exponential"
     with pytest.raises(ValueError, match="selection.source to be one of"):
+        train(config, generated)
+
+
+@pytest.mark.parametrize("changes", [{"diagnostics": "all"}, {"points": 0}])
+def test_what_a_report_refuses_has_selected_nothing(
+    generated, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    def selected(*_: object, **__: object) -> None:
+        raise AssertionError("this would be spent")
+
+    monkeypatch.setattr(dp_sparse, "select_top_k", selected)
+    config = small_config("dp_fest")
+    with pytest.raises(AssertionError, match="spent"):
+        train(config, generated)
+    config.report.update(changes)
+    with pytest.raises(ValueError, match=f"Expected {next(iter(changes))}"):
         train(config, generated)
 
 

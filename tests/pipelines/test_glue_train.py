@@ -150,6 +150,11 @@ def test_a_run_goes_on_in_the_middle(method: str, tmp_path: Path) -> None:
     assert "step 4: accuracy" in text and "step 2: accuracy" not in text
     assert {path.name: path.read_bytes() for path in folder.glob("*.npz")} == before
     assert "gradient size reduction nan" not in text
+    (folder / "checkpoints" / "step-000000004.weights.h5").unlink()
+    with pytest.warns(UserWarning, match="step-000000004.weights.h5 is left out"):
+        found = train(config, Run(config, resume=True))
+    assert int(found.model.optimizer.iterations.numpy()) == 2  # its weights; spent are all
+    assert found.steps == 4 and "after 4 of 4 steps" in found.statement
 
 
 def test_without_privacy_all_steps_are_taken(tmp_path: Path) -> None:
@@ -322,6 +327,26 @@ def test_settings_that_cannot_be_used_are_refused(refuses: Any) -> None:
     refuses("Expected 0 < selection.rows < 264", method="dp_fest", selection__rows=264)
     refuses("source to be one of .*'public'", method="dp_fest", selection__source="zipf")
     refuses("Expected selection.counts, a folder", method="dp_fest", selection__source="public")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"report.diagnostics": "all"}, "Expected diagnostics"),
+        ({"table_optimizer.name": "SGD", "table_optimizer.options": {"momentum": 0.9}}, "momentum"),
+        ({"privacy.clip_norm": -1.0}, "Expected clip_norm"),
+    ],
+)
+def test_what_is_refused_before_training_has_selected_nothing(
+    changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def selected(*_: object, **__: object) -> None:
+        raise AssertionError("this would be spent")
+
+    monkeypatch.setattr(dp_sparse, "select_top_k", selected)
+    sst2_folder(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        train(small(tmp_path, method="dp_fest", **changes))
 
 
 def test_a_sequence_longer_than_the_position_table_is_refused(refuses: Any) -> None:

@@ -98,6 +98,16 @@ class TestDirectory:
         with pytest.raises(dp_sparse.PrivacyError, match="the checkpoints of a run that has begun"):
             begun(tmp_path, resume=True).restore(compiled(plan))
 
+    @pytest.mark.parametrize("name", ["rows.npz", "begun.json"])
+    def test_a_run_that_lost_its_config_is_not_begun_again(self, tmp_path: Path, name: str) -> None:
+        self.begin(tmp_path)
+        others = {"rows.npz", "frequencies.npz", "begun.json", "run.json"} - {name}
+        for other in others:
+            (tmp_path / other).unlink(missing_ok=True)
+        for resume in (False, True):
+            with pytest.raises(ValueError, match=f"Expected run.json .* whose {name} is there"):
+                begun(tmp_path, resume=resume)
+
     def test_a_start_that_failed_is_no_run(self, tmp_path: Path) -> None:
         """Nothing of the data was written, so a corrected config may begin, with its own plan."""
         begun(tmp_path).plan(lambda: plan_for(8, noise_multiplier=1.0))

@@ -335,6 +335,34 @@ class TestRefused:
         with pytest.raises(PrivacyError, match="Expected one process"):
             PrivateCheckpoint(str(tmp_path)).restore(compiled(plan))
 
+    def test_two_under_two_names_of_one_folder(self, tmp_path: pathlib.Path) -> None:
+        plan = plan_of()
+        first = PrivateCheckpoint(f"file://{tmp_path}")
+        first.restore(compiled(plan))
+        with pytest.raises(PrivacyError, match="Expected one process"):
+            PrivateCheckpoint(str(tmp_path)).restore(compiled(plan))
+
+    def test_a_fit_without_it(self, tmp_path: pathlib.Path) -> None:
+        """A report would tell of steps that run again after a kill."""
+        plan = plan_of()
+        model, checkpoint = compiled(plan), PrivateCheckpoint(str(tmp_path / "run"))
+        checkpoint.restore(model)
+        batches = plan.sampling.batches(clicks(8))
+        report = dp_sparse.PrivacyReport(tmp_path / "report.html")
+        with pytest.raises(PrivacyError, match="Expected the PrivateCheckpoint that restored"):
+            model.fit(batches, callbacks=[report], verbose=0)
+        assert int(model.optimizer.steps_spent.numpy()) == 0
+        assert not (tmp_path / "report.html").exists()
+
+    def test_a_second_one_of_the_same_run(self, tmp_path: pathlib.Path) -> None:
+        """It would publish what the first one does not count."""
+        model = compiled(plan_of())
+        first = PrivateCheckpoint(str(tmp_path / "a"))
+        first.restore(model)
+        with pytest.raises(PrivacyError, match="Expected one PrivateCheckpoint for the optimizer"):
+            PrivateCheckpoint(str(tmp_path / "b")).restore(model)
+        assert first.restore(model) == 0 and not (tmp_path / "b").exists()
+
     @pytest.mark.parametrize("kind", ["ModelCheckpoint", "BackupAndRestore", "PrivateCheckpoint"])
     def test_another_that_saves(self, tmp_path: pathlib.Path, kind: str) -> None:
         plan = plan_of()

@@ -137,6 +137,16 @@ def test_a_noted_signal_of_an_interrupted_fit_is_passed_on(
     assert "OSError: No space left" in capsys.readouterr().err  # the handler may end the process
 
 
+def test_a_signal_that_was_passed_on_ends_nothing_later(
+    tmp_path: pathlib.Path, signals: list[int]
+) -> None:
+    run = Run(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run.fit(Calls(on_train_batch_begin=lambda: (ask(), interrupt())))
+    assert signals == [signal.SIGTERM]
+    run.model.evaluate(*clicks(8), callbacks=[run.checkpoint], verbose=0)
+
+
 def test_an_interrupted_fit_keeps_no_folder_when_its_model_is_gone(tmp_path: pathlib.Path) -> None:
     """As in a notebook, where the cell runs anew with a new model."""
     with pytest.raises(KeyboardInterrupt):

@@ -163,7 +163,7 @@ class SelectedRows:
         if event_config(found.event) != config["event"]:
             raise ValueError(
                 f"Expected the cost of {source}, {event_config(found.event)}, got "
-                f"{config['event']}: select the rows again."
+                f"{config['event']}: restore the file; selecting again spends again."
             )
         return found
 
@@ -189,7 +189,8 @@ def _read(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
             f"Expected {path} to be rows that SelectedRows.save wrote, in format {_FORMAT}, got "
-            f"another or a damaged file ({error}): select the rows again."
+            f"another or a damaged file ({error}): restore the file; selecting again "
+            "spends again."
         ) from None
 
 

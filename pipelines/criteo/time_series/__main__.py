@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
         settings = settings_of(config, _MAY_CHANGE)
         _check_folder(folder, settings)
         run = Run.of(config, folder)
+        _check_folder(folder, settings)  # once more, now that nobody else is there
         with whole_file(folder / _SETTINGS) as file:  # from now on a run has begun here
             file.write(json.dumps(settings, indent=1).encode())
         result = run.result()

@@ -25,7 +25,7 @@ from pipelines.criteo.records import PrepareError, Tally, prepared_in
 from pipelines.criteo.schema import RECORD_DTYPE, examples_from_fields, examples_from_records
 from pipelines.criteo.shards import blocks_of
 from pipelines.criteo.time_series.days import Period
-from pipelines.files import whole_file
+from pipelines.files import remove_unfinished, whole_file
 
 
 class JoinedRecords:
@@ -136,6 +136,7 @@ class RecordReader(Reader):
         joined = JoinedRecords([self._prepared(path).path for path in first])
         counts = joined.counts(self.config.data.vocabularies)
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(path)
         counts.histogram(histogram_noise, _counted(period, counted)).save(path)
 
     def sampling(self, period: Period) -> dp_sparse.PoissonSampling:

@@ -32,7 +32,7 @@ from pipelines.criteo.time_series.reading import (
 from pipelines.criteo.train import exact_auc
 from pipelines.exports import require_private
 from pipelines.files import whole_file
-from pipelines.methods import METHODS, NON_PRIVATE, optimizer_under
+from pipelines.methods import METHODS, NON_PRIVATE, optimizer_under, stand_in, stand_in_rows
 from pipelines.optimizers import optimizer_of
 from pipelines.runs import only_one, restored
 from pipelines.steps import stock_batches
@@ -82,6 +82,24 @@ def _check(config: ml_collections.ConfigDict) -> None:
         )
     if config.export:
         require_private(config.method)
+    if config.method != NON_PRIVATE:
+        _check_private(config)
+
+
+def _check_private(config: ml_collections.ConfigDict) -> None:
+    """Builds what each period will need, of stand-ins: its histogram is spent before them."""
+    budget = dp_sparse.PrivacyBudget(config.privacy.epsilon, config.privacy.delta or 0.5)
+    sampling = dp_sparse.PoissonSampling(num_examples=2, expected_batch_size=1, steps=1)
+    plan = stand_in(dp_sparse.PrivacyPlan(budget, sampling))
+    optimizer_under(config, plan, stand_in_rows(config))
+    _checkpoint(config, Path())
+
+
+def _checkpoint(config: ml_collections.ConfigDict, folder: Path) -> dp_sparse.PrivateCheckpoint:
+    """That of a period whose folder is given."""
+    return dp_sparse.PrivateCheckpoint(
+        str(folder / "checkpoint"), every_seconds=config.checkpoint_seconds, keep=2
+    )
 
 
 class Run:
@@ -156,11 +174,7 @@ class Run:
         self._compile(optimizer)
         if previous is not None:
             optimizer.take_slots(previous)
-        checkpoint = dp_sparse.PrivateCheckpoint(
-            str(self._reader.folder_of(period) / "checkpoint"),
-            every_seconds=self._config.checkpoint_seconds,
-            keep=2,
-        )
+        checkpoint = _checkpoint(self._config, self._reader.folder_of(period))
         mark = self._mark(period)
         claim = json.loads(mark.read_text()).get("claim") if mark.exists() else None
         spent = restored(checkpoint, self._model, mark)
