@@ -7,7 +7,6 @@ Losses, sizes of batches and also times are covered by no ε; they are written o
 
 import math
 import time
-import warnings
 from typing import Any
 
 import keras
@@ -145,17 +144,11 @@ class PrivacyMonitor(keras.callbacks.Callback):
         self._write_covered()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Makes a line of where training ended, and writes it if a checkpoint holds it."""
+        """Makes a line of where training ended, which a checkpoint holds, if there is one."""
         if self._step() > self._last:
             self._make_line(self._step(), None)
         self._write_covered()
         self._folder.close()
-        if self._pending:
-            warnings.warn(
-                f"The log ends at step {self._may_be_seen()}, the last one that a checkpoint "
-                "holds: pass the restored PrivateCheckpoint to fit, too.",
-                stacklevel=2,
-            )
 
     def write_covered(self) -> None:
         """Writes what may be seen, before the process exits after the checkpoint of its step."""

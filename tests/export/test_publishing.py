@@ -90,13 +90,26 @@ def test_what_cannot_be_recorded_is_not_exported(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def interrupted(model: keras.Model, checkpoint: PrivateCheckpoint) -> None:
+    """One step, which is not saved."""
+
+    class Interrupt(keras.callbacks.Callback):
+        reads_training_metrics = False
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        exported.train(model, 1, [checkpoint, Interrupt()])
+
+
 def test_steps_that_no_callback_saved_are_saved_by_an_export(tmp_path: pathlib.Path) -> None:
-    """`fit` without the checkpoint, between two that have it."""
+    """Of an interrupted `fit`, between two that ended."""
     model = exported.compiled(exported.click_model())
     checkpoint = PrivateCheckpoint(str(tmp_path / "run"))
     checkpoint.restore(model)
     exported.train(model, 2, [checkpoint])
-    exported.train(model, 1)
+    interrupted(model, checkpoint)
     assert published(tmp_path) == 2
     dp_sparse.export_model(model, tmp_path / "export")
     assert published(tmp_path) == 3 and checkpoint.steps == [2, 3]
@@ -109,7 +122,7 @@ def test_steps_that_no_callback_saved_are_saved_before_the_next_run(tmp_path: pa
     model = exported.compiled(exported.click_model())
     checkpoint = PrivateCheckpoint(str(tmp_path / "run"))
     checkpoint.restore(model)
-    exported.train(model, 1)
+    interrupted(model, checkpoint)
 
     class ExportFirst(keras.callbacks.Callback):
         reads_training_metrics = False

@@ -395,15 +395,6 @@ class Killed(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def test_a_restored_run_without_its_checkpoint_writes_nothing_more(tmp_path: pathlib.Path) -> None:
-    """It could go on from the folder once more."""
-    model = compiled(plan_of(4))
-    PrivateCheckpoint(str(tmp_path / "run")).restore(model)
-    with pytest.warns(UserWarning, match="The log ends at step 0.* pass the restored"):
-        fit(model, PrivacyMonitor(str(tmp_path / "log"), every_steps=1))
-    assert lines_of(tmp_path / "log") == []
-
-
 @pytest.mark.slow
 def test_two_fits_of_one_run_go_on(tmp_path: pathlib.Path) -> None:
     model, monitor = compiled(plan_of(7)), PrivacyMonitor(str(tmp_path), every_steps=2)
