@@ -105,7 +105,7 @@ def train(
         batches = stock_batches(training, config.training.batch_size, steps)
         _compile(model, optimizer_of(config))
     else:
-        report = _report(config)  # refuses its settings before rows are selected, which is spent
+        report = _report(config)  # may refuse settings: before rows are selected
         optimizer = private_optimizer(config, data, training, steps, run)
         _compile(model, optimizer)
         spent = run.restore(model) if run is not None else 0

@@ -128,7 +128,7 @@ def _fitted(
         _compile(model, optimizer_for(config, "optimizer", steps, model))
         batches = stock_batches(data.training, config.training.batch_size, steps)
     else:
-        report = _report(config)  # refuses its settings before rows are selected, which is spent
+        report = _report(config)  # may refuse settings: before rows are selected
         optimizer = _private_optimizer(config, model, data, tokenizer, steps, run)
         _compile(model, optimizer)
         batches = optimizer.plan.sampling.batches(data.training)

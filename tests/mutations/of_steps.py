@@ -34,6 +34,56 @@ FAULTS = (
         (f"{_OF_NEXT_ITEMS}::TestGoingOn::test_steps_whose_weights_were_lost_stay_spent",),
     ),
     Fault(
+        "steps_of_a_language_run_whose_weights_were_lost_are_not_stated",
+        "pipelines/glue/train.py",
+        "steps = int(optimizer.steps_spent.numpy())",
+        "steps = int(optimizer.iterations.numpy())",
+        ("tests/pipelines/test_glue_train.py::test_a_run_goes_on_in_the_middle",),
+    ),
+    Fault(
+        "a_fit_without_the_checkpoint_that_restored_it",
+        "dp_sparse/training/callback_guard.py",
+        "if covered_steps_of(optimizer) is not None:",
+        "if covered_steps_of(optimizer) is True:",
+        (f"{_OF_CHECKPOINT}::TestRefused::test_a_fit_without_it",),
+    ),
+    Fault(
+        "a_second_checkpoint_of_a_run",
+        "dp_sparse/training/checkpoint.py",
+        "if covered_steps_of(optimizer) not in (None, self._covered):",
+        "if covered_steps_of(optimizer) is True:",
+        (f"{_OF_CHECKPOINT}::TestRefused::test_a_second_one_of_the_same_run",),
+    ),
+    Fault(
+        "a_run_that_lost_its_config_begins_again",
+        "pipelines/runs.py",
+        'for name in ("rows.npz", "frequencies.npz", "begun.json"):',
+        "for name in ():",
+        (
+            "tests/pipelines/test_runs.py::TestDirectory::"
+            "test_a_run_that_lost_its_config_is_not_begun_again",
+        ),
+    ),
+    Fault(
+        "a_time_series_counts_before_it_checks",
+        "pipelines/criteo/time_series/train.py",
+        "        _check_private(config)\n",
+        "        pass\n",
+        ("tests/pipelines/test_criteo_time_series.py::TestRefused::test_settings",),
+    ),
+    Fault(
+        "a_report_is_checked_after_rows_are_selected",
+        "pipelines/glue/train.py",
+        "report = _report(config)  # may refuse settings: before rows are selected\n"
+        "        optimizer = _private_optimizer(config, model, data, tokenizer, steps, run)\n",
+        "optimizer = _private_optimizer(config, model, data, tokenizer, steps, run)\n"
+        "        report = _report(config)\n",
+        (
+            "tests/pipelines/test_glue_train.py::"
+            "test_what_is_refused_before_training_has_selected_nothing",
+        ),
+    ),
+    Fault(
         "unpublished_weights_stay_on_the_machine",
         "dp_sparse/training/checkpoint_files.py",
         "                shutil.rmtree(folder)\n",
