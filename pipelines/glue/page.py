@@ -70,8 +70,9 @@ def page(
     )
     parts = [head, _NOT_YET.format(missing=missing)] if missing else [head]
     parts.append(f"\n## Accuracy by method\n\n{_by_method(config, lines, chosen)}")
-    verdict = _verdict(config.epsilons[0], lines, chosen) + _of_noise(config, lines, chosen)
-    parts.append(f"\n## What was asked for\n\n{verdict}")
+    verdict = _verdict(config.epsilons[0], lines, chosen) + _against_frozen(config, lines, chosen)
+    noise = _of_noise(config, lines, chosen)
+    parts.append(f"\n## What was asked for\n\n{verdict}{noise}")
     parts.append(f"\n## Every finished run, on the validation rows\n\n{_choices(lines)}")
     return "".join(parts)
 
@@ -119,7 +120,7 @@ def _row(
         method,
         str(len(own)),
         _percent([x["accuracy"][HELD_OUT] for x in own.values()]),
-        _points(_differences(own, baseline)) if method != BASELINE else "",
+        _points(_differences(own, baseline)) if epsilon is not None and method != BASELINE else "",
         _percent([x["accuracy"][DEV] for x in own.values()]),
         "no gradient" if None in [x["reduction"] for x in own.values()] else shown,
     )
@@ -155,6 +156,20 @@ def _verdict(
             f"- Its word-table gradients are {min(reductions):,.1f} times smaller, at least."
         )
     return "\n".join(said) + "\n"
+
+
+def _against_frozen(
+    config: ml_collections.ConfigDict,
+    lines: Sequence[dict[str, Any]],
+    chosen: dict[str, dict[str, Any] | None],
+) -> str:
+    """The second question at the other ε; empty without such runs."""
+    said = []
+    for epsilon in sorted(config.epsilons[1:]):
+        sparse, frozen = (_runs(lines, name, epsilon, chosen[name]) for name in (SPARSE, FROZEN))
+        if differences := _differences(sparse, frozen):
+            said.append(f"{_points(differences)} at ε = {epsilon:g}")
+    return f"- DP-AdaFEST minus frozen words elsewhere: {', '.join(said)}.\n" if said else ""
 
 
 def _of_noise(

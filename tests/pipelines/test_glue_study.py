@@ -108,6 +108,8 @@ def test_the_page_compares_pairs_and_answers(
     assert "- Is DP-AdaFEST within 0.5 points of DP-SGD? Yes: -0.20 ± 0.00 points." in page
     assert "beat freezing it? Yes: +0.80 ± 0.00 points." in page
     assert "22.5 times smaller" in page
+    elsewhere = "minus frozen words elsewhere: +0.80 ± 0.00 at ε = 1, +0.80 ± 0.00 at ε = 8."
+    assert elsewhere in page and "not known yet" not in page
 
 
 def test_the_page_says_no(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
