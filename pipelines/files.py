@@ -28,9 +28,9 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes what processes that were killed wrote for `path`; one of them must be left at most.
+    """Removes what processes that were killed wrote for `path`, and had not named yet.
 
-    Of a release with noise it would tell more, beside the one that is drawn anew.
+    Beside a release that is drawn anew, such a file would tell more than one release does.
     """
     for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
         unfinished.unlink()

@@ -82,7 +82,7 @@ def around_fit() -> Iterator[None]:
 
 
 def _ended(sigterm: Sigterm) -> bool:
-    """Whether a signal came that nobody has acted on, and whoever asks does."""
+    """Whether a signal came that nobody has acted on; from now on it counts as acted on."""
     sigterm.end()
     came, sigterm.came = sigterm.came, False
     return came

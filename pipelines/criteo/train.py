@@ -240,10 +240,14 @@ def _result(
         "report": report,
     }
     if report is None:
-        statement = "No guarantee: gradients were neither clipped nor noised."
-        steps = int(model.optimizer.iterations.numpy())
-        none = {"reduction": 1.0, "epsilon": math.inf, "delta": 1.0}
-        return RunResult(**common, **none, steps=steps, statement=statement)
+        return RunResult(
+            **common,
+            steps=int(model.optimizer.iterations.numpy()),
+            reduction=1.0,
+            statement="No guarantee: gradients were neither clipped nor noised.",
+            epsilon=math.inf,
+            delta=1.0,
+        )
     plan, steps = model.optimizer.plan, int(model.optimizer.steps_spent.numpy())
     spent = plan.spent(steps)
     return RunResult(

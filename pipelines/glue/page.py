@@ -25,9 +25,9 @@ is a line of [language.jsonl](language.jsonl).
 
 The training file's rows are phrases of each other. {held_out:,} rows judge and {validation:,}
 others choose settings; no row of a side contains one of another (`pipelines.glue.held_out` says
-how). Settings are chosen at ε = {first:g} by the validation rows of one seed; without privacy one
-was tried. No ε covers that choice, nor the split, which looks at all rows. An example is a row: one
-sentence of SST-2 has about ten of them.
+how). Settings are chosen at ε = {first:g} by the validation rows of one seed; without privacy only
+one setting was tried. No ε covers that choice, nor the split, which looks at all rows. An example
+is a row: one sentence of SST-2 has about ten of them.
 
 ± is the deviation between seeds, and behind a difference the standard error of its mean. The
 standard error of an accuracy p of n rows is √(p(1−p)/n): from 87 to 80 % it is 0.4 to 0.5 points

@@ -121,13 +121,13 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> dict[str, Any]
         **point,
         "accuracy": {name: round(value, 5) for name, value in found.accuracy.items()},
         "steps": found.steps,
-        "reduction": _told(found.reduction),
+        "reduction": _for_json(found.reduction),
         "training_rows": found.training_rows,
     }
 
 
-def _told(reduction: float) -> float | str | None:
-    """For JSON: None where there is no gradient; unknown if no step was left for this process."""
+def _for_json(reduction: float) -> float | str | None:
+    """None where there is no gradient; unknown if no step was left for this process."""
     if math.isinf(reduction):
         return None
     return UNKNOWN if math.isnan(reduction) else round(reduction, 2)

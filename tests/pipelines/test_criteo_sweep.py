@@ -10,14 +10,13 @@ import ml_collections
 import numpy as np
 import pytest
 
-import dp_sparse
 from configs import criteo_sample
 from configs.criteo_kaggle import generated, hyperparameters, models, tradeoff
 from pipelines.criteo import sweep, sweep_report
 from pipelines.criteo.generate import generate
 from pipelines.criteo.records import load_or_prepare
 from pipelines.criteo.train import exact_auc
-from pipelines.methods import NON_PRIVATE, WITH_ROWS, optimizer_under
+from pipelines.methods import NON_PRIVATE, optimizer_under, stand_in_rows
 from tests.training_cases import plan_for
 
 VOCABULARIES = (40, 7) * 13
@@ -131,11 +130,10 @@ def test_every_point_changes_keys_that_exist_and_makes_an_optimizer(make: Any) -
     config.data.path = __file__  # some file
     points = sweep.points_of(config)
     plan = plan_for(8, noise_multiplier=1.0)
-    rows = dp_sparse.SelectedRows.public({"": [0]}, {"": 1})
     for point in points:
         own = sweep.run_config(config, point)
         if own.method not in (NON_PRIVATE, "exponential"):
-            optimizer = optimizer_under(own, plan, rows if own.method in WITH_ROWS else None)
+            optimizer = optimizer_under(own, plan, stand_in_rows(own))
             wanted = point.changes.get("adafest.threshold")
             assert getattr(optimizer, "threshold", None) == wanted
     assert len({sweep.result_path(config, point) for point in points}) == len(points)

@@ -132,7 +132,7 @@ def test_a_reduction_that_no_process_saw_is_unknown(
 
     def once(point: study.Point) -> dict[str, Any]:
         killed = (point["method"], point["seed"]) == ("DP-AdaFEST", 1)
-        reduction = study._told(math.nan) if killed else None
+        reduction = study._for_json(math.nan) if killed else None
         return finished(point) | ({"reduction": reduction} if killed else {})
 
     _, page = run_all(config, tmp_path, monkeypatch, once)

@@ -158,7 +158,7 @@ def test_a_run_goes_on_in_the_middle(method: str, tmp_path: Path) -> None:
 
 
 def test_without_privacy_all_steps_are_taken(tmp_path: Path) -> None:
-    """As many as its learning rates are made for: 7 of 8 that three evaluations do not divide."""
+    """As many as its learning rates are made for: 7 of 8, which seven evaluations do not divide."""
     sst2_folder(tmp_path)
     changes = {"method": "non_private", "training.epochs": 2.0, "training.evaluations": 7}
     found = train(small(tmp_path, "bert", **changes))
