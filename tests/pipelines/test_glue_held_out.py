@@ -147,4 +147,6 @@ def test_the_command_prints_groups_and_dropped_rows(
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].startswith("| 1 | 2 | 6 | 0 |") and lines[3].startswith("| 2 | 3 | ")
     assert held_out.main([f"--data={tmp_path / 'nowhere'}"]) == 1
-    assert "error: No such file" in capsys.readouterr().err
+    assert f"error: Expected train.tsv or train.tsv.gz in data.path='{tmp_path / 'nowhere'}'" in (
+        capsys.readouterr().err
+    )
