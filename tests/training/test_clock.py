@@ -30,7 +30,7 @@ for steps in (1, 1, 2):  # a new pass over the sampler each
     model.fit(batches, steps_per_epoch=steps, epochs=1, callbacks=[checkpoint], verbose=0)
     if steps == 1:
         try:
-            model.fit(old, verbose=0)
+            model.fit(old, callbacks=[checkpoint], verbose=0)
         except PrivacyError as error:
             print("refused:", error)
 print("steps left:", model.optimizer.steps_left, "saved:", checkpoint.steps)
