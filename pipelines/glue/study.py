@@ -31,7 +31,7 @@ from pipelines.runs import Run, digest_of
 
 Point = dict[str, Any]  # method, epsilon (None without privacy), setting, seed
 _NAMES = ("method", "epsilon", "setting", "seed")
-_OF_POINTS = ("seed", "data.path", "data.prepared", "privacy.epsilon", "report.")  # not the base's
+_OF_RUNS = ("seed", "data.path", "data.prepared", "privacy.epsilon", "report.")  # not the base's
 
 
 def results_in(path: Path, config: ml_collections.ConfigDict) -> FinishedRuns:
@@ -40,7 +40,9 @@ def results_in(path: Path, config: ml_collections.ConfigDict) -> FinishedRuns:
     Raises:
         ValueError: It has runs of another base than that of `config`.
     """
-    return FinishedRuns(path, digest_of(config.base, _OF_POINTS))
+    settings = [set(s) for method in config.methods for s in tried(config, method)]
+    of_settings = set.intersection(*settings)  # whatever the base has there
+    return FinishedRuns(path, digest_of(config.base, [*_OF_RUNS, *of_settings]))
 
 
 def result_of(results: FinishedRuns, point: Point) -> dict[str, Any] | None:

@@ -146,6 +146,7 @@ def test_results_of_another_base_are_refused(config: Any, tmp_path: Path) -> Non
     results = study.results_in(path, config)
     results.add(finished(next(study.missing(config, results))))
     config.base.data.path, config.base.report.verbose = "elsewhere", 1
+    config.base.optimizer.learning_rate = 1.0  # each setting has its own
     assert study.results_in(path, config).lines == results.lines
     config.base.training.epochs = 3.0
     with pytest.raises(ValueError, match="got 1 of others among 1: name another file"):

@@ -1,0 +1,51 @@
+"""The pages in docs/results are what their commands write of the runs that stand beside them."""
+
+import shutil
+from pathlib import Path
+
+from configs import movielens_study
+from pipelines.criteo.time_series import study as time_series
+from pipelines.glue import study as language
+from pipelines.movielens import study as sequence
+from pipelines.movielens import study_page as sequence_page
+from pipelines.shuffling import study as shuffling
+
+RESULTS = Path(__file__).parents[2] / "docs/results"
+
+
+def by_options(name: str, written: Path) -> list[str]:
+    return [f"--results={RESULTS / name}.jsonl", f"--page={written}"]
+
+
+def drawn(folder: Path, name: str) -> set[str]:
+    return {path.name for path in folder.glob(f"{name}_*.png")}
+
+
+def test_the_page_of_language_models(tmp_path: Path) -> None:
+    """Its runs are of the base that ships, too: others are refused."""
+    written = tmp_path / "language.md"
+    assert language.main(by_options("language", written)) == 0
+    assert written.read_text() == (RESULTS / "language.md").read_text()
+
+
+def test_the_page_of_time_series(tmp_path: Path) -> None:
+    written = tmp_path / "time_series.md"
+    assert time_series.main(by_options("time_series", written)) == 0
+    assert written.read_text() == (RESULTS / "time_series.md").read_text()
+    assert drawn(tmp_path, "time_series") == drawn(RESULTS, "time_series")
+
+
+def test_the_page_of_next_item_models(tmp_path: Path) -> None:
+    """But for attention maps: what they are drawn of is users' own, and not kept here."""
+    written, study = tmp_path / "sequence.md", movielens_study.get_config()
+    lines = sequence.shown(study, sequence.Results(RESULTS / "sequence.jsonl", study))
+    sequence_page.write(study, *lines, written, tmp_path)
+    runs, maps, _ = (RESULTS / "sequence.md").read_text().partition("\n## Attention maps")
+    assert maps and written.read_text() == runs
+
+
+def test_the_page_and_the_pictures_of_shuffling(tmp_path: Path) -> None:
+    shutil.copy(RESULTS / "shuffling.jsonl", tmp_path)
+    shuffling.run({}, tmp_path)
+    assert (tmp_path / "shuffling.md").read_text() == (RESULTS / "shuffling.md").read_text()
+    assert drawn(tmp_path, "shuffling") == drawn(RESULTS, "shuffling")
