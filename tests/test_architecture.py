@@ -141,7 +141,7 @@ def body_length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 @pytest.mark.parametrize("path", LIBRARY, ids=module)
 def test_modules_and_functions_are_short(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 300
+    assert len(text.splitlines()) <= 500
     functions = [
         node
         for node in ast.walk(ast.parse(text))
