@@ -17,7 +17,9 @@ from dp_sparse.accounting.budget_account import BudgetAccount
 from dp_sparse.accounting.calibration import smallest_meeting
 from dp_sparse.accounting.disjoint_plans import DisjointPlans
 from dp_sparse.accounting.events import GumbelTopKDpEvent, event_config
+from dp_sparse.accounting.feasibility import signal_to_noise
 from dp_sparse.accounting.forecast import Forecast
+from dp_sparse.accounting.lookup_frequencies import frequencies_of
 from dp_sparse.accounting.mechanisms import ExponentialSelection, GaussianMechanism, Mechanism
 from dp_sparse.accounting.not_private import not_private_plan
 from dp_sparse.accounting.plan import PrivacyPlan
@@ -47,9 +49,11 @@ __all__ = [
     "default_threshold",
     "epsilon_of",
     "event_config",
+    "frequencies_of",
     "not_private_plan",
     "plan_table",
     "rounded_up",
+    "signal_to_noise",
     "smallest_meeting",
     "split_noise",
     "survival_probability",

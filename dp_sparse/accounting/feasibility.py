@@ -10,13 +10,21 @@ from dp_sparse.accounting.releases import Release
 from dp_sparse.sampling import Sampling
 
 
+def signal_to_noise(sampling: Sampling, noise_multiplier: float) -> float:
+    """√T·B/σ: what all steps together move along one direction, over their noise along it.
+
+    If every example's clipped gradient points there. No run has more.
+    """
+    return math.sqrt(sampling.steps) * sampling.expected_batch_size / noise_multiplier
+
+
 def warn_if_hopeless(budget: PrivacyBudget, sampling: Sampling, noise_multiplier: float) -> None:
     """Warns if all steps together move less than their noise, even along a single direction.
 
-    √T·B/σ hardly depends on batch size and steps: it is N times what ε and δ allow an example to
-    move, so below 1 nothing but more examples or a larger budget helps.
+    The signal to noise hardly depends on batch size and steps: it is N times what ε and δ allow an
+    example to move, so below 1 nothing but more examples or a larger budget helps.
     """
-    signal = math.sqrt(sampling.steps) * sampling.expected_batch_size / noise_multiplier
+    signal = signal_to_noise(sampling, noise_multiplier)
     if signal < 1:
         warnings.warn(
             f"No training can learn from num_examples={sampling.num_examples} at "

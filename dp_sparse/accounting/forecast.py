@@ -168,7 +168,7 @@ def _frequencies(
         raise ValueError("Expected tables={name: rows or frequencies}, got none.")
     pairs = {name: pair for name, table in tables.items() if (pair := as_pair(name, table))}
     own, others = [lookups for _, lookups in pairs.values()], len(tables) - len(pairs)
-    lookups = sum(own) + others if lookups is None else lookups
+    lookups = max(1, sum(own) + others) if lookups is None else lookups
     lookups = validate.positive_integer("lookups", lookups)
     each = max(1.0, (lookups - sum(own)) / max(1, others))
     frequencies = {name: frequencies_of(name, table, each) for name, table in tables.items()}

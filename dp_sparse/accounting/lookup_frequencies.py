@@ -71,13 +71,14 @@ def as_pair(name: str, table: Any) -> tuple[int, int] | None:
     """Rows and lookups of an example, of a table that is given as a pair of whole numbers.
 
     Raises:
-        ValueError: One of them is not above 0.
+        ValueError: The rows are not above 0, or the lookups are below 0.
     """
     whole = int | np.integer
     if not (isinstance(table, tuple) and len(table) == 2 and isinstance(table[0], whole)):
         return None
-    rows, lookups = (validate.positive_integer(f"tables[{name!r}]", value) for value in table)
-    return rows, lookups
+    rows, lookups = table
+    rows = validate.positive_integer(f"tables[{name!r}]", rows)
+    return rows, 0 if lookups == 0 else validate.positive_integer(f"tables[{name!r}]", lookups)
 
 
 def zipf(rows: int, lookups: float = 1.0) -> LookupFrequencies:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dp_sparse.accounting.budget import PrivacyBudget
+from dp_sparse.accounting.feasibility import signal_to_noise
 from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.core import require_matplotlib, validate, whole_file
 from dp_sparse.sampling import PoissonSampling
@@ -32,6 +33,7 @@ class PlanRow:
             of the clip norm.
         signal_to_noise: √T·B/σ: what all steps together move along one direction, over the
             deviation of their noise along it, if every example's clipped gradient points there.
+            `Recommendation.signal_per_weight` is its part for one of the weights that get noise.
     """
 
     batch_size: float
@@ -159,15 +161,14 @@ def plan_table(
 def _row(num_examples: int, budget: PrivacyBudget, size: float, epochs: float) -> PlanRow:
     sampling = PoissonSampling(num_examples, size, epochs=epochs)
     sigma, spent = PrivacyPlan(budget, sampling).rough_noise()
-    steps = sampling.steps
     return PlanRow(
         batch_size=sampling.expected_batch_size,
         epochs=float(epochs),
-        steps=steps,
+        steps=sampling.steps,
         noise_multiplier=sigma,
         epsilon=spent,
         noise=sigma / size,
-        signal_to_noise=math.sqrt(steps) * size / sigma,
+        signal_to_noise=signal_to_noise(sampling, sigma),
     )
 
 

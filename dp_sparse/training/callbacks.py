@@ -267,7 +267,7 @@ def _as_series(metrics: dict[str, list[tuple[int, float]]]) -> dict[str, report_
 
 
 def _signals_table(signals: list[Signal]) -> str:
-    headers = ["variable", "entries noised a step", "signal to noise of a step", "stood out"]
+    headers = ["variable", "entries noised a step", "signal per weight of a step", "stood out"]
     rows = [(s.path, s.entries, s.signal_of_step, "yes" if s.stands_out else "no") for s in signals]
     return report_page.table(headers, rows)
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from dp_sparse import clipping
-from dp_sparse.accounting import Forecast, PrivacyPlan
+from dp_sparse.accounting import Forecast, PrivacyPlan, frequencies_of, signal_to_noise
 from dp_sparse.clipping import QuantileClipping
 from dp_sparse.optimizers import (
     DPAdaFESTOptimizer,
@@ -22,8 +22,9 @@ from dp_sparse.training.table_shapes import lookups_of, tables_by_name
 WIDE = 0.3  # of a weight's movement by noise: more than `recommend` allows
 _SCARCE = 0.2  # of all lookups: fewer than these train, and a user should know
 _SMALL_BATCH = 1024
-_DROWNED = 0.7  # of the signal of a run: below it most weights have less signal than noise
-_RARE = 5.0  # of the signal of a row: gradients never agree as well as it assumes
+_DROWNED = 0.7  # of the signal per weight: below it most weights have less signal than noise
+_RARE = 10.0  # of the signal of a row: gradients never agree as well as it assumes
+_MOST = 0.5  # of an example's lookups, that reach rows with such a signal
 _SHOWN = 5  # names in a sentence
 _POINTS = 100  # of a schedule of learning rates
 
@@ -42,9 +43,10 @@ def outlook(model: keras.Model, optimizer: PrivateOptimizer, batch: Any = None) 
     of_tables = sum(math.prod(table.shape) for table in tables)
     dense = sum(math.prod(v.shape) for v in model.trainable_variables) - of_tables
     found = _tables_of(model, tables, batch)
+    lines += of_unused(found)
     sigma = optimizer.gradient_noise_multiplier
     if isinstance(optimizer, DPSGDOptimizer | LazyDPSGDOptimizer):
-        lines += of_signal(signal_of_run(optimizer.plan, sigma, dense + of_tables))
+        lines += of_signal(signal_per_weight(optimizer.plan, sigma, dense + of_tables))
         lines += of_rare_rows(optimizer.plan, sigma, tables, found)
     elif isinstance(optimizer, DPAdaFESTOptimizer) and optimizer.rows is None and found:
         lines += _of_adafest(optimizer, tables, dense, found)
@@ -82,12 +84,24 @@ def of_batches(plan: PrivacyPlan) -> list[str]:
 
 def of_scarce(forecast: Forecast) -> list[str]:
     """Whether DP-AdaFEST will train many lookups of each table."""
-    names = [name for name, own in forecast.tables.items() if own.trained_share < _SCARCE]
+    tables = forecast.tables.items()
+    names = [name for name, own in tables if own.looked_up and own.trained_share < _SCARCE]
     if not names:
         return []
     return [
         f"Of {listed(names)} fewer than {_SCARCE:.0%} of the lookups will train. Larger batches "
         "help, or rows selected once by dp_sparse.select_top_k, for DPFESTOptimizer."
+    ]
+
+
+def of_unused(found: dict[str, tuple[int, int] | np.ndarray]) -> list[str]:
+    """Whether the model has tables that it never looks up; `found` as `tables_by_name` has it."""
+    names = [name for name, shape in found.items() if isinstance(shape, tuple) and not shape[1]]
+    if not names:
+        return []
+    return [
+        f"The model looks up no row of {listed(names)}, which can learn nothing: leave out the "
+        "layer, use it in call, or set its trainable=False."
     ]
 
 
@@ -97,10 +111,11 @@ def of_rare_rows(
     tables: list[keras.Variable],
     found: dict[str, tuple[int, int] | np.ndarray],
 ) -> list[str]:
-    """Whether the gradients of an average row, all of a run together, stand above its noise.
+    """Whether most lookups of an example reach rows whose gradients stand above their noise.
 
-    Their sum, over the noise of a row of d entries: √T·B·(lookups of an example)/rows / (σ√d), if
-    all agreed.
+    Those of a row that an example looks up with probability f, over the noise of its d entries, all
+    steps together: √T·B·f/(σ√d), if all agreed. Rows of the study of defaults that had less than 10
+    hardly learned; where they have most of the lookups, the model did not.
 
     Args:
         plan: The plan.
@@ -109,27 +124,30 @@ def of_rare_rows(
         found: As `tables_by_name` has them, in the same order; empty if nothing is known.
     """
     assert sigma is not None
-    per_row = math.sqrt(plan.sampling.steps) * plan.sampling.expected_batch_size / sigma
-    signals = {}
+    run, looked_up, seen = signal_to_noise(plan.sampling, sigma), 0.0, 0.0
+    rare = []
     for table, (name, shape) in zip(tables, found.items(), strict=False):
-        lookups = shape[1] if isinstance(shape, tuple) else float(np.sum(shape))
-        signals[name] = per_row * lookups / table.shape[0] / math.sqrt(table.shape[1])
-    rare = {name: signal for name, signal in signals.items() if signal < _RARE}
-    if not rare:
+        rows = frequencies_of(name, shape, 1.0)
+        of_rows = rows.frequencies * rows.counts
+        learns = run * rows.frequencies / math.sqrt(table.shape[1]) >= _RARE
+        own, of_learning = float(of_rows.sum()), float(of_rows @ learns)
+        looked_up, seen = looked_up + own, seen + of_learning
+        if of_learning < _MOST * own:
+            rare.append(name)
+    if seen >= _MOST * looked_up:
         return []
     return [
-        f"All gradients of a run for an average row of {listed(list(rare))} are less than "
-        f"{_RARE:g} times its noise ({min(rare.values()):.2g} at worst), even if they agree: only "
-        "rows that more examples look up will learn. Fewer rows (hashed or grouped ids), narrower "
-        "tables, more examples or a larger epsilon help."
+        f"Only {seen / looked_up:.0%} of an example's lookups are of rows that enough others look "
+        f"up to stand out of the noise; the rest, most of {listed(rare)}, will learn hardly "
+        "anything. Fewer rows (hashed or grouped ids), narrower tables, more examples or a larger "
+        "epsilon help."
     ]
 
 
-def signal_of_run(plan: PrivacyPlan, sigma: float | None, entries: float) -> float:
-    """As `Recommendation.signal_of_run`, for `entries` that get noise in a step."""
+def signal_per_weight(plan: PrivacyPlan, sigma: float | None, entries: float) -> float:
+    """As `Recommendation.signal_per_weight`, for `entries` that get noise in a step."""
     assert sigma is not None
-    sampling = plan.sampling
-    return math.sqrt(sampling.steps / max(1.0, entries)) * sampling.expected_batch_size / sigma
+    return signal_to_noise(plan.sampling, sigma) / math.sqrt(max(1.0, entries))
 
 
 def noised_entries(forecast: Forecast, tables: list[keras.Variable]) -> float:
@@ -158,7 +176,7 @@ def _of_adafest(
     most = sum(rows for rows, _ in found.values()) / 2  # as the optimizer has it
     forecast = optimizer.plan.explain(
         found,
-        lookups=sum(lookups for _, lookups in found.values()),
+        lookups=max(1, sum(lookups for _, lookups in found.values())),
         contribution_clip_norm=optimizer.contribution_clip_norm,
         noise_ratio=optimizer.noise_ratio,
         threshold=optimizer.threshold,
@@ -167,7 +185,7 @@ def _of_adafest(
         ),
     )
     entries = dense + noised_entries(forecast, tables)
-    signal = signal_of_run(optimizer.plan, forecast.gradient_noise_multiplier, entries)
+    signal = signal_per_weight(optimizer.plan, forecast.gradient_noise_multiplier, entries)
     return [*of_signal(signal), *of_scarce(forecast)]
 
 

@@ -25,7 +25,8 @@ from dp_sparse.training.outlook import (
     of_rare_rows,
     of_scarce,
     of_signal,
-    signal_of_run,
+    of_unused,
+    signal_per_weight,
 )
 from dp_sparse.training.table_shapes import lookups_of, tables_by_name
 
@@ -51,9 +52,10 @@ class Recommendation:
         arguments: Of the private optimizer, beside the wrapped one and the plan.
         wrapped: The name of the Keras optimizer to wrap.
         wrapped_arguments: Its own.
-        signal_of_run: √(T/P)·B/σ2 for P entries that get noise in a step: what clipped gradients
-            that agreed in all examples and steps add up to, over the deviation of the noise, as a
-            root mean square over the entries. No run of DP-SGD has more, and none of DP-AdaFEST
+        signal_per_weight: √(T/P)·B/σ2 for P weights that get noise in a step: the signal to noise
+            of the run's gradients, as `PlanRow` has it, shared by so many weights. Where clipped
+            gradients agree in all examples and steps, a weight's signal over the deviation of its
+            noise is this, as a root mean square. No run of DP-SGD has more, and none of DP-AdaFEST
             that noises as many rows as its forecast.
         forecast: What DP-AdaFEST will do with each table; None for DP-SGD, of which all rows train.
         reasons: Sentences.
@@ -65,7 +67,7 @@ class Recommendation:
         >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.1, 0.01), sampling).calibrate()
         >>> model = keras.Sequential([keras.Input((100,)), keras.layers.Dense(1)])
         >>> advice = dp_sparse.recommend(model, plan)
-        >>> advice.method.__name__, advice.signal_of_run < 0.7
+        >>> advice.method.__name__, advice.signal_per_weight < 0.7
         ('DPSGDOptimizer', True)
         >>> advice.warnings[0]
         'Gradients that spread over all weights will drown in the noise, even if they agree: ...'
@@ -76,7 +78,7 @@ class Recommendation:
     arguments: dict[str, Any]
     wrapped: str
     wrapped_arguments: dict[str, float]
-    signal_of_run: float
+    signal_per_weight: float
     forecast: Forecast | None
     reasons: list[str]
     warnings: list[str]
@@ -155,12 +157,12 @@ def recommend(
     dense = sum(math.prod(v.shape) for v in model.trainable_variables) - entries
     if entries <= MOST_DENSE_ENTRIES:
         rare = of_rare_rows(plan, plan.noise_multiplier, tables, found)
-        return _dp_sgd(plan, dense + entries, entries, rare)
-    return _dp_adafest(plan, dense, tables, found, sum(lookups.values()))
+        return _dp_sgd(plan, dense + entries, entries, [*of_unused(found), *rare])
+    return _dp_adafest(plan, dense, tables, found, max(1, sum(lookups.values())))
 
 
 def _dp_sgd(plan: PrivacyPlan, entries: int, of_tables: int, rare: list[str]) -> Recommendation:
-    signal = signal_of_run(plan, plan.noise_multiplier, entries)
+    signal = signal_per_weight(plan, plan.noise_multiplier, entries)
     few = f"the tables have {of_tables:,} entries in all, few enough to give noise to each of them"
     reasons = [
         f"DP-SGD: {few}, so every lookup trains." if of_tables else "DP-SGD: there is no table.",
@@ -172,9 +174,9 @@ def _dp_sgd(plan: PrivacyPlan, entries: int, of_tables: int, rare: list[str]) ->
         arguments={"clip_norm": CLIP_NORM},
         wrapped="Adam",
         wrapped_arguments={"learning_rate": _rate_of(plan)},
-        signal_of_run=signal,
+        signal_per_weight=signal,
         forecast=None,
-        reasons=[*reasons, _of_signal(signal)],
+        reasons=[*reasons, _of_signal(signal, entries)],
         warnings=[*of_batches(plan), *of_signal(signal), *rare],
     )
 
@@ -189,7 +191,7 @@ def _dp_adafest(
     options = {"noise_ratio": TABLE_NOISE_RATIO, "expected_false_rows": FALSE_ROWS}
     forecast = plan.explain(found, lookups=lookups, **options)
     entries = dense + noised_entries(forecast, tables)
-    signal = signal_of_run(plan, forecast.gradient_noise_multiplier, entries)
+    signal = signal_per_weight(plan, forecast.gradient_noise_multiplier, entries)
     of_tables = sum(math.prod(table.shape) for table in tables)
     rare = of_rare_rows(plan, forecast.gradient_noise_multiplier, tables, found)
     return Recommendation(
@@ -198,7 +200,7 @@ def _dp_adafest(
         arguments={"clip_norm": CLIP_NORM, **options},
         wrapped="Adam",
         wrapped_arguments={"learning_rate": _rate_of(plan)},
-        signal_of_run=signal,
+        signal_per_weight=signal,
         forecast=forecast,
         reasons=[
             f"DP-AdaFEST: the tables have {of_tables:,} entries in all, too many to give noise to "
@@ -207,9 +209,15 @@ def _dp_adafest(
             "rows of many lookups still stand above the threshold.",
             *_OF_ADAM,
             "Adam keeps two numbers for each entry of a table, and changes those of trained rows.",
-            _of_signal(signal),
+            _of_signal(signal, entries),
         ],
-        warnings=[*of_batches(plan), *of_signal(signal), *of_scarce(forecast), *rare],
+        warnings=[
+            *of_batches(plan),
+            *of_unused(found),
+            *of_signal(signal),
+            *of_scarce(forecast),
+            *rare,
+        ],
     )
 
 
@@ -218,10 +226,11 @@ def _rate_of(plan: PrivacyPlan) -> float:
     return float(f"{min(RATE, WALK / math.sqrt(plan.sampling.steps)):.2g}")
 
 
-def _of_signal(signal: float) -> str:
+def _of_signal(per_weight: float, entries: float) -> str:
     return (
-        f"Signal to noise of the run {signal:.3g}: what gradients that agreed in all examples and "
-        "steps would add up to, over the noise, as a root mean square over the weights."
+        f"Signal per weight {per_weight:.3g}: the signal to noise of all steps along one "
+        f"direction, {per_weight * math.sqrt(entries):,.0f}, over the square root of the "
+        f"{entries:,.0f} weights that share it."
     )
 
 

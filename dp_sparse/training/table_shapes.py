@@ -14,6 +14,8 @@ from dp_sparse.training.traced_pass import examples_of, signature_of, uses_of_pa
 def lookups_of(model: keras.Model, batch: Any) -> dict[int, int]:
     """Lookups of an example in each table, by the table's id: from a traced pass.
 
+    Tables that the pass does not look up are left out.
+
     Raises:
         ValueError: The inputs are not known.
     """
@@ -45,10 +47,16 @@ def lookups_of(model: keras.Model, batch: Any) -> dict[int, int]:
 def tables_by_name(
     tables: list[keras.Variable], lookups: dict[int, int], frequencies: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """As `plan.explain` takes them, by the names of layers; by paths where layers share a name."""
+    """As `plan.explain` takes them, by the names of layers; by paths where layers share a name.
+
+    A table that is not in `lookups` has none.
+    """
     names = [table.path.split("/")[-2] for table in tables]
     found = {
-        name if names.count(name) == 1 else table.path: (int(table.shape[0]), lookups[id(table)])
+        name if names.count(name) == 1 else table.path: (
+            int(table.shape[0]),
+            lookups.get(id(table), 0),
+        )
         for name, table in zip(names, tables, strict=True)
     }
     unknown = [name for name in frequencies if name not in found]

@@ -186,7 +186,9 @@ def test_lookups_of_an_example_may_be_given_for_each_table() -> None:
     assert three.tables["b"].looked_up > 1.5 * one.tables["b"].looked_up
     assert three.tables["a"].looked_up == pytest.approx(one.tables["a"].looked_up)
     assert three.tables["b"].assumed
-    for wrong in ((500, 0), (500, "3"), (500, 0.5), (0.3, 1.5)):
+    none = plan.explain({"a": 500, "b": (500, 0)}).tables["b"]
+    assert none.looked_up == none.survivors == none.trained_share == 0 < none.false_rows
+    for wrong in ((500, -1), (500, "3"), (500, 0.5), (0.3, 1.5)):
         with pytest.raises(ValueError, match=r"tables\['b'\]"):
             plan.explain({"a": 500, "b": wrong})
     assert plan.explain({"b": (0.3, 0.5)}).tables["b"].rows == 2  # two probabilities

@@ -66,19 +66,33 @@ def test_tables_that_will_hardly_train() -> None:
 
 
 def test_rows_of_which_each_has_few_lookups() -> None:
-    """√T·B·lookups/rows/(σ√d), as for a table of users who are in the data some times each."""
-    given, rows = plan(2048, 1000, sigma=1.0), 6000
-    expected = np.sqrt(1000) * 2048 / rows / np.sqrt(8)
-    text = said(ADAM(0.003), given, rows=rows)
-    assert f"({expected:.2g} at worst)" in text and "average row of users" in text
-    assert "average row" not in said(ADAM(0.003), given, rows=4000)
-    text = said(ADAGRAD(0.05), given, "DPAdaFESTOptimizer", rows=rows, noise_ratio=1.0)
-    assert f"({expected / np.sqrt(2):.2g} at worst)" in text
-    trained = model(rows)
-    assert any("average row" in line for line in dp_sparse.recommend(trained, plan()).warnings)
-    even = {"users": np.full(rows, 1 / rows)}
-    found = dp_sparse.recommend(trained, given, None, even).warnings
-    assert any("average row" in line for line in found)
+    """√T·B·f/(σ√d) of a row, as for a table of users who are in the data some times each."""
+    given = plan(2048, 1000, sigma=1.0)
+    rows = int(np.sqrt(1000) * 2048 / np.sqrt(8) / 10)  # of each of which the signal is 10
+    for more, told in ((0, False), (20, True)):
+        even = {"users": np.full(rows + more, 1 / (rows + more))}
+        found = dp_sparse.recommend(model(rows + more), given, None, even).warnings
+        assert any("Only 0% of an example's lookups" in line for line in found) == told
+
+
+def test_rare_rows_that_few_examples_look_up_are_not_told() -> None:
+    """By Zipf's law most lookups are of frequent rows, however many rare ones there are."""
+    assert "lookups" not in said(ADAM(0.003), plan(), rows=100_000)
+    assert "most of users, will learn hardly" in said(ADAM(0.003), plan(sigma=300.0), rows=6000)
+    text = said(ADAGRAD(0.05), plan(sigma=300.0), "DPAdaFESTOptimizer", rows=6000, noise_ratio=1.0)
+    assert "will learn hardly" in text
+
+
+def test_one_table_of_rare_rows_beside_others_that_learn_is_not_told() -> None:
+    """Of the study's clicks some tables hardly learned, and the models did."""
+    user, items = keras.Input((), dtype="int32"), keras.Input((3,), dtype="int32")
+    values = keras.layers.Embedding(100_000, 8, name="users")(user)
+    of_items = keras.layers.Flatten()(keras.layers.Embedding(10, 8, name="items")(items))
+    both = keras.Model(
+        [user, items], keras.layers.Dense(1)(keras.ops.concatenate([values, of_items], 1))
+    )
+    even = {"users": np.full(100_000, 1e-5)}
+    assert dp_sparse.recommend(both, plan(), None, even).warnings == []
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_small_tables_get_dp_sgd() -> None:
     assert isinstance(optimizer.optimizer, keras.optimizers.Adam)
     assert float(optimizer.learning_rate) == pytest.approx(0.01)
     entries = 1000 * 4 + 50 * 2 + (3 * 4 + 2) + 1
-    assert advice.signal_of_run == pytest.approx(np.sqrt(400 / entries) * 4096)
+    assert advice.signal_per_weight == pytest.approx(np.sqrt(400 / entries) * 4096)
     assert not advice.warnings and "4,100 entries" in str(advice)
 
 
@@ -86,7 +86,7 @@ def test_lookups_that_hardly_train_are_told_before_training(few_dense: None) -> 
 
 def test_what_will_drown_is_said() -> None:
     advice = dp_sparse.recommend(model(), plan_of(examples=10, batch=5, steps=10, sigma=200.0))
-    assert advice.signal_of_run < 0.7
+    assert advice.signal_per_weight < 0.7
     assert any("will drown in the noise" in w for w in advice.warnings)
     assert "! Gradients that spread over all weights" in str(advice)
 
