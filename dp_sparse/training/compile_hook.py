@@ -7,6 +7,7 @@ own step again.
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,7 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
     refuse_known_noise(model, optimizer)
     strategies.check(model._distribute_strategy, optimizer)
     optimizer.compiles = _compiles(optimizer, arguments)
+    _leave_out_xla_where_it_cannot_be(model, optimizer, getattr(model, "inputs", None))
     environment.check(optimizer.compiles)
     arguments["jit_compile"] = False
     arguments["auto_scale_loss"] = False
@@ -116,6 +118,34 @@ def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
             "operations cannot be part of one kernel. Leave it out."
         )
     return True
+
+
+def _leave_out_xla_where_it_cannot_be(
+    model: keras.Model, optimizer: PrivateOptimizer, inputs: Any
+) -> None:
+    """Warns and trains in graph mode, as stock Keras does, before anything is traced.
+
+    Args:
+        model: Whose layers may say that XLA does not support them.
+        optimizer: Of the model.
+        inputs: Anything nested with dtypes, as far as it is known; XLA has no text.
+    """
+    if not optimizer.compiles:
+        return
+    wrong = [
+        layer.path or layer.name for layer in model._flatten_layers() if not layer.supports_jit
+    ]
+    if any(
+        getattr(leaf, "dtype", None) in ("string", tf.string) for leaf in tf.nest.flatten(inputs)
+    ):
+        wrong.append("inputs of text")
+    if wrong:
+        warnings.warn(
+            f"XLA does not support {', '.join(wrong)} of model {model.name!r}: training goes on "
+            "with jit_compile=False.",
+            stacklevel=5,
+        )
+        optimizer.compiles = False
 
 
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
@@ -228,6 +258,8 @@ def _building_for_batches(
             strategies.check_shared_out(model, dataset)
             if is_sampled(spec):
                 steps.prepare(iterator)
+        if is_sampled(spec):
+            _leave_out_xla_where_it_cannot_be(model, optimizer, spec[:2])
         partly_built = model.built and not all_built(model)
         if is_sampled(spec) and (model._distribute_strategy is not None or partly_built):
             build_for(model, optimizer, batch_of(spec).examples)

@@ -1,13 +1,16 @@
 """What a user sees who makes a common mistake, or uses an uncommon part of Keras."""
 
 import secrets
+import warnings
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import dp_sparse
+from tests.training_cases import without_isolation_checks
 
 
 def plan_of(
@@ -57,3 +60,48 @@ def test_the_signal_of_a_run_is_one_number_in_the_table_of_plans_and_in_the_advi
     advice = dp_sparse.recommend(model, plan)
     assert advice.signal_per_weight == pytest.approx(table.rows[0].signal_to_noise / 10)
     assert f"along one direction, {table.rows[0].signal_to_noise:,.0f}, over" in str(advice)
+
+
+class Crossing(keras.Model):
+    """Two columns to one score; XLA aborts the process, or does not know the operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cross = keras.layers.HashedCrossing(20)
+        self.table, self.head = keras.layers.Embedding(20, 2), keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.head(self.table(self.cross((x["a"], x["b"]))))
+
+
+class OfText(keras.Model):
+    """Hashes text without a layer, so that only its inputs tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = keras.layers.Embedding(20, 2), keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.head(self.table(tf.strings.to_hash_bucket_fast(x, 20)))
+
+
+NUMBERS, TEXT = np.arange(64) % 7, np.array(["a", "b"] * 32, object)
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "named"),
+    [
+        (Crossing, {"a": NUMBERS, "b": NUMBERS}, "hashed_crossing"),
+        (OfText, TEXT, "inputs of text"),
+    ],
+)
+def test_models_that_xla_does_not_support_train_without_it(
+    model: type[keras.Model], x: Any, named: str
+) -> None:
+    trained, plan = model(), plan_of(steps=1)
+    with warnings.catch_warnings(record=True) as said:
+        trained.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse", jit_compile=True)
+        without_isolation_checks(trained.optimizer)
+        trained.fit(plan.sampling.batches((x, np.ones(64, np.float32))), verbose=0)
+    assert any(str(w.message).startswith(f"XLA does not support {named} of") for w in said)
+    assert int(trained.optimizer.steps_spent) == 1 and not trained.optimizer.compiles
