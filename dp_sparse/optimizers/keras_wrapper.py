@@ -66,6 +66,11 @@ class WrappingOptimizer(NoForeignGradients):
         return self.optimizer.iterations
 
     @property
+    def inner_optimizer(self) -> keras.optimizers.Optimizer:
+        """The wrapped optimizer, by the name at which Keras' SwapEMAWeights looks for averages."""
+        return self.optimizer
+
+    @property
     def slots(self) -> list[keras.Variable]:
         """What updates have gathered so far, without learning rates and a clip norm that moves."""
         return gathered_by(self.optimizer)

@@ -209,8 +209,8 @@ def refuse_unfit(
     if len(store.keys()) != len(variables):
         raise PrivacyError(
             f"Expected {len(variables)} saved variables of {name}, got {len(store.keys())}: the "
-            "spent steps would be lost. Load into a model compiled as the saved one was, by the "
-            "same version of dp_sparse."
+            "spent steps would be lost. Compile the model as the saved one was, or, to take the "
+            "weights alone, call load_weights before compile."
         )
     saved = {v.name: store[str(i)] for i, v in enumerate(variables)}
     steps, seal = (int(np.asarray(saved[name])) for name in ("steps_spent", "steps_seal"))

@@ -44,6 +44,7 @@ _REPLACED = (
     "make_train_function",
     "_maybe_symbolic_build",
     "set_state_tree",
+    "load_weights",
     *_HELD_OUT,
     *_PUBLISHERS,
 )
@@ -158,6 +159,7 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
         setattr(model, name, _refusing_batches(getattr(model, name), instead))
     for name in _PUBLISHERS:
         setattr(model, name, _covered_first(optimizer, getattr(model, name)))
+    model.save = _refusing_legacy_files(model.save)
     model.fit = sigterm.around_fit()(_refusing_class_weight(model.fit))
     steps = plan_steps.of_fit(model)
     model.make_train_function = _making_train_function(model, optimizer, steps)
@@ -188,6 +190,25 @@ def _covered_first(optimizer: PrivateOptimizer, write: Callable[..., Any]) -> Ca
     def run(*args: Any, **kwargs: Any) -> Any:
         optimizer.before_publishing()
         return write(*args, **kwargs)
+
+    return run
+
+
+def _refusing_legacy_files(save: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras' `save`, whose .h5 files do not restore a private optimizer."""
+    signature = inspect.signature(save)
+
+    @functools.wraps(save)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        kept = given.get("kwargs", {}).get("include_optimizer", True)
+        if kept and str(given["filepath"]).endswith((".h5", ".hdf5")):
+            raise ValueError(
+                f"Expected a path that ends in .keras, got {str(given['filepath'])!r}: legacy HDF5 "
+                "files lose the spent steps. Use model.save('....keras'), or "
+                "model.save_weights('....weights.h5')."
+            )
+        return save(*args, **kwargs)
 
     return run
 

@@ -1,30 +1,65 @@
-"""Restores an optimizer's state tree completely, with the steps that it spent, or not at all.
+"""Restores an optimizer's state completely, with the steps that it spent, or not at all.
 
-Keras assigns the values whose paths it finds and ignores the others. So the tree of an optimizer
-that has another name, or is not built yet, would restore weights and lose the spent steps.
+Keras assigns the values whose paths it finds and ignores the others. So the state of an optimizer
+that has another name, or is not built yet, would restore weights and lose the spent steps. An
+optimizer that was compiled and has not trained is built first.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 
 from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.training.building import all_built, build_optimizer
+
+_UNFIT = "the spent steps would be lost", "spent steps under another plan"
 
 
 def guard(model: keras.Model, optimizer: PrivateOptimizer) -> None:
-    """Makes `set_state_tree` refuse a state tree that does not fit the optimizer."""
+    """Makes `set_state_tree` and `load_weights` refuse a state that does not fit the optimizer."""
+    model.set_state_tree = _restoring_tree(model, optimizer)
+    model.load_weights = _loading(model, optimizer)
+
+
+def _restoring_tree(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., None]:
     stock = model.set_state_tree
 
     @functools.wraps(stock)
     def set_state_tree(state_tree: Mapping[str, Any]) -> None:
         if "optimizer_variables" in state_tree:
+            _build(model, optimizer)
             _check(set(_paths(state_tree["optimizer_variables"])), optimizer)
         stock(state_tree)
 
-    model.set_state_tree = set_state_tree
+    return set_state_tree
+
+
+def _loading(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., None]:
+    """Keras' own, which wraps what an optimizer refuses in sentences of its own."""
+    stock = model.load_weights
+
+    @functools.wraps(stock)
+    def load_weights(*args: Any, **kwargs: Any) -> None:
+        _build(model, optimizer)
+        try:
+            stock(*args, **kwargs)
+        except ValueError as error:
+            own = [part for part in str(error).split("\n\n") if any(u in part for u in _UNFIT)]
+            if not own:
+                raise
+            raise PrivacyError(own[0]) from None
+
+    return load_weights
+
+
+def _build(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    """Creates the optimizer's variables, if the model has its own."""
+    if not optimizer.built and model.built and all_built(model):
+        with model.distribute_strategy.scope():
+            build_optimizer(model, optimizer)
 
 
 def _check(given: set[str], optimizer: PrivateOptimizer) -> None:
@@ -33,8 +68,8 @@ def _check(given: set[str], optimizer: PrivateOptimizer) -> None:
     if wrong:
         raise PrivacyError(
             f"Expected the state of all {len(own)} variables of {optimizer.name}, got another set, "
-            f"which differs in {wrong[:3]}: the spent steps would be lost. Compile and build the "
-            "model and its optimizer as the saved ones were (optimizer.build(...), the same name)."
+            f"which differs in {wrong[:3]}: the spent steps would be lost. Compile the model as "
+            "the saved one was, with the same name= of the optimizer and of the one inside."
         )
 
 

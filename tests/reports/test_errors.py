@@ -2,6 +2,7 @@
 
 import secrets
 import warnings
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -105,3 +106,102 @@ def test_models_that_xla_does_not_support_train_without_it(
         trained.fit(plan.sampling.batches((x, np.ones(64, np.float32))), verbose=0)
     assert any(str(w.message).startswith(f"XLA does not support {named} of") for w in said)
     assert int(trained.optimizer.steps_spent) == 1 and not trained.optimizer.compiles
+
+
+def click_model(optimizer: Any, loss: str = "mse") -> keras.Model:
+    ids = keras.Input((), dtype="int32")
+    values = keras.layers.Embedding(20, 2, name="table")(ids)
+    model = keras.Model(ids, keras.layers.Dense(1, name="head")(values))
+    model.compile(optimizer, loss)
+    return model
+
+
+def private(plan: dp_sparse.PrivacyPlan) -> keras.optimizers.Optimizer:
+    wrapped = keras.optimizers.Adam(name="wrapped")
+    return dp_sparse.DPAdaFESTOptimizer(wrapped, plan, clip_norm=1.0, expected_false_rows=2.0)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[keras.Model, dp_sparse.PrivacyPlan]:
+    """A model after one of its plan's four steps."""
+    plan = plan_of()
+    model = click_model(private(plan))
+    without_isolation_checks(model.optimizer)
+    batches = plan.sampling.batches((NUMBERS, np.ones(64, np.float32)))
+    model.fit(batches, steps_per_epoch=1, verbose=0)
+    return model, plan
+
+
+def test_weights_go_into_a_model_that_was_only_built_and_compiled(
+    trained: tuple[keras.Model, dp_sparse.PrivacyPlan], tmp_path: Path
+) -> None:
+    """As keras-tuner's get_best_models and a script that goes on do it."""
+    model, plan = trained
+    model.save_weights(tmp_path / "one.weights.h5")
+    again = click_model(private(plan))
+    again.load_weights(tmp_path / "one.weights.h5")
+    assert int(again.optimizer.steps_spent) == 1
+    for saved, loaded in zip(model.optimizer.slots, again.optimizer.slots, strict=True):
+        np.testing.assert_array_equal(saved.numpy(), loaded.numpy())
+    tree = model.get_state_tree(value_format="numpy_array")
+    by_tree = click_model(private(plan))
+    by_tree.set_state_tree(tree)
+    assert int(by_tree.optimizer.steps_spent) == 1
+
+
+def test_weights_of_another_optimizer_go_in_before_compile(tmp_path: Path) -> None:
+    public = click_model("sgd")
+    public.fit(NUMBERS, np.ones(64), verbose=0)
+    public.save_weights(tmp_path / "public.weights.h5")
+    model = click_model(private(plan_of()))
+    with pytest.raises(dp_sparse.PrivacyError, match="^Expected .* call load_weights before") as e:
+        model.load_weights(tmp_path / "public.weights.h5")
+    assert len(str(e.value)) < 240
+    model = click_model("sgd")
+    model.load_weights(tmp_path / "public.weights.h5")
+    model.compile(private(plan_of()), "mse")
+    np.testing.assert_array_equal(model.get_weights()[0], public.get_weights()[0])
+
+
+def test_legacy_files_are_refused_with_the_ones_to_use(
+    trained: tuple[keras.Model, dp_sparse.PrivacyPlan], tmp_path: Path
+) -> None:
+    model, _ = trained
+    with pytest.raises(ValueError, match=r"legacy HDF5 files lose the spent steps. Use model.save"):
+        model.save(tmp_path / "model.h5")
+    model.save(tmp_path / "weights_alone.h5", include_optimizer=False)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert int(loaded.optimizer.steps_spent) == 1
+
+
+@pytest.mark.parametrize("on_epoch", [False, True])
+def test_averages_of_the_weights_are_swapped_in(on_epoch: bool) -> None:
+    """The average is kept by the wrapped optimizer, and validation sees it."""
+    plan = plan_of()
+    wrapped = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.9)
+    model = click_model(dp_sparse.DPSGDOptimizer(wrapped, plan, clip_norm=1.0))
+    without_isolation_checks(model.optimizer)
+    seen: list[Any] = []
+    look = keras.callbacks.LambdaCallback(
+        on_test_batch_end=lambda batch, logs: seen.append(state(model))
+    )
+    batches = plan.sampling.batches((NUMBERS, np.ones(64, np.float32)))
+    callbacks = [keras.callbacks.SwapEMAWeights(on_epoch), look]
+    shown = {"validation_data": (NUMBERS[:8], np.ones(8)), "callbacks": callbacks, "verbose": 0}
+    model.fit(batches, epochs=2, steps_per_epoch=2, **shown)
+    averages = [v.numpy() for v in wrapped._model_variables_moving_average]
+    for evaluated, average, weight in zip(seen[-1], averages, state(model), strict=True):
+        np.testing.assert_allclose(evaluated, average, atol=1e-6)
+        np.testing.assert_allclose(weight, average, atol=1e-6)  # as fit ends with use_ema
+
+
+def test_averages_that_nobody_keeps_are_named() -> None:
+    model = click_model(dp_sparse.DPSGDOptimizer("sgd", plan_of(), clip_norm=1.0))
+    callback = keras.callbacks.SwapEMAWeights()
+    with pytest.raises(ValueError, match="use_ema=True"):
+        model.evaluate(NUMBERS, np.ones(64), callbacks=[callback], verbose=0)
+
+
+def state(model: keras.Model) -> list[np.ndarray]:
+    return [variable.numpy() for variable in model.trainable_variables]
