@@ -18,7 +18,7 @@ def builder_of(name: str, directory: str) -> Any:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise ImportError(
-            "data.tfds needs tensorflow-datasets: pip install 'dp-sparse[data]'."
+            "data.tfds needs tensorflow-datasets: pip install '.[data]' in the clone."
         ) from error
     try:
         builder = tfds.builder(name, data_dir=directory or None)

@@ -6,6 +6,4 @@ def require_matplotlib(what: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ImportError(
-            f"{what} needs matplotlib: pip install 'dp-sparse[pipelines]'."
-        ) from error
+        raise ImportError(f"{what} needs matplotlib: pip install matplotlib.") from error

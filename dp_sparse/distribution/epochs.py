@@ -102,6 +102,7 @@ def checked_optimizer(model: keras.Model) -> PrivateOptimizer:
     Raises:
         PrivacyError: It has none, or one that delays noise.
     """
+    validate.of_keras_3("a model", model)
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, PrivateOptimizer):
         raise PrivacyError(

@@ -8,7 +8,7 @@ import h5py
 import keras
 
 from dp_sparse.accounting import DisjointPlans
-from dp_sparse.core import whole_folder
+from dp_sparse.core import validate, whole_folder
 from dp_sparse.export import keras_folder, manifest, saved_model, weights
 from dp_sparse.export.manifest import Export, Weight
 from dp_sparse.layers import TokenVariance
@@ -90,6 +90,7 @@ def checked(
     Raises:
         ValueError: As `export_model`.
     """
+    validate.of_keras_3("a model", model)
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, PrivateOptimizer):
         raise ValueError(

@@ -4,6 +4,7 @@ import keras
 
 from dp_sparse.accounting import Mechanism, PrivacyPlan
 from dp_sparse.clipping import STYLES, ClippingStyle, FlatClipping
+from dp_sparse.core import validate
 from dp_sparse.optimizers.keras_wrapper import NoForeignGradients
 
 _COUPLED = ("gradient_accumulation_steps", "loss_scale_factor")
@@ -45,6 +46,7 @@ def checked_optimizer(
     """A plain Keras optimizer that a private one may wrap; raises ValueError for any other."""
     if isinstance(optimizer, str):
         optimizer = keras.optimizers.get(optimizer)
+    validate.of_keras_3("an optimizer", optimizer)
     plain = isinstance(optimizer, keras.optimizers.Optimizer)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if not plain or scaled or isinstance(optimizer, NoForeignGradients):

@@ -92,6 +92,10 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         self._split = VariableSplit([], [])
         self._settings = 0
 
+    def __repr__(self) -> str:
+        """Keras 2 shows it in its error, whose only sentence this is."""
+        return f"<{type(self).__name__} of dp_sparse, for models of Keras 3: use `import keras`>"
+
     def bind(self, model: keras.Model, find_tables: Callable[[], list[keras.Variable]]) -> None:
         """Ties this optimizer to the one model whose private step may use it; called by `compile`.
 

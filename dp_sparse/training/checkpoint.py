@@ -214,6 +214,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
 
 
 def _private_optimizer(model: keras.Model) -> PrivateOptimizer:
+    validate.of_keras_3("a model", model)
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, PrivateOptimizer):
         raise ValueError(

@@ -104,6 +104,7 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
         clicks/score/kernel      dense
         clicks/score/bias        dense
     """
+    validate.of_keras_3("a model", model)
     if not isinstance(model, keras.Model):
         raise ValueError(
             f"Expected a keras.Model, got {model!r}: put the layer into keras.Sequential([...])."

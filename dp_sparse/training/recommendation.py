@@ -18,6 +18,7 @@ from dp_sparse.accounting import (
     GaussianMechanism,
     PrivacyPlan,
 )
+from dp_sparse.core import validate
 from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer, PrivateOptimizer
 from dp_sparse.training.outlook import (
     noised_entries,
@@ -140,6 +141,7 @@ def recommend(
     ### Formal Guarantees
     Nothing but shapes, the plan and `frequencies` is read, which are public.
     """
+    validate.of_keras_3("a model", model)
     if not isinstance(model, keras.Model):
         raise ValueError(f"Expected a keras.Model, got model={model!r}.")
     if not isinstance(plan, PrivacyPlan):

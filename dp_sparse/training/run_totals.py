@@ -9,6 +9,7 @@ import dataclasses
 import keras
 import numpy as np
 
+from dp_sparse.core import validate
 from dp_sparse.optimizers import PrivateOptimizer
 
 
@@ -65,6 +66,7 @@ def private_optimizer_of(model: keras.Model, name: str) -> PrivateOptimizer:
     Raises:
         ValueError: It has none, so the callback of this name has nothing to report.
     """
+    validate.of_keras_3("a model", model)
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, PrivateOptimizer):
         raise ValueError(

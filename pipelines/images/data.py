@@ -102,7 +102,7 @@ def _from_tfds(config: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise ImportError(
-            "data.tfds needs tensorflow-datasets: pip install 'dp-sparse[data]'."
+            "data.tfds needs tensorflow-datasets: pip install '.[data]' in the clone."
         ) from error
     arrays: dict[str, Any] = {}
     for split in ("train", "test"):

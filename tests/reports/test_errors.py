@@ -205,3 +205,29 @@ def test_averages_that_nobody_keeps_are_named() -> None:
 
 def state(model: keras.Model) -> list[np.ndarray]:
     return [variable.numpy() for variable in model.trainable_variables]
+
+
+def of_keras_2(name: str) -> Any:
+    """What `tf_keras` makes, as far as this package looks at it, without importing it."""
+    return type(name, (), {"__module__": f"tf_keras.src.{name.lower()}"})()
+
+
+def test_keras_2_is_named_by_all_that_takes_a_model_or_an_optimizer(tmp_path: Path) -> None:
+    model, plan = of_keras_2("Sequential"), plan_of()
+    for use in (
+        lambda: dp_sparse.check_model(model),
+        lambda: dp_sparse.recommend(model, plan),
+        lambda: dp_sparse.export_model(model, tmp_path / "export"),
+        lambda: dp_sparse.PrivateCheckpoint(tmp_path / "run").restore(model),
+        lambda: dp_sparse.DPSGDOptimizer(of_keras_2("SGD"), plan, clip_norm=1.0),
+    ):
+        with pytest.raises(ValueError, match="of Keras 3, got S.* of tf_keras, which is Keras 2"):
+            use()
+
+
+def test_keras_2_shows_what_it_could_not_interpret() -> None:
+    """Its own error, of which `str(optimizer)` is all that tells the reason."""
+    optimizer = dp_sparse.DPSGDOptimizer("sgd", plan_of(), clip_norm=1.0)
+    assert (
+        str(optimizer) == "<DPSGDOptimizer of dp_sparse, for models of Keras 3: use `import keras`>"
+    )

@@ -200,6 +200,6 @@ def test_a_page_without_matplotlib_is_refused_before_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"matplotlib: pip install 'dp-sparse\[pipe"):
+    with pytest.raises(ImportError, match=r"matplotlib: pip install matplotlib"):
         dp_sparse.PrivacyReport("report.html")
     dp_sparse.PrivacyReport()
