@@ -26,9 +26,18 @@ from dp_sparse.optimizers.replica_checks import nameless
 from dp_sparse.optimizers.step_account import StepAccount
 from dp_sparse.selection import StepRows, TableLookups
 
+_TO_LOAD = (
+    "`import dp_sparse` before keras.models.load_model, or pass compile=False to predict only; "
+    "dp_sparse.export_model writes models that need neither"
+)
+
 
 class PrivateOptimizer(WrappingOptimizer, abc.ABC):
     """A Keras optimizer that trains privately under `model.compile`.
+
+    A saved model names the class of its optimizer. So `keras.models.load_model` needs
+    `import dp_sparse` before it, or `compile=False`, which leaves the optimizer out; a folder of
+    `dp_sparse.export_model` needs neither.
 
     Args:
         optimizer: The Keras optimizer to apply to the noisy gradients.
@@ -270,8 +279,12 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         self._account.count_spent(steps)
 
     def get_config(self) -> dict[str, Any]:
-        """A JSON-ready description; never a key."""
+        """A JSON-ready description; never a key.
+
+        Keras shows it in its error where this package was not imported; so it begins with the fix.
+        """
         return {
+            "to load": _TO_LOAD,
             "optimizer": keras.saving.serialize_keras_object(self.optimizer),
             "plan": self.plan.get_config(),
             "clip_norm": self.clip_norm,
@@ -284,6 +297,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "PrivateOptimizer":
         """The optimizer that `get_config` described, with a fresh noise key."""
         config = dict(config, plan=PrivacyPlan.from_config(config["plan"]))
+        config.pop("to load", None)
         for name in ("optimizer", "table_optimizer", "clipping"):
             if config.get(name) is not None:
                 config[name] = keras.saving.deserialize_keras_object(config[name], custom_objects)

@@ -231,3 +231,22 @@ def test_keras_2_shows_what_it_could_not_interpret() -> None:
     assert (
         str(optimizer) == "<DPSGDOptimizer of dp_sparse, for models of Keras 3: use `import keras`>"
     )
+
+
+def test_a_process_without_dp_sparse_is_told_how_to_load_a_private_model(
+    trained: tuple[keras.Model, dp_sparse.PrivacyPlan],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, _ = trained
+    model.save(tmp_path / "model.keras")
+    known = keras.saving.get_custom_objects()
+    monkeypatch.delitem(known, "dp_sparse>DPAdaFESTOptimizer")
+    with pytest.raises(TypeError, match="Could not locate class") as e:
+        keras.models.load_model(tmp_path / "model.keras")
+    said = str(e.value)
+    for fix in ("`import dp_sparse` before", "compile=False", "dp_sparse.export_model"):
+        assert fix in said[:700], said[:700]
+    plain = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    expected = model.predict(NUMBERS, verbose=0)
+    np.testing.assert_array_equal(plain.predict(NUMBERS, verbose=0), expected)
