@@ -6,6 +6,7 @@ May use: nothing of the package. `replicas`, `validate` and `xla` are used as mo
 from dp_sparse.core import replicas, validate, xla
 from dp_sparse.core.branches import seldom
 from dp_sparse.core.config import Registered, fingerprint
+from dp_sparse.core.console import stderr_without
 from dp_sparse.core.errors import (
     BadExampleError,
     NoStepsLeftError,
@@ -49,6 +50,7 @@ __all__ = [
     "require",
     "require_matplotlib",
     "seldom",
+    "stderr_without",
     "synced",
     "translated",
     "validate",

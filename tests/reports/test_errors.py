@@ -1,5 +1,6 @@
 """What a user sees who makes a common mistake, or uses an uncommon part of Keras."""
 
+import os
 import secrets
 import warnings
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
+from dp_sparse.core import stderr_without
+from dp_sparse.training import environment
 from tests.training_cases import without_isolation_checks
 
 
@@ -250,3 +253,15 @@ def test_a_process_without_dp_sparse_is_told_how_to_load_a_private_model(
     plain = keras.models.load_model(tmp_path / "model.keras", compile=False)
     expected = model.predict(NUMBERS, verbose=0)
     np.testing.assert_array_equal(plain.predict(NUMBERS, verbose=0), expected)
+
+
+def test_a_first_run_shows_nothing_that_looks_like_a_failure(capfd: Any) -> None:
+    """The self-check of assertions fails one on purpose, which TensorFlow logs from C++."""
+    assert environment._assertions_hold()
+    assert "assertion failed" not in capfd.readouterr().err
+
+
+def test_other_lines_on_the_console_stay(capfd: Any) -> None:
+    with stderr_without("expected"):
+        os.write(2, b"one that is expected\nanother one\n")
+    assert capfd.readouterr().err == "another one\n"
