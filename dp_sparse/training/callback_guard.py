@@ -33,7 +33,10 @@ _RELEASED = (
     "learning_rate",
 )  # in logs and names of files
 _VALIDATE = "Use a val_ metric (no epsilon covers private held-out examples either)"
-_LEAVE_OUT = "Leave it out (PrivacyReport writes epsilon and validation metrics)"
+_MONITOR = (
+    "Use dp_sparse.PrivacyMonitor(folder) instead (epsilon and validation metrics, for TensorBoard "
+    "and as lines of JSON)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,7 @@ def _always(what: str, fix: str) -> Rule:
 
 
 def _unknown(name: str) -> Rule:
-    return _always(f"may write training metrics or steer by them ({name} has no rule)", _LEAVE_OUT)
+    return _always(f"may write training metrics or steer by them ({name} has no rule)", _MONITOR)
 
 
 def _uses_a_training_metric(callback: Any) -> Leak | None:
@@ -90,7 +93,7 @@ RULES: dict[str, Rule] = {
     "BackupAndRestore": _none,  # saves weights, slots, steps spent, epoch and batch numbers
     "Callback": _uses_a_training_metric,  # the base class, so this rule is for all classes
     "CallbackList": _none,  # its callbacks are checked when training begins
-    "CSVLogger": _always("writes training metrics into a file", _LEAVE_OUT),
+    "CSVLogger": _always("writes training metrics into a file", _MONITOR),
     "EarlyStopping": _none,  # only the rule of Callback
     "History": _none,  # stays in the process
     "LambdaCallback": _none,  # its functions count as code of others
@@ -100,9 +103,9 @@ RULES: dict[str, Rule] = {
     "OrbaxCheckpoint": _saves_metrics,
     "ProgbarLogger": _none,  # writes to the console
     "ReduceLROnPlateau": _none,  # only the rule of Callback
-    "RemoteMonitor": _always("sends training metrics away", _LEAVE_OUT),
+    "RemoteMonitor": _always("sends training metrics away", _MONITOR),
     "SwapEMAWeights": _none,  # averages of released weights
-    "TensorBoard": _always("writes training metrics into a file", _LEAVE_OUT),
+    "TensorBoard": _always("writes training metrics into a file", _MONITOR),
     "TerminateOnNaN": _always(
         "steers training by the training loss",
         "Leave it out: examples that are not finite are zeroed",
@@ -225,7 +228,10 @@ def _tell(name: str, strict: bool) -> None:
         "False if it never reads them"
     )
     if strict:
-        raise PrivacyError(f"{said}, or leave out diagnostics='strict'.")
+        raise PrivacyError(
+            f"{said}, use dp_sparse.PrivacyMonitor(folder) instead, or leave out "
+            "diagnostics='strict'."
+        )
     if name in _told:
         return
     _told.add(name)

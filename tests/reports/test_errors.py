@@ -265,3 +265,14 @@ def test_other_lines_on_the_console_stay(capfd: Any) -> None:
     with stderr_without("expected"):
         os.write(2, b"one that is expected\nanother one\n")
     assert capfd.readouterr().err == "another one\n"
+
+
+@pytest.mark.parametrize("name", ["CSVLogger", "TensorBoard"])
+def test_loggers_that_are_refused_name_the_one_to_use(
+    trained: tuple[keras.Model, dp_sparse.PrivacyPlan], name: str, tmp_path: Path
+) -> None:
+    model, plan = trained
+    logger = getattr(keras.callbacks, name)(str(tmp_path / "log"))
+    batches = plan.sampling.batches((NUMBERS, np.ones(64, np.float32)))
+    with pytest.raises(dp_sparse.PrivacyError, match=r"Use dp_sparse.PrivacyMonitor\(folder\)"):
+        model.fit(batches, callbacks=[logger], verbose=0)
