@@ -16,6 +16,7 @@ import numpy as np
 from dp_sparse.core import require_matplotlib, validate
 from dp_sparse.optimizers import with_other_training
 from dp_sparse.training import findings, report_page
+from dp_sparse.training.epsilon_points import EpsilonPoints
 from dp_sparse.training.findings import Signal
 from dp_sparse.training.run_totals import (
     counts_without_noise,
@@ -29,6 +30,7 @@ _COUNTS = {
     "clip_fraction": "clip fraction",
     "quarantined_examples": "quarantined examples (loss or gradient not finite)",
 }
+_EPSILONS = 8  # of a run, at most: an evaluation takes as long as many steps
 _DIAGNOSTICS = ("private", "non_private", "strict")
 
 
@@ -38,7 +40,8 @@ class RunHistory:
 
     Attributes:
         steps: Steps spent at each point.
-        epsilon: ε spent at each point.
+        epsilon: ε spent at each point, or somewhat later, so that it is never too small: at the
+            next eighth of the plan's steps. Of the last step of a fit it is exact.
         rows: Mean rows noised a step in each table, since the previous point.
         validation: Each validation metric with its (step, value) pairs.
         diagnostics: Each value that no ε covers, with its pairs; empty unless requested.
@@ -59,12 +62,14 @@ class RunHistory:
 class PrivacyReport(keras.callbacks.Callback):
     """Shows ε while training, and writes a report.
 
-    The ε shown is that of the next point of the report, so it is never below what was spent. Each
-    point costs one evaluation of the accountant (0.3 to 1 s). Given to each of several `fit`s that
-    go on with one run, it reports all of them; otherwise it begins anew.
+    The ε shown is that of the next eighth of the plan's steps, so it is never below what was spent.
+    Each eighth costs one evaluation of the accountant (0.3 to 1 s), and a page with it another.
+    Given to each of several `fit`s that go on with one run, it reports all of them; otherwise it
+    begins anew.
 
     Args:
-        path: Where to write an HTML page, at every epoch's end; None writes nothing.
+        path: Where to write an HTML page: at the end of training, and while it lasts at the end of
+            an epoch in which the ε shown has changed. None writes nothing.
         diagnostics: What to do with values that no ε covers (training metrics, clip fraction,
             batch sizes, quarantine counts). "private" keeps them out of the file, refuses callbacks
             of Keras that write them or steer by them, and warns of callback classes of others that
@@ -117,6 +122,9 @@ class PrivacyReport(keras.callbacks.Callback):
         if self._ended is None or self._ended[0] is not optimizer or self._ended[1] != spent:
             self._optimizer, self.history = optimizer, RunHistory()
             self._every = max(1, math.ceil(optimizer.plan.sampling.steps / self.points))
+            each = math.ceil(optimizer.plan.sampling.steps / min(self.points, _EPSILONS))
+            self._epsilons = EpsilonPoints(optimizer.plan, each)
+            self._of_page: float | None = None
             self._totals = self._first = totals(optimizer)
             self._begin: findings.Snapshot | None = None
         self._aim_at_next_point(spent)
@@ -148,7 +156,9 @@ class PrivacyReport(keras.callbacks.Callback):
         self._show(logs)
         if not self.history.steps:
             self._record(step)
-        self._write()
+        if self._shown != self._of_page:
+            self._of_page = self._shown
+            self._write()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Records where training ended, writes the page, and warns of what went wrong."""
@@ -156,6 +166,8 @@ class PrivacyReport(keras.callbacks.Callback):
         self._ended = self._optimizer, step
         if step and self.history.steps[-1:] != [step]:
             self._record(step)
+        if step:
+            self.history.epsilon[-1] = self._optimizer.plan.spent(step).epsilon
         self._find()
         if self.history.findings:
             warnings.warn("\n".join(["Of this run:", *self.history.findings]), stacklevel=2)
@@ -246,13 +258,18 @@ class PrivacyReport(keras.callbacks.Callback):
     def _aim_at_next_point(self, step: int) -> None:
         plan = self._optimizer.plan
         self._next_point = min((step // self._every + 1) * self._every, plan.sampling.steps)
-        self._shown = plan.spent(self._next_point).epsilon
+        self._shown = self._epsilon(self._next_point)
+
+    def _epsilon(self, step: int) -> float:
+        """ε of at least so many steps; infinite without privacy."""
+        epsilon = self._epsilons.at_least(step)
+        return math.inf if epsilon is None else epsilon
 
     def _record(self, step: int) -> None:
         history = self.history
         history.steps.append(step)
         self._rates.append(self._rate())
-        history.epsilon.append(self._optimizer.plan.spent(step).epsilon)
+        history.epsilon.append(self._epsilon(step))
         before, after = self._totals, totals(self._optimizer)
         if self._optimizer.selects_rows:
             history.rows.append(rows_per_step(before, after))

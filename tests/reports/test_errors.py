@@ -276,3 +276,22 @@ def test_loggers_that_are_refused_name_the_one_to_use(
     batches = plan.sampling.batches((NUMBERS, np.ones(64, np.float32)))
     with pytest.raises(dp_sparse.PrivacyError, match=r"Use dp_sparse.PrivacyMonitor\(folder\)"):
         model.fit(batches, callbacks=[logger], verbose=0)
+
+
+def test_a_report_asks_the_accountant_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose answer takes as long as many steps, and is never below what was spent."""
+    plan, asked = plan_of(steps=40), []
+
+    def spent(self: Any, steps: int) -> dp_sparse.PrivacyBudget:
+        asked.append(steps)
+        return dp_sparse.PrivacyBudget(steps / 10, 1e-3)
+
+    monkeypatch.setattr(dp_sparse.PrivacyPlan, "spent", spent)
+    model = click_model(private(plan))
+    without_isolation_checks(model.optimizer)
+    report = dp_sparse.PrivacyReport(points=20)
+    batches = plan.sampling.batches((NUMBERS, np.ones(64, np.float32)))
+    model.fit(batches, epochs=3, steps_per_epoch=11, callbacks=[report], verbose=0)
+    steps, epsilons = report.history.steps, report.history.epsilon
+    assert steps == [*range(2, 33, 2), 33] and epsilons[-1] == 3.3 and len(set(asked)) <= 9
+    assert all(s / 10 <= e <= s / 10 + 0.6 for s, e in zip(steps, epsilons, strict=True))
