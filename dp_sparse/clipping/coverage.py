@@ -147,7 +147,8 @@ def _reason(layer: keras.layers.Layer) -> str | None:
     if layer.quantization_mode is not None:
         return (
             "quantised layers have no clipping rule. Train the plain layer, or freeze it with "
-            "trainable=False."
+            "trainable=False; to load a model that was quantised after training, pass "
+            "compile=False to load_model."
         )
     if getattr(layer, "lora_enabled", False) and type(layer) not in _LORA:
         return (
