@@ -43,13 +43,13 @@ def probability(name: str, value: Any) -> float:
 
 
 def of_keras_3(name: str, value: Any) -> None:
-    """Raises ValueError for a model, layer or optimizer of tf_keras, which is Keras 2."""
+    """Raises ValueError for a model, an optimizer, a loss or a metric of tf_keras, Keras 2."""
     bases = [cls for cls in type(value).__mro__ if cls.__module__.partition(".")[0] == "tf_keras"]
     if bases:
         raise ValueError(
             f"Expected {name} of Keras 3, got {type(value).__name__} of tf_keras, which is Keras 2 "
             "(TensorFlow Recommenders uses it): dp_sparse trains models of Keras 3 alone. Build "
-            "the model and its optimizer with `import keras`."
+            "all of it with `import keras`."
         )
 
 

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import clipping
-from dp_sparse.core import NoStepsLeftError, PrivacyError, translated
+from dp_sparse.core import NoStepsLeftError, PrivacyError, translated, validate
 from dp_sparse.optimizers import PrivateOptimizer, remember
 from dp_sparse.sampling import batch_of, is_sampled
 from dp_sparse.training import (
@@ -93,6 +93,9 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
                 f"{type(model).__name__} has a {name} of its own, which the private step would "
                 "not run: remove it and pass loss= and metrics= to compile."
             )
+    for name in ("loss", "metrics", "weighted_metrics"):
+        for given in tf.nest.flatten(arguments.get(name)):
+            validate.of_keras_3(name, given)
     refuse_known_noise(model, optimizer)
     strategies.check(model._distribute_strategy, optimizer)
     optimizer.compiles = _compiles(optimizer, arguments)
