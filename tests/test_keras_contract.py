@@ -316,3 +316,25 @@ def test_a_built_attention_layer_takes_another_projection_once_its_tracker_is_un
     x = np.ones((1, 2, 6), np.float32)
     twice.layers[0].kernel.assign(np.zeros((6, 2, 3)))
     assert np.ptp(attention(x, x)) >= 0 and len(attention.trainable_variables) == 8
+
+
+def test_layers_say_whether_xla_supports_them() -> None:
+    hashed, dense = keras.layers.Hashing(3), keras.layers.Dense(1)
+    assert (hashed.supports_jit, dense.supports_jit) == (False, True)
+
+
+def test_averages_are_looked_for_in_an_inner_optimizer() -> None:
+    class Outer(keras.optimizers.SGD):
+        @property
+        def inner_optimizer(self) -> keras.optimizers.Optimizer:
+            return inner
+
+    inner = keras.optimizers.SGD(use_ema=True)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(Outer(), "mse")
+    inner.build(model.trainable_variables)
+    inner._model_variables_moving_average[0].assign([[7.0]])
+    callback = keras.callbacks.SwapEMAWeights()
+    callback.set_model(model)
+    callback.on_test_begin()
+    assert float(model.get_weights()[0][0, 0]) == 7.0
