@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import copy
+import os
 import pickle
+import signal
 from collections.abc import Callable
 
 import keras
@@ -320,6 +322,43 @@ def test_refresh_changes_the_key_and_goes_on_counting() -> None:
     key.refresh(0)
     assert key_value(key) != before
     assert int(key._draws.numpy()) == number + 1
+
+
+def test_the_child_of_a_fork_draws_other_noise() -> None:
+    """Also in a graph that was traced before it, and after the key was replaced."""
+    key = noise.NoiseKey()
+    in_graph = tf.function(lambda: (key.next_draw().key, key.next_draw().offset))
+    in_graph()
+    key.refresh(0)
+
+    def words() -> bytes:
+        return key.words().numpy()[:, :2].tobytes()
+
+    before = words()
+    assert in_child(words) != before
+    assert in_child(words) not in (before, in_child(words))
+    assert words() == before  # the parent goes on with its own
+    key.renew_in_memory()
+    after = [np.frombuffer(words(), np.uint64)[place] for place in (0, 1)]
+    assert [np.ravel(word)[0] for word in in_graph()] == after
+
+
+def in_child(what: Callable[[], bytes]) -> bytes:
+    """What it returns in a fork of this process, where TensorFlow has no threads for graphs."""
+    there, here = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(600)  # nothing of pytest may go on in here
+        try:
+            os.write(here, what())
+        finally:
+            os._exit(0)
+    os.close(here)
+    with open(there, "rb") as sent:
+        found = sent.read()
+    os.waitpid(child, 0)
+    assert found
+    return found
 
 
 def test_no_draw_number_comes_twice() -> None:
