@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).parents[1]
+HANG = 1800.0  # seconds after which a process hangs, and is not slow, however busy the machine is
 
 
 def environment(packages: pathlib.Path = ROOT) -> dict[str, str]:
@@ -31,9 +32,7 @@ def start_python(code: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def run_python(
-    code: str, *arguments: str, timeout: float = 240, packages: pathlib.Path = ROOT
-) -> str:
+def run_python(code: str, *arguments: str, packages: pathlib.Path = ROOT) -> str:
     """Runs it to its end and returns what it printed; fails with its last words when it failed.
 
     The folder it runs in is `packages`, from which it imports before what is installed.
@@ -44,7 +43,7 @@ def run_python(
         env=environment(packages),
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=HANG,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout

@@ -151,6 +151,19 @@ def test_modules_and_functions_are_short(path: Path) -> None:
     assert not [each.name for each in functions if body_length(each) > 40]
 
 
+def test_waits_for_other_processes_end_when_they_hang() -> None:
+    """`tests.subprocesses.HANG` is the only limit, since a busy machine reaches a shorter one."""
+    limits = [
+        f"{path}:{node.value.lineno}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.keyword)
+        and node.arg == "timeout"
+        and isinstance(node.value, ast.Constant)
+    ]
+    assert not limits
+
+
 def test_test_files_are_short() -> None:
     tests = (ROOT / "tests").rglob("*.py")
     assert not [str(path) for path in tests if len(path.read_text().splitlines()) > 600]

@@ -30,6 +30,7 @@ from pipelines.criteo.time_series.exports import PeriodExports
 from pipelines.criteo.time_series.periods import FREQUENCIES, Frequencies, PeriodPlans
 from pipelines.criteo.time_series.reading import DrawnReader, JoinedRecords, RecordReader
 from pipelines.criteo.time_series.train import Run, TimeSeriesResult, train
+from tests.subprocesses import HANG
 
 ROOT = Path(__file__).parents[2]
 SIZES = (30,) * 26
@@ -491,13 +492,13 @@ def test_a_killed_run_goes_on_and_ends_at_the_epsilon_of_an_undisturbed_one(
         process = subprocess.Popen(
             command(days, folder, *more, *resume), cwd=ROOT, env=environment()
         )
-        until = time.monotonic() + 240
+        until = time.monotonic() + HANG
         while not list(folder.glob(f"period-{number:03d}/checkpoint/*")):
             assert time.monotonic() < until and process.poll() is None
             time.sleep(0.05)
         time.sleep(0.3 * number)
         process.send_signal(signal.SIGKILL)
-        process.wait(60)
+        process.wait(HANG)
         resume = ["--resume"]
     ended = subprocess.run(
         command(days, folder, *more, "--resume"),
@@ -505,7 +506,7 @@ def test_a_killed_run_goes_on_and_ends_at_the_epsilon_of_an_undisturbed_one(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
     )
     assert ended.returncode == 0, ended.stderr
     result = json.loads((folder / "result.json").read_text())
@@ -526,7 +527,7 @@ def test_command_line(days: str, tmp_path: Path) -> None:
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=HANG,
         )
         assert done.returncode == expected, done.stderr
         if not expected:
