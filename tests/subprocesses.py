@@ -1,10 +1,12 @@
-"""Runs a piece of Python in a process of its own."""
+"""Runs a piece of Python in a process of its own, or in a fork of this one."""
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).parents[1]
 HANG = 1800.0  # seconds after which a process hangs, and is not slow, however busy the machine is
@@ -47,3 +49,21 @@ def run_python(code: str, *arguments: str, packages: pathlib.Path = ROOT) -> str
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
+
+
+def in_fork(what: Callable[[], bytes]) -> bytes:
+    """What it returns in a fork of this process, where TensorFlow has no threads for graphs."""
+    there, here = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(HANG))
+        try:
+            os.write(here, what())
+        finally:
+            os._exit(0)  # nothing of pytest may go on in here
+    os.close(here)
+    with open(there, "rb") as sent:
+        found = sent.read()
+    os.waitpid(child, 0)
+    assert found
+    return found

@@ -2,9 +2,7 @@
 
 import concurrent.futures
 import copy
-import os
 import pickle
-import signal
 from collections.abc import Callable
 
 import keras
@@ -17,6 +15,7 @@ from dp_sparse import noise
 from dp_sparse.noise import gaussian, philox
 from dp_sparse.noise.normal_quantile import normal_quantile
 from tests.reference.distributions import SIGNIFICANCE, binomial
+from tests.subprocesses import in_fork
 
 LARGE = 100_000
 SIGMA = 1.7
@@ -335,30 +334,12 @@ def test_the_child_of_a_fork_draws_other_noise() -> None:
         return key.words().numpy()[:, :2].tobytes()
 
     before = words()
-    assert in_child(words) != before
-    assert in_child(words) not in (before, in_child(words))
+    assert in_fork(words) != before
+    assert in_fork(words) not in (before, in_fork(words))
     assert words() == before  # the parent goes on with its own
     key.renew_in_memory()
     after = [np.frombuffer(words(), np.uint64)[place] for place in (0, 1)]
     assert [np.ravel(word)[0] for word in in_graph()] == after
-
-
-def in_child(what: Callable[[], bytes]) -> bytes:
-    """What it returns in a fork of this process, where TensorFlow has no threads for graphs."""
-    there, here = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(600)  # nothing of pytest may go on in here
-        try:
-            os.write(here, what())
-        finally:
-            os._exit(0)
-    os.close(here)
-    with open(there, "rb") as sent:
-        found = sent.read()
-    os.waitpid(child, 0)
-    assert found
-    return found
 
 
 def test_no_draw_number_comes_twice() -> None:
