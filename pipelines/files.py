@@ -1,30 +1,12 @@
-"""Files that are written whole or not at all, and locks that end with their process."""
+"""Files of jobs, written whole or not at all as the library writes its own, and locks."""
 
-import contextlib
 import fcntl
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from dp_sparse.core import whole_file
 
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file to write bytes, which replaces `path` when the block ends.
-
-    Makes the folder if it is missing, and is on the disk when it returns. If the block raises,
-    `path` stays as it was, and no other file remains.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with unfinished.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+__all__ = ["lock", "remove_unfinished", "whole_file"]
 
 
 def remove_unfinished(path: Path) -> None:

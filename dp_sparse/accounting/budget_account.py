@@ -27,7 +27,7 @@ from dp_sparse.accounting.charges import (
     refuse_without_epsilon,
 )
 from dp_sparse.accounting.plan import PrivacyPlan
-from dp_sparse.core import PrivacyError, synced, whole_file
+from dp_sparse.core import PrivacyError, whole_file
 
 _FORMAT = "dp_sparse-budget-account-1"
 _CHARGED_HERE: set[tuple[int, Path, str]] = set()  # by this process: its id, the file, the plan
@@ -224,9 +224,6 @@ class BudgetAccount:
         }
         with whole_file(self._path) as file:
             file.write((json.dumps(described, indent=1) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
-        synced(self._path.parent)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[IO[str]]:

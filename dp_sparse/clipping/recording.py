@@ -9,6 +9,7 @@ what was not measured could not be clipped.
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -87,6 +88,7 @@ def record(
     with contextlib.ExitStack() as stack:
         stack.enter_context(guarded(recorded=lambda: model.trainable_variables))
         stack.enter_context(replicas.apart())
+        stack.enter_context(_variable_scope_kept())
         for layer, rule in taps:
             tap = Tap(
                 layer, tape, records, batch_capacity, guard.seeds_drawn, _settling(before_lookup)
@@ -96,6 +98,23 @@ def record(
             outputs = model(x, training=True)
         guard.refuse()  # first, since it names variables
     return Recording(outputs, records, guard.seeds_drawn())
+
+
+@contextlib.contextmanager
+def _variable_scope_kept() -> Iterator[None]:
+    """Undoes what `tf.map_fn` leaves behind when what it calls raises, as a refused layer does.
+
+    Until then no `tf.distribute` strategy could be used in this process.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    scope = tf.compat.v1.get_variable_scope()
+    caching_device = scope.caching_device
+    try:
+        yield
+    finally:
+        scope.set_caching_device(caching_device)
 
 
 def _tapped(

@@ -12,23 +12,27 @@ from typing import IO
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Opens a file to write bytes, which replaces `path` when the block ends.
+    """Opens a file to write bytes, which replaces `path` when the block ends and it is on the disk.
 
     If the block raises, `path` stays as it was, and no other file remains. Several processes may
     write the same path: each writes a file of its own, and the last one to end replaces the others.
 
     Args:
-        path: A file in a folder that exists.
+        path: A local file; folders above are made.
 
     Raises:
-        OSError: The folder is missing, or cannot be written to.
+        OSError: It cannot be written there.
     """
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with unfinished.open("wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         unfinished.replace(path)
+        synced(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -2,12 +2,16 @@
 
 ### Formal Guarantees
 A key is 128 bits of `os.urandom` (64 of Philox, 64 on its counter), lives in untracked variables,
-is never a constant of a graph and never saved. (Only the keys of a plan of `not_private_plan`
-follow from a seed.) Streams (draw, purpose) are disjoint ranges of the counter. Philox is not a
-cryptographic generator.
+is never a constant of a graph and never saved. The child of a fork has other keys than its parent,
+in graphs that were traced before, too. (Only the keys of a plan of `not_private_plan` follow from a
+seed.) Streams (draw, purpose) are disjoint ranges of the counter. Philox is not a cryptographic
+generator.
 """
 
+import ctypes
 import enum
+import os
+import weakref
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ from dp_sparse.core import key_bytes, replicas
 
 _PURPOSE_BITS = 24
 _MOST_DRAWS = 2 ** (64 - _PURPOSE_BITS)  # of one key, whose streams are disjoint up to there
+_KEYS: "weakref.WeakSet[NoiseKey]" = weakref.WeakSet()  # all of this process
 
 
 class Purpose(enum.IntEnum):
@@ -35,8 +40,9 @@ class Purpose(enum.IntEnum):
 class NoiseKey:
     """A secret key and the count of draws made with it.
 
-    Copying, saving and restoring never repeat a draw: this is no trackable object, so neither
-    checkpoints nor `get_config` contain it, and a copy or a pickle of its owner gets a fresh key.
+    Copying, saving, restoring and forking never repeat a draw: this is no trackable object, so
+    neither checkpoints nor `get_config` contain it, and a copy or a pickle of its owner gets a
+    fresh key, as does the child of a fork.
 
     Args:
         not_private_seed: What all keys follow from in a run for debugging, which has no privacy.
@@ -47,18 +53,29 @@ class NoiseKey:
         self._seed = not_private_seed
         self._bytes = key_bytes(not_private_seed, "noise", steps)
         self._key, self._offset, self._draws = replicas.undistributed(self._variables)
+        self._hold()
 
     def refresh(self, steps: int) -> None:
         """Replaces the key by a new one, for a run that goes on after `steps` steps."""
         self._bytes = key_bytes(self._seed, "noise", steps)
         self._key.assign(self._fresh_word())
         self._offset.assign(self._fresh_word())
+        self._hold()
 
     def replace(self, words: tf.Tensor) -> None:
         """Takes a new key, int64 `[2]`, that several workers share; draws count from 0."""
         self._key.assign(tf.bitcast(words[:1], tf.uint64))
         self._offset.assign(tf.bitcast(words[1:], tf.uint64))
         self._draws.assign(0)
+        self._hold()
+
+    def renew_in_memory(self) -> None:
+        """A new key in the child of a fork, without TensorFlow, whose locks a lost thread may hold.
+
+        It writes the bytes of the variables themselves, so that graphs read the new key as well.
+        """
+        for word in self._held if self._seed is None else ():
+            ctypes.memmove(word.ctypes.data, os.urandom(word.nbytes), word.nbytes)
 
     def words(self) -> tf.Tensor:
         """The key and the count of draws, int64 `[1, 3]`; where they are equal, draws are equal."""
@@ -84,13 +101,28 @@ class NoiseKey:
         return NoiseKey, (self._seed,)
 
     def _variables(self) -> tuple[tf.Variable, tf.Variable, tf.Variable]:
-        """Key, offset and count; what counts under a lock is an operation of CPUs alone."""
+        """Key, offset and count, in memory that Python reaches; CPUs alone count under a lock."""
         with tf.device("CPU:0"):
             draws = tf.Variable(np.int64(0), trainable=False)
-        return *(tf.Variable(self._fresh_word(), trainable=False) for _ in range(2)), draws
+            return *(tf.Variable(self._fresh_word(), trainable=False) for _ in range(2)), draws
+
+    def _hold(self) -> None:
+        """Keeps the memory of key and offset at hand, for `renew_in_memory`."""
+        with tf.init_scope():
+            both = self._key.read_value(), self._offset.read_value()
+        self._held = [np.asarray(memoryview(word)) for word in both]
+        _KEYS.add(self)
 
     def _fresh_word(self) -> np.ndarray:
         return np.frombuffer(self._bytes(8), np.uint64)
+
+
+def _renew_all() -> None:
+    for key in _KEYS:
+        key.renew_in_memory()
+
+
+os.register_at_fork(after_in_child=_renew_all)
 
 
 class Draw:

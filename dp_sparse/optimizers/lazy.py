@@ -116,7 +116,7 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
     def _noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """Noise on every dense parameter and on the rows that were read.
 
-        Sums of rows stay float64, and undivided: DP-SGD rounds a weight once a step, too.
+        Sums of rows stay float64, and undivided: `DelayedNoise.on_grid` rounds the weights.
         """
         deviation = tf.cast(self.current_clip_norm * self.noise_multiplier, tf.float64)
         batch_size = self.plan.sampling.expected_batch_size
@@ -140,9 +140,8 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
         with tf.control_dependencies([room, self._delayed.refuse_vanishing(deviation)]):
             for (table, rows), weights in zip(noisy.tables, before, strict=True):
                 after = tf.cast(weights, tf.float64) - scale * rows.values
-                table.value.scatter_update(
-                    tf.IndexedSlices(tf.cast(after, tf.float32), rows.indices)
-                )
+                released = self._delayed.on_grid(after, deviation)
+                table.value.scatter_update(tf.IndexedSlices(released, rows.indices))
             self._delayed.delay(deviation, [(table, rows.indices) for table, rows in noisy.tables])
             waiting = [(variable, tf.identity(mean)) for variable, mean in noisy.dense]
         return super().update_tables(noisy._replace(dense=waiting))

@@ -14,6 +14,8 @@ is rounded away. Whether it does is judged by a bound on all weights that knows 
 batches: the largest weight when all noise had arrived, which DP-SGD would have released, and the
 most that each step since can have added. When that is too coarse, all rows are settled and measured
 again; a step is refused only if that does not help.
+Weights are released on a grid of the smallest deviation that any row can lack, public and the same
+for all rows, so that the low bits of a weight near 0 do not tell which sum it came from.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,6 +30,7 @@ from dp_sparse.core import PrivacyError, require
 _ENTRIES_AT_ONCE = 2**22  # of a table, when all its rows get their noise
 _LARGEST_NORMAL = 9.2  # that `noise.normal` draws, rounded up
 _UNITS = 2.0**-22  # of a weight, at least two in the last place of float32
+_FINER = 2.0**-11  # than `noise.grid_step`: rounding a row once more must not tell that it was read
 
 
 class DelayedNoise:
@@ -42,6 +45,7 @@ class DelayedNoise:
         with tf.init_scope():
             self._variance = tf.Variable(0.0, trainable=False, dtype=tf.float64)
             self._largest = tf.Variable(np.inf, trainable=False, dtype=tf.float64)  # inf: unknown
+            self._smallest = tf.Variable(np.inf, trainable=False, dtype=tf.float64)  # inf: no noise
             self._settled = {
                 id(table): tf.Variable(tf.zeros([table.shape[0]], tf.float64), trainable=False)
                 for table in tables
@@ -125,15 +129,37 @@ class DelayedNoise:
             given: For some tables the rows that have got all their noise, int64 `[rows]`.
         """
         variance = self._variance.assign_add(tf.square(deviation), read_value=True)
+        self._smallest.assign(self._smaller(deviation))
         for table, row_ids in given:
             self._mark_settled(table, row_ids, tf.identity(variance))
+
+    def on_grid(self, values: tf.Tensor, deviation: tf.Tensor | float) -> tf.Tensor:
+        """Weights as they are released, float32, rounded to 2⁻²⁰ of the smallest deviation or less.
+
+        The sum of a weight and its noise is float64. Beside 0 float32 is finer than that sum, and
+        some of its values could come from the weights of one data set alone.
+
+        Args:
+            values: Weights with their noise, float64.
+            deviation: Of the step's noise on each weight, float64 scalar; infinite outside a step.
+        """
+        smallest = self._smaller(deviation)
+        step = noise.grid_step(smallest) * _FINER
+        rounded = tf.where(tf.math.is_finite(smallest), tf.round(values / step) * step, values)
+        return tf.cast(rounded, tf.float32)
+
+    def _smaller(self, deviation: tf.Tensor | float) -> tf.Tensor:
+        """The smallest deviation of a step since all rows had their noise; one of 0 is none."""
+        deviation = tf.convert_to_tensor(deviation, tf.float64)
+        due = tf.where(deviation > 0, deviation, tf.constant(np.inf, tf.float64))
+        return tf.minimum(self._smallest.read_value(), due)
 
     def settle(
         self, table: keras.Variable, row_ids: tf.Tensor, draw: noise.Draw, purpose: int
     ) -> None:
         """Adds the noise that some rows lack, `row_ids` int64 `[rows]`, unique; nothing to others.
 
-        Sum and rounding to float32 are of a float64 normal and of weights that are not released.
+        The sum is of a float64 normal and of weights that are not released.
         Other variables than the tables, such as those of a frozen layer, lack nothing.
         """
         if id(table) not in self._settled:
@@ -144,7 +170,7 @@ class DelayedNoise:
         normals = noise.normal(draw, purpose, tf.size(row_ids) * width)
         added = deviations[:, tf.newaxis] * tf.reshape(normals, [-1, width])
         values = tf.cast(table.value.sparse_read(row_ids), tf.float64) + added
-        rows = tf.IndexedSlices(tf.cast(values, table.dtype), row_ids)
+        rows = tf.IndexedSlices(self.on_grid(values, np.inf), row_ids)
         with tf.control_dependencies([table.value.scatter_update(rows)]):
             self._mark_settled(table, row_ids, variance)
 
@@ -172,6 +198,7 @@ class DelayedNoise:
             for start, stop in _parts(table):
                 settled[start:stop].assign(tf.zeros([stop - start], tf.float64))
         self._variance.assign(0.0)
+        self._smallest.assign(np.inf)
 
     def _range_function(self, table: keras.Variable) -> Callable[..., None]:
         @tf.function(autograph=False)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from dp_sparse import UnsupportedLayerError, clipping, noise
 from dp_sparse.training.forward_backward import secret_seeds
 from tests.clipping.brute_force import assert_as_brute_force, clipped, refusal, values
+from tests.replicas import strategy_of
 
 
 def stack(*layers: keras.layers.Layer, width: int = 3) -> keras.Model:
@@ -184,6 +185,19 @@ def test_a_layer_in_a_loop_or_a_branch(kind: str) -> None:
         recorded_in_a_graph(model)
     assert "called inside a loop, a branch or a function" in str(caught.value)
     assert "Call the layer outside" in str(caught.value)
+
+
+def test_a_refusal_leaves_strategies_usable() -> None:
+    """`tf.map_fn` does not tidy up when the layer that it calls is refused."""
+
+    def call(model: Any, inputs: Any) -> Any:
+        return tf.map_fn(lambda row: model.dense(row[tf.newaxis])[0], inputs)
+
+    with pytest.raises(UnsupportedLayerError, match="called inside a loop"):
+        recorded_in_a_graph(subclassed(call, dense=keras.layers.Dense(3)))
+    assert tf.compat.v1.get_variable_scope().caching_device is None
+    with strategy_of(2).scope():
+        assert keras.layers.Dense(2)(values(1, 2)).shape == (1, 2)
 
 
 @pytest.mark.parametrize("nested", [False, True])

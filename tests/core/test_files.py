@@ -1,26 +1,21 @@
 """A file is written whole or not at all, whatever fails and whoever else writes it."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dp_sparse.core import whole_file, whole_folder
 from pipelines import files
 
-both = pytest.mark.parametrize("whole_file", [whole_file, files.whole_file], ids=["own", "jobs"])
-
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@both
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_an_error_in_mid_write_leaves_the_old_file_and_no_litter(
-    tmp_path: Path, error: type[BaseException], whole_file: Callable[[Path], Any]
+    tmp_path: Path, error: type[BaseException]
 ) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
@@ -53,9 +48,8 @@ def test_a_file_that_cannot_be_put_in_its_place_leaves_no_litter(tmp_path: Path)
     assert names(tmp_path) == ["a"]
 
 
-@both
 def test_processes_that_write_one_file_do_not_meet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_file: Callable[[Path], Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a"
     with whole_file(path) as first:
@@ -67,10 +61,40 @@ def test_processes_that_write_one_file_do_not_meet(
     assert path.read_bytes() == b"first" and names(tmp_path) == ["a"]
 
 
-def test_a_folder_that_is_missing_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), whole_file(tmp_path / "missing" / "a"):
-        pass
-    assert not names(tmp_path)
+def test_a_folder_that_is_missing_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a"
+    with whole_file(path) as file:
+        file.write(b"new")
+        assert not path.exists()
+    assert path.read_bytes() == b"new" and names(path.parent) == ["a"]
+
+
+@pytest.fixture
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What was waited for until it is on the disk: a path, and its size then."""
+    fsync, found = os.fsync, []
+
+    def noted(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        found.append((path, os.path.getsize(path)))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return found
+
+
+def test_a_file_is_on_the_disk_before_its_name_and_the_name_before_the_end(
+    tmp_path: Path, waited_for: list[tuple[str, int]]
+) -> None:
+    with whole_file(tmp_path / "a") as file:
+        file.write(b"all of it")
+    (content, size), (folder, _) = waited_for
+    assert Path(content).name.startswith(".a.") and size == len(b"all of it")
+    assert folder == str(tmp_path)
+
+
+def test_jobs_write_files_as_the_library_does() -> None:
+    assert files.whole_file is whole_file
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:

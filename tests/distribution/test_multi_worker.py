@@ -15,7 +15,7 @@ import dp_sparse
 from dp_sparse import distribution
 from dp_sparse.core.errors import PrivacyError
 from dp_sparse.sampling.base import BatchPart
-from tests.subprocesses import start_python
+from tests.subprocesses import HANG, start_python
 from tests.training_cases import assert_deviation, click_model, clicks, plan_for
 
 VOCABULARIES = (40, 25)
@@ -167,7 +167,7 @@ def of_two_workers(code: str, *arguments: str) -> list[str]:
     ports = free_ports(2)
     workers = [start_python(code, str(index), *ports, *arguments) for index in range(2)]
     try:
-        return [worker.communicate(timeout=240)[0] for worker in workers]
+        return [worker.communicate(timeout=HANG)[0] for worker in workers]
     except subprocess.TimeoutExpired:
         for worker in workers:
             worker.kill()

@@ -8,6 +8,7 @@ _TIED = "dp_sparse/clipping/uses/tied.py"
 _NUMERICS = "dp_sparse/clipping/uses/numerics.py"
 _STYLES = "dp_sparse/clipping/styles.py"
 _SCALING = "dp_sparse/clipping/scaling.py"
+_DEVICE_STEP = "dp_sparse/distribution/embedding_layers/device_step.py"
 
 _OF_USES = "tests/clipping/test_uses.py"
 _OF_NUMERICS = "tests/clipping/test_numerics.py"
@@ -16,6 +17,8 @@ _OF_SCALING = "tests/clipping/test_scaling.py"
 _OF_TIED = "tests/clipping/rules/test_reversible_embedding.py"
 _OF_DENSE = "tests/clipping/rules/test_dense.py"
 _OF_EMBEDDING = "tests/clipping/rules/test_embedding.py"
+_OF_LORA = "tests/clipping/rules/test_lora.py"
+_OF_GRID = "tests/distribution/embedding_layers/test_rounding_grid.py"
 
 FAULTS = (
     Fault(
@@ -32,6 +35,48 @@ FAULTS = (
         "groups = grouped(example * num_rows + tf.reshape(self.row_ids, [-1]), -1)",
         "groups = grouped(example + tf.reshape(self.row_ids, [-1]), -1)",
         (f"{_OF_USES}::test_repeated_rows_add_before_squaring",),
+    ),
+    Fault(
+        "masked_lookups_train_an_adapter",
+        "dp_sparse/clipping/rules/embedding.py",
+        "Product(tf.gather(replicas.own_copy(a.value), ids) * trained, scaled)",
+        "Product(tf.gather(replicas.own_copy(a.value), ids) * trained**0, scaled)",
+        (f"{_OF_LORA}::test_masked_lookups_train_neither_adapter_of_a_table",),
+    ),
+    Fault(
+        "masked_lookups_train_rows_of_an_adapter",
+        "dp_sparse/clipping/rules/embedding.py",
+        'Rows(ids, valid, tf.einsum("bld,rd->blr", scaled, b.value))',
+        'Rows(ids, valid | True, tf.einsum("bld,rd->blr", scaled, b.value))',
+        (f"{_OF_LORA}::test_masked_lookups_train_neither_adapter_of_a_table",),
+    ),
+    Fault(
+        "a_device_clips_as_if_it_did_not_round",
+        _DEVICE_STEP,
+        "tables.grid.clip_norm_before_rounding, optimizer.clipping",
+        "tables.grid.clip_norm, optimizer.clipping",
+        (f"{_OF_GRID}::test_a_step_clips_to_what_leaves_room_for_rounding",),
+    ),
+    Fault(
+        "a_device_hands_over_a_row_twice",
+        _DEVICE_STEP,
+        '            shares = _once_a_row(shares, batch["first"][table.path])\n',
+        "            assert table.path\n",
+        (f"{_OF_GRID}::test_what_a_step_hands_over_is_on_the_grid_and_once_a_row",),
+    ),
+    Fault(
+        "a_device_hands_over_gradients_off_the_grid",
+        _DEVICE_STEP,
+        'shares = tables.grid.rounded(shares, _seeds(draw)(_ROUNDING + number, "int32"))',
+        "assert number >= 0",
+        (f"{_OF_GRID}::test_what_a_step_hands_over_is_on_the_grid_and_once_a_row",),
+    ),
+    Fault(
+        "a_device_trains_although_a_check_failed",
+        _DEVICE_STEP,
+        "{name: tf.where(good, gradient, 0.0) for name, gradient in sent.items()}",
+        "{name: tf.where(good | True, gradient, 0.0) for name, gradient in sent.items()}",
+        (f"{_OF_GRID}::test_what_a_step_hands_over_is_on_the_grid_and_once_a_row",),
     ),
     Fault(
         "masked_lookups_train_their_row",

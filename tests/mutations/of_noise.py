@@ -220,6 +220,52 @@ FAULTS = (
         (f"{_OF_STEP}::test_noise_that_was_delayed",),
     ),
     Fault(
+        "late_noise_released_finer_than_its_sum",
+        _DELAYED,
+        "tf.round(values / step) * step",
+        "values + 0 * step",
+        (f"{_OF_LAZY}::test_weights_are_released_on_a_grid_of_the_smallest_noise_that_is_due",),
+    ),
+    Fault(
+        "a_bound_on_weights_from_before_they_were_set",
+        _DELAYED,
+        "self._largest.assign(np.inf)  # who asked for it may change weights",
+        "assert self._largest is not None",
+        (f"{_OF_LAZY}::test_weights_that_were_set_after_a_flush_are_measured",),
+    ),
+    Fault(
+        "the_child_of_a_fork_has_the_key",
+        _STREAMS,
+        "os.register_at_fork(after_in_child=_renew_all)",
+        "assert os.register_at_fork is not _renew_all",
+        (f"{_OF_GAUSSIAN}::test_the_child_of_a_fork_draws_other_noise",),
+    ),
+    Fault(
+        "the_child_of_a_fork_has_a_key_that_was_refreshed",
+        _STREAMS,
+        "self._offset.assign(self._fresh_word())\n        self._hold()\n",
+        "self._offset.assign(self._fresh_word())\n",
+        (f"{_OF_GAUSSIAN}::test_the_child_of_a_fork_draws_other_noise",),
+    ),
+    Fault(
+        "a_release_that_was_paid_for_is_not_on_the_disk",
+        "dp_sparse/core/files.py",
+        "            os.fsync(file.fileno())\n        unfinished.replace(path)\n",
+        "        unfinished.replace(path)\n",
+        (
+            "tests/core/test_files.py::test_a_file_is_on_the_disk_before_its_name_and_the_name_before_the_end",
+        ),
+    ),
+    Fault(
+        "the_name_of_a_release_is_not_on_the_disk",
+        "dp_sparse/core/files.py",
+        "        unfinished.replace(path)\n        synced(path.parent)\n",
+        "        unfinished.replace(path)\n",
+        (
+            "tests/core/test_files.py::test_a_file_is_on_the_disk_before_its_name_and_the_name_before_the_end",
+        ),
+    ),
+    Fault(
         "flush_left_out",
         _LAZY,
         "self._delayed.settle_all(self._account.noise_key)",

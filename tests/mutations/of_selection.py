@@ -18,6 +18,13 @@ _OF_ROWS = "tests/optimizers/test_rows_and_slots_of_a_step.py"
 
 FAULTS = (
     Fault(
+        "no_room_for_false_rows_of_a_table",
+        _BY_TABLE,
+        "spare = survivors.row_ids.shape[0] - contributions.row_ids.shape[0]  # for false rows",
+        "spare = 0",
+        (f"{_OF_BY_TABLE}::test_a_table_has_room_for_false_rows",),
+    ),
+    Fault(
         "count_in_place_of_presence",
         _CONTRIBUTION,
         "present *= _first_occurrence(flat, tf.reshape(valid, [-1]), valid, int(offsets[-1]))",

@@ -261,6 +261,51 @@ FAULTS = (
         (_OF_RESUME,),
     ),
     Fault(
+        "steps_count_as_covered_before_the_checkpoint_is_written",
+        "dp_sparse/training/checkpoint.py",
+        "            self._saving = True  # which calls save_weights, before which it would save\n",
+        "            self._saving = True\n            self._covered.step = step\n",
+        (f"{_OF_CHECKPOINT}::TestPublished::test_only_once_a_checkpoint_holds_it",),
+    ),
+    Fault(
+        "a_checkpoint_that_failed_is_the_last_one",
+        "dp_sparse/training/checkpoint.py",
+        "            finally:\n                self._saving = False\n",
+        "            finally:\n                assert self._saving\n",
+        (f"{_OF_CHECKPOINT}::TestPublished::test_only_once_a_checkpoint_holds_it",),
+    ),
+    Fault(
+        "every_step_is_saved_as_of_its_own_order",
+        "dp_sparse/optimizers/ledger.py",
+        "saved.write(self._plan, after, tf.equal(fields.nonce, OWN_ORDER))",
+        "saved.write(self._plan, after, 1)",
+        ("tests/optimizers/test_ledger.py::test_in_which_order_the_last_batch_came_is_saved",),
+    ),
+    Fault(
+        "no_step_is_saved_as_of_its_own_order",
+        "dp_sparse/optimizers/ledger.py",
+        "saved.write(self._plan, after, tf.equal(fields.nonce, OWN_ORDER))",
+        "saved.write(self._plan, after, 0)",
+        ("tests/optimizers/test_ledger.py::test_in_which_order_the_last_batch_came_is_saved",),
+    ),
+    Fault(
+        "the_learning_rate_goes_along_with_the_slots",
+        "dp_sparse/optimizers/slots.py",
+        "return [variable for variable in optimizer.variables if variable is not rate]",
+        "return [variable for variable in optimizer.variables if variable is not None or rate]",
+        ("tests/optimizers/test_slots.py::test_each_learning_rate_stays_the_own_one",),
+    ),
+    Fault(
+        "the_noise_of_a_period_whatever_it_releases",
+        "pipelines/criteo/time_series/periods.py",
+        "key = (*_size(plan.sampling), *(str(release.event) for release in plan.releases))",
+        "key = _size(plan.sampling)",
+        (
+            "tests/pipelines/test_criteo_time_series.py::"
+            "test_periods_of_one_size_share_the_noise_of_what_they_release",
+        ),
+    ),
+    Fault(
         "log_lines_of_steps_that_may_run_again",
         _MONITOR,
         'self._pending[0]["step"] <= self._may_be_seen()',

@@ -22,9 +22,9 @@ from typing import Any
 
 from tests.mutations.fault import Fault
 from tests.mutations.faults import FAULTS
+from tests.subprocesses import HANG
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 900  # seconds for the tests of one fault
 _SOME_FAILED = 1  # what pytest returns then; anything else but 0 is no verdict
 _LEFT_OUT = shutil.ignore_patterns(
     ".git",
@@ -127,10 +127,10 @@ def _pytest(root: Path, tests: Sequence[str]) -> tuple[str, str]:
     environment = {**os.environ, "PYTHONPATH": str(root)}
     try:
         done = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT
+            command, cwd=root, env=environment, capture_output=True, text=True, timeout=HANG
         )
     except subprocess.TimeoutExpired:
-        return f"over {LIMIT} s", ""
+        return f"over {HANG:.0f} s", ""
     failed = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
     if done.returncode == 0:
         return "passed", ""

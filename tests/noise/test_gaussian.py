@@ -15,6 +15,7 @@ from dp_sparse import noise
 from dp_sparse.noise import gaussian, philox
 from dp_sparse.noise.normal_quantile import normal_quantile
 from tests.reference.distributions import SIGNIFICANCE, binomial
+from tests.subprocesses import in_fork
 
 LARGE = 100_000
 SIGMA = 1.7
@@ -320,6 +321,25 @@ def test_refresh_changes_the_key_and_goes_on_counting() -> None:
     key.refresh(0)
     assert key_value(key) != before
     assert int(key._draws.numpy()) == number + 1
+
+
+def test_the_child_of_a_fork_draws_other_noise() -> None:
+    """Also in a graph that was traced before it, and after the key was replaced."""
+    key = noise.NoiseKey()
+    in_graph = tf.function(lambda: (key.next_draw().key, key.next_draw().offset))
+    in_graph()
+    key.refresh(0)
+
+    def words() -> bytes:
+        return key.words().numpy()[:, :2].tobytes()
+
+    before = words()
+    assert in_fork(words) != before
+    assert in_fork(words) not in (before, in_fork(words))
+    assert words() == before  # the parent goes on with its own
+    key.renew_in_memory()
+    after = [np.frombuffer(words(), np.uint64)[place] for place in (0, 1)]
+    assert [np.ravel(word)[0] for word in in_graph()] == after
 
 
 def test_no_draw_number_comes_twice() -> None:

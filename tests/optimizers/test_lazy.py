@@ -392,6 +392,45 @@ def test_a_rate_that_drops_does_not_lose_its_noise() -> None:
     assert float(delayed._variance) == 1e-18
 
 
+def test_weights_are_released_on_a_grid_of_the_smallest_noise_that_is_due() -> None:
+    """The same for rows that were read in one step, in both and in none."""
+    model, plan = row_model(), plan_for(2, noise_multiplier=1.0)
+    rates = keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.25, 1.0])
+    optimizer = dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(rates), plan, 1.0)
+    model.compile(optimizer, "mse")
+    model.make_train_function()
+    y, found = np.zeros((2, 1), np.float32), []
+    for rows in ([0, 1], [0, 2]):
+        model.train_function(iter([marked(plan, np.array(rows, np.int32)[:, None], y)]))
+        found.append(optimizer.tables[0].numpy()[rows])
+    optimizer.flush()
+    grid = 2.0**-20 * 0.125  # of the first step's η·σ·C/B, a power of two here
+    for weights in (*found, optimizer.tables[0].numpy()):
+        points = weights.astype(np.float64) / grid
+        np.testing.assert_array_equal(points, np.round(points))
+        assert np.any(points % 16)  # no coarser than that
+
+
+def test_a_step_without_noise_rounds_nothing() -> None:
+    delayed = DelayedNoise(click_model().trainable_variables[:1])
+    weights = tf.constant([0.1, -3e-12], tf.float64)
+    none = tf.constant(0.0, tf.float64)
+    delayed.delay(none, [])
+    found = delayed.on_grid(weights, none).numpy()
+    np.testing.assert_array_equal(found, weights.numpy().astype(np.float32))
+
+
+def test_weights_that_were_set_after_a_flush_are_measured() -> None:
+    """A bound from before it would let a step through whose noise such weights swallow."""
+    model, plan = row_model(), plan_for(2, noise_multiplier=1.0)
+    model.compile(dp_sparse.LazyDPSGDOptimizer(keras.optimizers.SGD(1.0), plan, 1.0), "mse")
+    batch = np.zeros((2, 1), np.int32), np.zeros((2, 1), np.float32)
+    model.fit(marked_dataset(plan, *batch), verbose=0)
+    model.layers[0].set_weights([np.full((ROWS, 2), 1e7, np.float32)])
+    with pytest.raises(dp_sparse.PrivacyError, match="less than float32 can hold beside weights"):
+        model.fit(marked_dataset(plan, *batch), verbose=0)
+
+
 def test_coarse_tables_are_refused() -> None:
     layer = keras.layers.Embedding(11, 3, dtype="bfloat16")
     model = keras.Sequential([keras.Input((2,), dtype="int32"), layer])

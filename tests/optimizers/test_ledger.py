@@ -214,6 +214,15 @@ def test_whose_turn_it_is(
     assert int(saved.steps) == spent_before
 
 
+@pytest.mark.parametrize(("nonce", "own_order"), [(OWN_ORDER, 1), (None, 0)])
+def test_in_which_order_the_last_batch_came_is_saved(nonce: int | None, own_order: int) -> None:
+    """A process that goes on from it must not read a dataset again within a pass."""
+    plan = stream_plan()
+    saved = saved_count(plan, 0, 1 - own_order)
+    spend(StepLedger(plan), plan, new_nonce(None) if nonce is None else nonce, 0, saved)
+    assert saved.values() == (1, own_order)
+
+
 @pytest.mark.parametrize("own_order", [0, 1])
 def test_a_count_that_another_process_saved(own_order: int) -> None:
     """Arrays go on within a pass if it was theirs; whoever saved it, a dataset does not."""

@@ -97,6 +97,26 @@ def test_without_them_it_trains_otherwise() -> None:
     assert np.abs(weights[0] - whole.get_weights()[0]).max() > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["dense, Adam", "two", "lazy"])
+def test_each_learning_rate_stays_the_own_one(kind: str) -> None:
+    private, wrapped = KINDS[kind]
+    model, previous = network(), private(wrapped(), plan_of(EXAMPLES))
+    model.compile(previous, loss="mse")
+    previous.build(model.trainable_variables)
+    optimizer = private(wrapped(), plan_of(EXAMPLES))
+    for number, slower in enumerate(wrapped_by(optimizer)):
+        slower.learning_rate = 1e-4 / (1 + number)
+    model.compile(optimizer, loss="mse")
+    optimizer.take_slots(previous)
+    found = [float(after.learning_rate) for after in wrapped_by(optimizer)]
+    assert found == pytest.approx([1e-4, 5e-5][: 2 if kind == "two" else 1])
+
+
+def wrapped_by(optimizer: Any) -> list[keras.optimizers.Optimizer]:
+    both = optimizer.optimizer, getattr(optimizer, "table_optimizer", None)
+    return [each for each in both if each is not None]
+
+
 class TestRefused:
     def pair(self, first: Any, second: Any, plan: Any = None) -> Any:
         model = network()

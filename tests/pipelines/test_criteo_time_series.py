@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import keras
 import ml_collections
 import numpy as np
@@ -26,9 +27,10 @@ from pipelines.criteo.generate import generate_days
 from pipelines.criteo.records import PrepareError
 from pipelines.criteo.time_series.days import day_files, periods_of
 from pipelines.criteo.time_series.exports import PeriodExports
-from pipelines.criteo.time_series.periods import FREQUENCIES, Frequencies
+from pipelines.criteo.time_series.periods import FREQUENCIES, Frequencies, PeriodPlans
 from pipelines.criteo.time_series.reading import DrawnReader, JoinedRecords, RecordReader
 from pipelines.criteo.time_series.train import Run, TimeSeriesResult, train
+from tests.subprocesses import HANG
 
 ROOT = Path(__file__).parents[2]
 SIZES = (30,) * 26
@@ -421,6 +423,24 @@ def test_a_stream_does_not_know_later_days() -> None:
     assert [p.number for p in Frequencies("all_days", periods).of(periods[0])] == [0, 1, 2, 3]
 
 
+def test_periods_of_one_size_share_the_noise_of_what_they_release(
+    days: str, tmp_path: Path
+) -> None:
+    """A period that pays for a histogram has less left for training than one that does not."""
+    config = config_of(days)
+    plans = PeriodPlans(config, RecordReader(config, tmp_path), [], 1e-3)
+    sampling = dp_sparse.StreamSampling(100, 10)
+    found = []
+    for noise in (None, 2.0, 2.0, 1.0):
+        event = dp_accounting.GaussianDpEvent(noise or 1.0)
+        releases = () if noise is None else (dp_sparse.Release("histogram", event),)
+        budget = dp_sparse.PrivacyBudget(8.0, 1e-3)
+        plan = plans._calibrated(dp_sparse.PrivacyPlan(budget, sampling, releases=releases))
+        found.append(plan.noise_multiplier)
+    nothing, one, same, more = found
+    assert nothing < one == same < more
+
+
 def test_both_readers_see_the_same_rows(days: str, tmp_path: Path) -> None:
     (period, *_) = periods_of(day_files(days), 2)
     config = config_of(days)
@@ -472,13 +492,13 @@ def test_a_killed_run_goes_on_and_ends_at_the_epsilon_of_an_undisturbed_one(
         process = subprocess.Popen(
             command(days, folder, *more, *resume), cwd=ROOT, env=environment()
         )
-        until = time.monotonic() + 240
+        until = time.monotonic() + HANG
         while not list(folder.glob(f"period-{number:03d}/checkpoint/*")):
             assert time.monotonic() < until and process.poll() is None
             time.sleep(0.05)
         time.sleep(0.3 * number)
         process.send_signal(signal.SIGKILL)
-        process.wait(60)
+        process.wait(HANG)
         resume = ["--resume"]
     ended = subprocess.run(
         command(days, folder, *more, "--resume"),
@@ -486,7 +506,7 @@ def test_a_killed_run_goes_on_and_ends_at_the_epsilon_of_an_undisturbed_one(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
     )
     assert ended.returncode == 0, ended.stderr
     result = json.loads((folder / "result.json").read_text())
@@ -507,7 +527,7 @@ def test_command_line(days: str, tmp_path: Path) -> None:
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=HANG,
         )
         assert done.returncode == expected, done.stderr
         if not expected:

@@ -36,6 +36,7 @@ from tests.pipelines.glue_files import (
     sst2_folder,
     written,
 )
+from tests.subprocesses import HANG
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +63,7 @@ def command(config: Any, *arguments: str, status: int = 0) -> str:
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=HANG,
         check=False,
     )
     assert process.returncode == status, process.stderr[-3000:]
@@ -138,7 +139,7 @@ def test_a_run_goes_on_in_the_middle(method: str, tmp_path: Path) -> None:
     sst2_folder(tmp_path)
     config = small(tmp_path, method=method)
     process = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), method], cwd=ROOT, check=False, timeout=900
+        [sys.executable, "-c", KILLED, str(tmp_path), method], cwd=ROOT, check=False, timeout=HANG
     )
     assert process.returncode == 9
     folder = tmp_path / "run"

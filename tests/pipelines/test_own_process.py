@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.own_process import in_own_process
+from tests.subprocesses import HANG
 
 
 def test_it_returns_and_raises_what_the_function_does_from_another_process() -> None:
@@ -58,9 +59,9 @@ def runs(process: int) -> bool:
     return "State:\tZ" not in status
 
 
-def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(done: Callable[[], bool]) -> None:
     """Waits for it."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + HANG
     while not done():
         assert time.monotonic() < end
         time.sleep(0.05)

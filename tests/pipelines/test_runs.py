@@ -20,7 +20,7 @@ from configs.criteo_sample import get_config
 from pipelines.criteo.generate import generate
 from pipelines.methods import calibrated, optimizer_under
 from pipelines.runs import Run, flattened
-from tests.subprocesses import ROOT, environment
+from tests.subprocesses import HANG, ROOT, environment
 from tests.training_cases import click_model, plan_for
 
 TABLES = {"a": 5, "b": 3}
@@ -160,7 +160,7 @@ def start(job: str, *arguments: str) -> subprocess.Popen[str]:
 def finished(job: str, *arguments: str, status: int = 0) -> str:
     """What a job that ends by itself prints, or says of its error."""
     process = start(job, *arguments)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=HANG)
     assert process.returncode == status, err[-3000:]
     return out if status == 0 else err
 
@@ -170,10 +170,10 @@ def terminated(job: str, folder: Path, *arguments: str) -> None:
     process = start(job, *arguments)
     published, waited = folder / "checkpoints" / "published.json", time.monotonic()
     while not published.exists() or not json.loads(published.read_text())["published"]:
-        assert process.poll() is None and time.monotonic() < waited + 200
+        assert process.poll() is None and time.monotonic() < waited + HANG
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=HANG)
     # A job may be hit behind its fit, where nothing is left to save: a shell reports 143, too.
     assert process.returncode in ((143, -15) if job == "movielens" else (143,)), err[-3000:]
 
@@ -305,7 +305,7 @@ def test_images_go_on(tmp_path: Path) -> None:
     while process.poll() is None and not catches_sigterm(process):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=100)
+    process.communicate(timeout=HANG)
     assert process.returncode == 143
     published = json.loads((tmp_path / "run" / "checkpoints" / "published.json").read_text())
     assert 0 < published["published"] < 60

@@ -12,6 +12,7 @@ import pytest
 
 import dp_sparse
 from pipelines.criteo import generate
+from tests.subprocesses import HANG
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "time_series.md").read_text()
@@ -58,7 +59,7 @@ def test_the_commands_run_as_printed(tmp_path: Path) -> None:
             env={"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=HANG,
         )
         assert done.returncode == 0, done.stderr
         assert "after days 9 to 17: AUC" in done.stdout

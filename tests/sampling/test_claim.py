@@ -14,6 +14,7 @@ import dp_sparse
 from dp_sparse import OfflineBatches, PrivacyError, offline_sampling
 from dp_sparse.sampling.offline import claim
 from tests.sampling.offline_folders import prepared, unpack
+from tests.subprocesses import HANG
 
 FORKED = multiprocessing.get_context("fork")
 RACES, PROCESSES = 40, 4
@@ -48,9 +49,9 @@ def test_of_processes_that_begin_at_once_one_has_the_draw(
     ]
     for process in processes:
         process.start()
-    winners = sorted(won.get(timeout=60) for _ in range(RACES))
+    winners = sorted(won.get(timeout=HANG) for _ in range(RACES))
     for process in processes:
-        process.join(60)
+        process.join(HANG)
         assert process.exitcode == 0
     assert winners == list(range(RACES))
     assert won.empty()
@@ -75,9 +76,9 @@ def test_a_pickled_plan_begins_once(tmp_path: Path) -> None:
     for _ in range(2):
         process = FORKED.Process(target=begin, args=(given, tmp_path, refused))
         process.start()
-        process.join(60)
-    assert refused.get(timeout=10) == ""
-    assert "with which one began at step 0" in refused.get(timeout=10)
+        process.join(HANG)
+    assert refused.get(timeout=HANG) == ""
+    assert "with which one began at step 0" in refused.get(timeout=HANG)
 
 
 @pytest.mark.parametrize("content", ["", '{"pl', "[]", json.dumps({"plan": 7})])

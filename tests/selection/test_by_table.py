@@ -32,6 +32,19 @@ def selected(tables: list[TableLookups], way: str, seed: int) -> tuple[Survivors
     return whole, [StepRows(*pair) for pair in pairs]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_table_has_room_for_false_rows(way: str) -> None:
+    """One example looks up one row of each table; noise alone chooses some 40 of the second."""
+    tables = [
+        TableLookups(n, tf.constant([[0]], tf.int64), tf.constant([[True]])) for n in (5, 400)
+    ]
+    (row_ids, _, starts, _), found = selected(tables, way, seed=3)
+    chosen = row_ids.numpy()[int(starts[1]) : int(starts[2])] - 5
+    assert len(chosen) > 20
+    own = found[1].row_ids.numpy()
+    np.testing.assert_array_equal(own[own < 400], chosen)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=15, deadline=None)

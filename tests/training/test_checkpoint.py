@@ -17,6 +17,8 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import PrivacyError, PrivateCheckpoint
+from dp_sparse.training.checkpoint_files import CheckpointFolder
+from dp_sparse.training.covered_steps import covered_steps_of
 from tests.sampling.offline_folders import prepared
 from tests.subprocesses import run_python, start_python
 from tests.training_cases import click_model, clicks, plan_for, weights_of
@@ -233,6 +235,26 @@ class TestPublished:
             pytest.raises(PrivacyError, match="got none that is whole"),
         ):
             PrivateCheckpoint(str(tmp_path)).restore(compiled(plan))
+
+    def test_only_once_a_checkpoint_holds_it(
+        self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A step whose checkpoint failed is saved before the model's weights are."""
+
+        def full(*_: Any) -> None:
+            raise OSError("No space left on device")
+
+        plan = plan_of()
+        model, checkpoint = compiled(plan), PrivateCheckpoint(str(tmp_path / "run"), every_steps=1)
+        checkpoint.restore(model)
+        batches = plan.sampling.batches(clicks(8))
+        with monkeypatch.context() as patched:
+            patched.setattr(CheckpointFolder, "save", full)
+            with pytest.raises(OSError, match="No space"):
+                model.fit(batches, steps_per_epoch=1, callbacks=[checkpoint], verbose=0)
+        assert covered_steps_of(model.optimizer).step == 0
+        model.save_weights(tmp_path / "m.weights.h5")
+        assert checkpoint.steps == [1] and covered_steps_of(model.optimizer).step == 1
 
     @pytest.mark.parametrize("content", [None, "", "{}", "[1]", '{"plan": 1}'])
     def test_lost_or_not_readable(self, tmp_path: pathlib.Path, content: str | None) -> None:

@@ -15,6 +15,7 @@ import dp_sparse
 from dp_sparse import PrivacyMonitor, PrivateCheckpoint
 from dp_sparse.distribution import epochs
 from dp_sparse.training.sigterm import Sigterm, around_fit
+from tests.subprocesses import HANG
 from tests.training_cases import click_model, clicks, plan_for
 
 
@@ -184,7 +185,7 @@ def test_a_fit_in_a_thread_changes_no_handler(tmp_path: pathlib.Path, signals: l
     run, during = Run(tmp_path), threading.Event()
     thread = threading.Thread(target=in_thread)
     thread.start()
-    assert during.wait(100)
+    assert during.wait(HANG)
     ask()
     thread.join()
     assert signals == [signal.SIGTERM] and not failed

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dp_sparse import clipping
-from tests.clipping.brute_force import assert_as_brute_force, values
+from tests.clipping.brute_force import assert_as_brute_force, clipped, values
 
 
 def adapted(layer: keras.layers.Layer, name: str) -> None:
@@ -61,3 +61,13 @@ def test_embedding(masked: bool) -> None:
     assert_as_brute_force(model, np.random.default_rng(0).integers(low, high, (4, 5)))
     tables = clipping.embedding_tables(model)
     assert [table.path for table in tables] == [layer.lora_embeddings_a.path]
+
+
+def test_masked_lookups_train_neither_adapter_of_a_table() -> None:
+    layer = keras.layers.Embedding(5, 3, mask_zero=True)
+    model = keras.Sequential([keras.Input((2,), dtype="int32"), layer, keras.layers.Flatten()])
+    adapted(layer, "embeddings")
+    for ids, trained in (([[0, 0]], False), ([[0, 4]], True)):
+        found = clipped(model, np.array(ids, np.int32), np.ones(1, np.float32), 1e3)
+        assert [bool(np.any(total)) for total in found.sums] == [trained, trained]
+        assert not np.any(found.sums[0][0])

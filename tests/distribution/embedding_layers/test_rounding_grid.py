@@ -1,6 +1,7 @@
 """Gradients and noise are on a grid that float32 adds exactly, so no low bit tells them apart."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from dp_sparse import noise
+from dp_sparse.clipping import Rows
 from dp_sparse.distribution.embedding_layers import device_step, layer_adapters
 from dp_sparse.distribution.embedding_layers.host_step import HostStep
 from dp_sparse.distribution.embedding_layers.rounding_grid import RoundingGrid
@@ -64,6 +67,54 @@ def test_a_rounded_example_stays_within_the_clip_norm() -> None:
     assert points.rounding_share > 1e-3
 
 
+def test_a_step_clips_to_what_leaves_room_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = two_tables.private_tables(two_tables.private_optimizer())
+    activations = {feature.name: tf.zeros([1, two_tables.WIDTH]) for feature in tables.features}
+    layer = SimpleNamespace(look_up=lambda *_: SimpleNamespace(activations=activations))
+    passed = SimpleNamespace(uses=[], losses=tf.zeros([1]))
+    monkeypatch.setattr(device_step, "_backward", lambda *_: passed)
+    monkeypatch.setattr(device_step, "real_examples", lambda examples: examples)
+    clip_norms = []
+
+    def noted(uses: Any, clip_norm: float, *_: Any) -> None:
+        clip_norms.append(clip_norm)
+        raise NotImplementedError  # nothing else of the step is wanted
+
+    monkeypatch.setattr(device_step.clipping, "scaled", noted)
+    batch = {"features": {}, "id_weights": {}, "examples": tf.ones([1])}
+    with pytest.raises(NotImplementedError):
+        device_step.sums_of(None, tables, layer, batch, None)
+    assert clip_norms == [tables.grid.clip_norm_before_rounding]
+    assert clip_norms[0] < two_tables.CLIP
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_what_a_step_hands_over_is_on_the_grid_and_once_a_row(good: bool) -> None:
+    """Of one example, whose two features look up one row of a table; nothing if a check failed."""
+    tables = two_tables.private_tables(two_tables.private_optimizer())
+    width, draw, uses = two_tables.WIDTH, noise.NoiseKey().next_draw(), []
+    for table in tables.tables:
+        lookups = sum(feature.most_ids for feature in table.features)
+        cotangents = tf.random.stateless_normal([1, lookups, width], [1, 2])
+        ids = tf.zeros([1, lookups], tf.int64)
+        uses.append((table, Rows(ids, tf.ones_like(ids, tf.bool), cotangents), tf.constant([0.5])))
+    shared = next(table for table in tables.tables if len(table.features) == 2)
+    on_grid = {table.path: tf.fill([1, width], 3 * tables.grid.step) for table in tables.tables}
+    batch = {"first": {shared.path: tf.constant([[0, 0]])}, "noise": on_grid}
+    activations = {feature.name: tf.zeros([1, width]) for feature in tables.features}
+    found = SimpleNamespace(uses=uses)
+    sent = device_step._output_gradients(tables, batch, activations, found, tf.constant(good), draw)
+    for gradient in sent.values():
+        points = gradient.numpy() / tables.grid.step
+        np.testing.assert_array_equal(points, np.round(points))
+    assert any(np.any(gradient) for gradient in sent.values()) == good
+    first, second = (sent[feature.name].numpy() for feature in shared.features)
+    (whole,) = (use.cotangents.numpy()[0].sum(0) for t, use, _ in uses if t is shared)
+    mean = good * 0.5 * whole / two_tables.SIZE
+    np.testing.assert_allclose(first[0], mean, atol=1.01 * tables.grid.step)
+    assert not np.any(second)
+
+
 def test_terms_that_cancel_enter_no_sum() -> None:
     """Two lookups of one row with opposite gradients: the row gets what is left, once."""
     shares = tf.constant([[[1000.0], [-999.0], [5.0]], [[1.0], [2.0], [3.0]]])
@@ -74,10 +125,10 @@ def test_terms_that_cancel_enter_no_sum() -> None:
 
 def test_noise_has_its_distribution() -> None:
     points = grid()
-    noise = points.noise(tf.constant(np.random.default_rng(0).normal(size=5000))).numpy()
-    assert (noise / points.step == np.round(noise / points.step)).all()
-    assert stats.kstest(noise, "norm", (0, 0.8 / 100)).pvalue > SIGNIFICANCE
-    assert stats.kstest(noise, "norm", (0, 1.0 / 100)).pvalue < SIGNIFICANCE
+    found = points.noise(tf.constant(np.random.default_rng(0).normal(size=5000))).numpy()
+    assert (found / points.step == np.round(found / points.step)).all()
+    assert stats.kstest(found, "norm", (0, 0.8 / 100)).pvalue > SIGNIFICANCE
+    assert stats.kstest(found, "norm", (0, 1.0 / 100)).pvalue < SIGNIFICANCE
 
 
 def test_batches_too_large_to_be_exact_are_refused() -> None:
