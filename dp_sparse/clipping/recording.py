@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from dp_sparse.clipping.coverage import tapped_layers
 from dp_sparse.clipping.graph_guard import guarded, own_operations, recorded_operations
+from dp_sparse.clipping.named_inputs import taken_by_name
 from dp_sparse.clipping.rules import Rule
 from dp_sparse.clipping.tap import BeforeLookup, Record, Tap
 from dp_sparse.clipping.uses import Rows, Tied, Use, joined
@@ -87,6 +88,7 @@ def record(
     with contextlib.ExitStack() as stack:
         stack.enter_context(guarded(recorded=lambda: model.trainable_variables))
         stack.enter_context(replicas.apart())
+        stack.enter_context(taken_by_name(model))
         for layer, rule in taps:
             tap = Tap(
                 layer, tape, records, batch_capacity, guard.seeds_drawn, _settling(before_lookup)

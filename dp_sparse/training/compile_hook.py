@@ -77,6 +77,7 @@ def install_compile_hook() -> None:
 
 def _restore_stock_step(model: keras.Model) -> None:
     flush_hooks.remove(model)
+    clipping.take_by_place(model)
     for name in _REPLACED:
         if name in vars(model):
             delattr(model, name)
@@ -120,6 +121,7 @@ def _compiles(optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> bool:
 
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
     clipping.register_unnoised(model, optimizer.diagnostics)
+    clipping.take_by_name(model)
     step = functools.partial(private_train_step, model, optimizer)
     in_graph = tf.function(step, autograph=False, reduce_retracing=True)
     # The graph guard needs a graph; with run_eagerly=True the step alone is traced.
@@ -221,6 +223,7 @@ def _building_for_batches(
     stock = model._maybe_symbolic_build
 
     def maybe_symbolic_build(iterator: Any = None, data_batch: Any = None) -> None:
+        clipping.take_by_name(model)  # also functional models that were made since `compile`
         spec = data_batch
         if iterator is not None:
             dataset = iterator.data_adapter.get_tf_dataset()

@@ -91,7 +91,7 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
     Raises:
         ValueError: No model, or one without weights yet and no `batch` to build it with; a
             `batch_size` that is no whole number above 0; a batch without examples, or whose parts
-            have not as many.
+            have not as many; x without an input of the model.
         BadExampleError: The batch has an id or a label out of range.
 
     Examples:
@@ -109,7 +109,7 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
             f"Expected a keras.Model, got {model!r}: put the layer into keras.Sequential([...])."
         )
     batch_size = validate.positive_integer("batch_size", batch_size)
-    examples = None if batch is None else examples_of(batch)
+    examples = None if batch is None else examples_of(model, batch)
     if not model.built:
         if examples is None:
             raise ValueError(
