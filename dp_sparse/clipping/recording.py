@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.coverage import tapped_layers
+from dp_sparse.clipping.float_ids import refuse_rounded_ids
 from dp_sparse.clipping.graph_guard import guarded, own_operations, recorded_operations
 from dp_sparse.clipping.named_inputs import taken_by_name
 from dp_sparse.clipping.rules import Rule
@@ -95,9 +96,16 @@ def record(
             )
             stack.enter_context(_tapped(layer, rule, tap, guard))
         with guard:
+            start = len(_operations())
             outputs = model(x, training=True)
         guard.refuse()  # first, since it names variables
+        refuse_rounded_ids(model, _operations()[start:])
     return Recording(outputs, records, guard.seeds_drawn())
+
+
+def _operations() -> list[tf.Operation]:
+    """Of the graph that is being traced."""
+    return [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
 
 
 def _tapped(

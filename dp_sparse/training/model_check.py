@@ -96,8 +96,9 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
 
     Examples:
         >>> import dp_sparse, keras, numpy as np
-        >>> table = keras.layers.Embedding(10, 2, name="users")
-        >>> model = keras.Sequential([table, keras.layers.Dense(1, name="score")], name="clicks")
+        >>> ids, table = keras.Input((), dtype="int32"), keras.layers.Embedding(10, 2, name="users")
+        >>> score = keras.layers.Dense(1, name="score")
+        >>> model = keras.Sequential([ids, table, score], name="clicks")
         >>> model.compile(loss="mse")
         >>> print(dp_sparse.check_model(model, (np.arange(8), np.ones(8))))
         clicks/users/embeddings  embedding
