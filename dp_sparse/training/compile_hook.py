@@ -19,6 +19,7 @@ from dp_sparse.optimizers import PrivateOptimizer, remember
 from dp_sparse.sampling import batch_of, is_sampled
 from dp_sparse.training import (
     environment,
+    fit_arguments,
     flush_hooks,
     plan_steps,
     restoring,
@@ -36,6 +37,7 @@ from dp_sparse.training.plan_steps import FitSteps
 from dp_sparse.training.train_step import private_train_step
 
 _HELD_OUT = {"test_step": "model.evaluate(x, y)", "predict_step": "model.predict(x)"}
+_EXAMPLES = ("evaluate", "predict")
 _PUBLISHERS = ("save", "save_weights", "export")
 _REPLACED = (
     "fit",
@@ -44,6 +46,7 @@ _REPLACED = (
     "_maybe_symbolic_build",
     "set_state_tree",
     *_HELD_OUT,
+    *_EXAMPLES,
     *_PUBLISHERS,
 )
 
@@ -130,7 +133,9 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
         setattr(model, name, _refusing_batches(getattr(model, name), instead))
     for name in _PUBLISHERS:
         setattr(model, name, _covered_first(optimizer, getattr(model, name)))
-    model.fit = sigterm.around_fit()(_refusing_class_weight(model.fit))
+    model.fit = sigterm.around_fit()(fit_arguments.checked_fit(model.fit))
+    for name in _EXAMPLES:
+        setattr(model, name, fit_arguments.taking_text(getattr(model, name)))
     steps = plan_steps.of_fit(model)
     model.make_train_function = _making_train_function(model, optimizer, steps)
     model._maybe_symbolic_build = _building_for_batches(model, optimizer, steps)
@@ -160,24 +165,6 @@ def _covered_first(optimizer: PrivateOptimizer, write: Callable[..., Any]) -> Ca
     def run(*args: Any, **kwargs: Any) -> Any:
         optimizer.before_publishing()
         return write(*args, **kwargs)
-
-    return run
-
-
-def _refusing_class_weight(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras' `fit`, which has no class weights for batches that have weights of their own."""
-    signature = inspect.signature(fit)
-
-    @functools.wraps(fit)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments.get("class_weight")
-        if given is not None:
-            raise ValueError(
-                f"Expected no class_weight in fit, got class_weight={given}: give it to the "
-                "sampler, plan.sampling.batches(dataset, class_weight=...) of Poisson sampling, or "
-                "give each example its weight, (x, y, sample_weight)."
-            )
-        return fit(*args, **kwargs)
 
     return run
 

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping
-from dp_sparse.sampling import is_sampled
+from dp_sparse.sampling import is_sampled, text_tensors
 
 
 def examples_of(model: keras.Model, batch: Any) -> tuple[Any, Any, tf.Tensor]:
@@ -24,7 +24,8 @@ def examples_of(model: keras.Model, batch: Any) -> tuple[Any, Any, tf.Tensor]:
         there = np.asarray(weights["present"]) > 0
         batch = tf.nest.map_structure(lambda leaf: leaf[there], (x, y, weights["sample_weight"]))
     x, y, weights = (*batch, None, None)[:3] if isinstance(batch, tuple) else (batch, None, None)
-    x = tf.nest.map_structure(tf.convert_to_tensor, clipping.named_inputs(model, x))
+    x, y = text_tensors(clipping.named_inputs(model, x), "x"), text_tensors(y, "y")
+    x = tf.nest.map_structure(tf.convert_to_tensor, x)
     y = None if y is None else tf.nest.map_structure(tf.convert_to_tensor, y)
     size = _size((x, y, weights))
     weights = tf.ones([size]) if weights is None else weights

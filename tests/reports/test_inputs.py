@@ -25,7 +25,7 @@ def labels() -> np.ndarray:
 
 def plan_of(steps: int = 2) -> dp_sparse.PrivacyPlan:
     budget = dp_sparse.PrivacyBudget(3.0, 1e-3)
-    return dp_sparse.PrivacyPlan(budget, dp_sparse.PoissonSampling(N, 20, steps)).calibrate()
+    return dp_sparse.PrivacyPlan(budget, dp_sparse.PoissonSampling(N, 20, steps)).with_noise(2.0)
 
 
 def compiled(model: keras.Model, **options: Any) -> keras.Model:
@@ -119,3 +119,204 @@ def test_rows_are_counted_by_the_names_that_train() -> None:
         (frame(), labels()), tables, k=37, source=dp_sparse.PublicRows(), progress=False
     )
     assert [len(rows.row_ids[name]) for name in tables] == [7, 30]
+
+
+def test_ids_that_bfloat16_rounds_are_refused_before_a_step() -> None:
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        layers = [keras.layers.Embedding(2000, 2), keras.layers.Dense(1, "sigmoid")]
+        model = compiled(keras.Sequential(layers))
+        examples = np.arange(N) * 40, labels()
+        found = dp_sparse.check_model(model, examples)
+        assert "dtype='int32'" in found.problems[0]
+        with pytest.raises(dp_sparse.UnsupportedLayerError, match="up to 256 only"):
+            model.fit(model.optimizer.plan.sampling.batches(examples), verbose=0)
+        assert int(model.optimizer.steps_spent) == 0
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
+def text_model(words: np.ndarray) -> keras.Model:
+    given = keras.Input(words.shape[1:], dtype="string", name="words")
+    rows = keras.layers.Embedding(64, 2)(keras.layers.Hashing(64)(given))
+    rows = keras.layers.Flatten()(rows) if words.ndim > 1 else rows
+    return keras.Model({"words": given}, keras.layers.Dense(1, "sigmoid")(rows))
+
+
+class Series:
+    """What pandas gives as a column."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.dtype, self.shape = values, values.dtype, values.shape
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+WORDS = np.array([f"é{i % 9}" for i in range(N)])
+PAIRS = np.stack([WORDS, WORDS], 1)
+TEXTS = {
+    "str": WORDS,
+    "str pairs": PAIRS,
+    "bytes": np.char.encode(WORDS, "utf-8"),
+    "objects": WORDS.astype(object),
+    "object pairs": PAIRS.astype(object),
+    "objects of bytes": np.char.encode(PAIRS, "utf-8").astype(object),
+    "NumPy's strings": WORDS.astype(np.dtypes.StringDType()),
+    "a column of pandas": Series(WORDS.astype(object)),
+}
+
+
+@pytest.mark.parametrize("words", TEXTS.values(), ids=TEXTS.keys())
+def test_text_of_every_kind_is_judged_as_it_trained(words: Any) -> None:
+    plain = np.asarray(words)
+    model, x = compiled(text_model(plain)), {"words": words}
+    expected = model({"words": tf.constant(plain.astype(object))})
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-6)
+    assert np.isfinite(model.evaluate(x, labels(), verbose=0))
+    assert dp_sparse.check_model(model, (x, labels())).ok
+
+
+def test_text_that_a_record_file_or_validation_data_gives_trains() -> None:
+    model, x = compiled(text_model(WORDS)), {"words": WORDS}
+
+    class Source:
+        def __len__(self) -> int:
+            return N
+
+        def gather(self, indices: np.ndarray) -> Any:
+            return {"words": WORDS[indices]}, labels()[indices]
+
+    batches = model.optimizer.plan.sampling.batches(Source())
+    history = model.fit(batches, validation_data=(x, labels()), verbose=0)
+    assert len(history.history["val_loss"]) == 1
+
+
+def test_missing_text_is_named_where_it_is_judged() -> None:
+    words = WORDS.astype(object)
+    words[3] = None
+    with pytest.raises(ValueError, match="Expected text in x, got None in row 3"):
+        compiled(text_model(WORDS)).predict({"words": words}, verbose=0)
+
+
+def batches_of(model: keras.Model) -> tf.data.Dataset:
+    own = {name: frame()[name] for name in ("item", "user")}
+    return model.optimizer.plan.sampling.batches((own, labels()))
+
+
+def test_a_first_fit_says_nothing_of_shuffling() -> None:
+    model = compiled(click_model())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(batches_of(model), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("argument", "way_out"),
+    [
+        ({"batch_size": 8}, "expected_batch_size"),
+        ({"validation_split": 0.2}, "validation_data"),
+        ({"class_weight": {0: 1.0, 1: 2.0}}, r"batches\(dataset, class_weight"),
+    ],
+)
+def test_what_keras_would_ignore_beside_batches_is_refused(argument: Any, way_out: str) -> None:
+    model = compiled(click_model())
+    with pytest.raises(ValueError, match=f"Expected no {next(iter(argument))}.*{way_out}"):
+        model.fit(batches_of(model), verbose=0, **argument)
+    assert int(model.optimizer.steps_spent) == 0
+
+
+def generator() -> Any:
+    yield frame(), labels()
+
+
+class Own(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return {name: frame()[name] for name in ("item", "user")}, labels()
+
+
+@pytest.mark.parametrize(("source", "name"), [(generator(), "generator"), (Own(), "Own")])
+def test_generators_and_pydatasets_are_refused_by_name(source: Any, name: str) -> None:
+    model = compiled(click_model())
+    with pytest.raises(ValueError, match=f"RecordFile.*got {name}"):
+        model.optimizer.plan.sampling.batches(source)
+    with pytest.raises(dp_sparse.PrivacyError, match=f"got {name}.*sampling.batches"):
+        model.fit(source, verbose=0)
+    assert int(model.optimizer.steps_spent) == 0
+
+
+@pytest.mark.parametrize(
+    ("class_weight", "match"),
+    [
+        ({"0": 1.0, "1": 2.0}, r"got the text '0'.*int\(label\)"),
+        ({"clicked": {0: 1.0, 1: 2.0}}, "of one output, got .*sample_weight"),
+    ],
+)
+def test_class_weights_with_other_keys_than_labels_name_the_way_out(
+    class_weight: Any, match: str
+) -> None:
+    sampling = dp_sparse.PoissonSampling(N, 20, 2)
+    with pytest.raises(ValueError, match=match):
+        sampling.batches((np.zeros(N), labels()), class_weight=class_weight)
+
+
+def test_batches_that_are_often_empty_train() -> None:
+    """An expected batch of half an example: most batches have none, and still pay their step."""
+    budget, sampling = dp_sparse.PrivacyBudget(3.0, 1e-3), dp_sparse.PoissonSampling(N, 0.5, 12)
+    plan = dp_sparse.PrivacyPlan(budget, sampling).with_noise(2.0)
+    model = click_model()
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "binary_crossentropy")
+    examples = {name: frame()[name] for name in ("item", "user")}, labels()
+    history = model.fit(plan.sampling.batches(examples), verbose=0)
+    assert int(model.optimizer.steps_spent) == 12 and len(history.history["loss"]) == 1
+    assert all(np.isfinite(weights).all() for weights in model.get_weights())
+
+
+def preprocessed() -> tuple[keras.Model, dict[str, np.ndarray]]:
+    """Every preprocessing layer of tabular data, with a state that is public."""
+    layers, rows = keras.layers, np.arange(N)
+    words, numbers = np.array(["a", "b", "c"])[rows % 3], rows.astype(np.float32)
+    inputs = {
+        "word": keras.Input((), dtype="string", name="word"),
+        "code": keras.Input((), dtype="int64", name="code"),
+        "price": keras.Input((1,), name="price"),
+        "text": keras.Input((), dtype="string", name="text"),
+    }
+    known = layers.StringLookup(vocabulary=["a", "b"])(inputs["word"])
+    codes = layers.IntegerLookup(vocabulary=[3, 5, 7])(inputs["code"])
+    hashed = layers.Hashing(8)(inputs["word"])
+    crossed = layers.HashedCrossing(16)((inputs["word"], inputs["code"]))
+    bins = layers.Discretization([10.0, 20.0])(inputs["price"])[:, 0]
+    tokens = layers.TextVectorization(
+        vocabulary=["x", "y"], output_sequence_length=3, standardize=None
+    )(inputs["text"])
+    tables = [(known, 4), (codes, 5), (hashed, 8), (crossed, 16), (bins, 3)]
+    features = [layers.Embedding(size, 2)(ids) for ids, size in tables]
+    features += [
+        layers.GlobalAveragePooling1D()(layers.Embedding(5, 2)(tokens)),
+        layers.CategoryEncoding(num_tokens=4)(keras.ops.reshape(known, (-1, 1))),
+        layers.Normalization(mean=20.0, variance=9.0)(inputs["price"]),
+        layers.Rescaling(0.1)(inputs["price"]),
+    ]
+    output = layers.Dense(1, "sigmoid")(layers.Concatenate()(features))
+    x = {"word": words, "code": rows % 9, "price": numbers[:, None], "text": np.full(N, "x y z")}
+    return keras.Model(inputs, output), x
+
+
+def test_all_preprocessing_layers_train_in_one_model() -> None:
+    model, x = preprocessed()
+    compiled(model)
+    model.fit(
+        model.optimizer.plan.sampling.batches((x, labels())),
+        validation_data=(x, labels()),
+        verbose=0,
+    )
+    assert int(model.optimizer.steps_spent) == 2
+    assert model.predict(x, verbose=0).shape == (N, 1)
