@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.replicas import strategy_of
@@ -338,3 +339,17 @@ def test_averages_are_looked_for_in_an_inner_optimizer() -> None:
     callback.set_model(model)
     callback.on_test_begin()
     assert float(model.get_weights()[0][0, 0]) == 7.0
+
+
+@pytest.mark.filterwarnings("ignore:The structure of")
+def test_a_functional_model_pairs_its_inputs_in_two_places() -> None:
+    """And pairs a dict of one column more by place, which `named_inputs` undoes."""
+    inputs = {name: keras.Input((), name=name) for name in ("b", "c")}
+    model = keras.Model(inputs, inputs["b"] + 10 * inputs["c"])
+    assert type(model).call.__module__ == "keras.src.models.functional"
+    assert model._standardize_inputs({"b": np.ones(2), "c": np.zeros(2)})[0].numpy().tolist() == [
+        1,
+        1,
+    ]
+    assert callable(model.compute_output_spec)
+    assert model({"a": np.ones(2), "b": np.zeros(2), "c": np.zeros(2)}).numpy().tolist() == [1, 1]

@@ -103,7 +103,10 @@ def test_the_first_model_from_a_csv_runs_as_printed(
     names: dict[str, Any] = {}
     exec(example, names)
     assert "after 15 of 15 steps; the budget is epsilon=3." in capsys.readouterr().out
-    assert int(names["model"].optimizer.steps_spent) == 15
+    model, x, clicked = names["model"], names["x"], names["rows"]["clicked"]
+    assert int(model.optimizer.steps_spent) == 15
+    assert model.predict(x, verbose=0).shape == (3000, 1)
+    assert len(model.evaluate(x, clicked, verbose=0)) == 2
 
 
 @pytest.mark.cases(1)

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from dp_sparse import clipping
 from dp_sparse.core import validate
 
 _FAR = 1e6  # times C: the norm of a canary's gradient before clipping
@@ -40,7 +41,7 @@ class Probe:
         Raises:
             ValueError: The model has several outputs.
         """
-        inputs = tf.nest.map_structure(_input_like, x)
+        inputs = tf.nest.map_structure(_input_like, clipping.named_inputs(model, x))
         output = model(inputs)
         if tf.nest.is_nested(output):
             raise ValueError(

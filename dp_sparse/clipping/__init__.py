@@ -19,6 +19,7 @@ from dp_sparse.clipping.graph_guard import guarded
 from dp_sparse.clipping.isolation_progress import IsolationProgress
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
 from dp_sparse.clipping.machine_check import self_check
+from dp_sparse.clipping.named_inputs import named_inputs, take_by_name, take_by_place
 from dp_sparse.clipping.observation import Observer, RecordedPass, Used, count_tensors, not_zero
 from dp_sparse.clipping.recording import Recording, record
 from dp_sparse.clipping.scaling import Scaled, scaled
@@ -64,6 +65,7 @@ __all__ = [
     "guarded",
     "isolation",
     "metric_variables",
+    "named_inputs",
     "not_zero",
     "record",
     "recorded_tensors",
@@ -73,6 +75,8 @@ __all__ = [
     "self_check",
     "survey",
     "tables_read_whole",
+    "take_by_name",
+    "take_by_place",
     "tapped_layers",
     "update_from",
     "zero_sums",

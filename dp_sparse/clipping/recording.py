@@ -16,7 +16,9 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.coverage import tapped_layers
+from dp_sparse.clipping.float_ids import refuse_rounded_ids
 from dp_sparse.clipping.graph_guard import guarded, own_operations, recorded_operations
+from dp_sparse.clipping.named_inputs import taken_by_name
 from dp_sparse.clipping.rules import Rule
 from dp_sparse.clipping.tap import BeforeLookup, Record, Tap
 from dp_sparse.clipping.uses import Rows, Tied, Use, joined
@@ -89,14 +91,17 @@ def record(
         stack.enter_context(guarded(recorded=lambda: model.trainable_variables))
         stack.enter_context(replicas.apart())
         stack.enter_context(_variable_scope_kept())
+        stack.enter_context(taken_by_name(model))
         for layer, rule in taps:
             tap = Tap(
                 layer, tape, records, batch_capacity, guard.seeds_drawn, _settling(before_lookup)
             )
             stack.enter_context(_tapped(layer, rule, tap, guard))
         with guard:
+            start = len(_operations())
             outputs = model(x, training=True)
         guard.refuse()  # first, since it names variables
+        refuse_rounded_ids(model, _operations()[start:])
     return Recording(outputs, records, guard.seeds_drawn())
 
 
@@ -115,6 +120,11 @@ def _variable_scope_kept() -> Iterator[None]:
         yield
     finally:
         scope.set_caching_device(caching_device)
+
+
+def _operations() -> list[tf.Operation]:
+    """Of the graph that is being traced."""
+    return [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
 
 
 def _tapped(

@@ -53,7 +53,8 @@ class ExponentialSelectionOptimizer(SparseOptimizer):
         >>> plan = dp_sparse.PrivacyPlan(
         ...     dp_sparse.PrivacyBudget(1.0, 1e-3), sampling, dp_sparse.ExponentialSelection(3)
         ... ).calibrate()
-        >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
+        >>> ids, table = keras.Input((), dtype="int32"), keras.layers.Embedding(10, 2)
+        >>> model = keras.Sequential([ids, table, keras.layers.Dense(1)])
         >>> optimizer = dp_sparse.ExponentialSelectionOptimizer("sgd", plan, clip_norm=1.0)
         >>> model.compile(optimizer, loss="mse")
         >>> history = model.fit(plan.sampling.batches((np.arange(8), np.ones(8))), verbose=0)

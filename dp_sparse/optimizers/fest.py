@@ -40,7 +40,7 @@ class DPFESTOptimizer(SparseOptimizer):
         >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
         >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
         >>> table = keras.layers.Embedding(10, 2, name="users")
-        >>> model = keras.Sequential([keras.Input(()), table, keras.layers.Dense(1)])
+        >>> model = keras.Sequential([keras.Input((), dtype="int32"), table, keras.layers.Dense(1)])
         >>> rows = dp_sparse.SelectedRows.public({"users": [1, 4]}, {"users": 10})
         >>> optimizer = dp_sparse.DPFESTOptimizer("sgd", plan, clip_norm=1.0, rows=rows)
         >>> model.compile(optimizer, loss="mse")

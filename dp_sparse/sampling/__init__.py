@@ -6,7 +6,7 @@ May use: `core`. Nothing here imports Keras.
 from dp_sparse.sampling import offline
 from dp_sparse.sampling.base import BatchPart, Sampling
 from dp_sparse.sampling.batch import Batch, Examples, batch_of, is_sampled, real_examples
-from dp_sparse.sampling.data_source import RecordFile
+from dp_sparse.sampling.data_source import RecordFile, text_tensors
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
 from dp_sparse.sampling.not_private import NotPrivateSampling
 from dp_sparse.sampling.offline import OfflineBatches, OfflinePoissonSampling, offline_sampling
@@ -44,5 +44,6 @@ __all__ = [
     "offline_sampling",
     "parts_of",
     "real_examples",
+    "text_tensors",
     "weighty_examples",
 ]

@@ -220,8 +220,33 @@ def _refuse_missing_text(named: list[tuple[str, np.ndarray]]) -> None:
 
 
 def _without_str(leaf: np.ndarray) -> np.ndarray:
-    """Text as TensorFlow holds it: bytes."""
-    return np.char.encode(leaf, "utf-8").astype(object) if leaf.dtype.kind == "U" else leaf
+    """Text as TensorFlow holds it: bytes, or any text as Python objects."""
+    if leaf.dtype.kind == "U":
+        return np.char.encode(leaf, "utf-8").astype(object)
+    return leaf.astype(object) if leaf.dtype.kind == "T" else leaf  # NumPy's StringDType
+
+
+def text_tensors(nest: Any, name: str) -> Any:
+    """The same with tensors for arrays of text, of which Keras takes few kinds; dicts for mappings.
+
+    Args:
+        nest: Arrays, or whatever else Keras takes, which stays as it is.
+        name: What an error calls it.
+
+    Raises:
+        ValueError: Python objects that are no text among them.
+    """
+
+    def of(leaf: Any) -> Any:
+        if tf.is_tensor(leaf) or not hasattr(leaf, "__array__"):
+            return leaf
+        values = np.asarray(leaf)
+        if values.dtype.kind not in "OSTU":
+            return leaf
+        _refuse_missing_text([(name, values)])
+        return tf.convert_to_tensor(_without_str(values), tf.string)
+
+    return tf.nest.map_structure(of, plain(nest))
 
 
 def as_data_source(source: Any) -> DataSource:

@@ -60,6 +60,7 @@ def weight_check(weights: tf.Tensor, index: tf.Tensor) -> tf.Operation:
 
 
 def _class_factors(y: Any, class_weight: dict[int, float]) -> np.ndarray:
+    _refuse_keys(class_weight)
     bad = {
         label: weight for label, weight in class_weight.items() if not validate.is_weight(weight)
     }
@@ -74,3 +75,19 @@ def _class_factors(y: Any, class_weight: dict[int, float]) -> np.ndarray:
     if missing:
         raise ValueError(f"Expected a class_weight for every label, got none for {missing}.")
     return np.array([class_weight[int(label)] for label in labels], np.float32)
+
+
+def _refuse_keys(class_weight: dict[Any, Any]) -> None:
+    """Raises ValueError for class weights by output, or of labels that are no numbers."""
+    for key, weight in class_weight.items():
+        if isinstance(weight, dict):
+            raise ValueError(
+                f"Expected class_weight={{label: weight}} of one output, got {{{key!r}: {weight}}}"
+                ": give each example its weights, (x, y, sample_weight), one for each output."
+            )
+        if isinstance(key, str | bytes):
+            raise ValueError(
+                f"Expected labels as keys of class_weight, got the text {key!r}: labels are "
+                "numbers, {0: 1.0, 1: 2.0}; after JSON use "
+                "{int(label): weight for label, weight in class_weight.items()}."
+            )

@@ -87,7 +87,8 @@ class PrivacyReport(keras.callbacks.Callback):
         >>> import dp_sparse, keras, numpy as np
         >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
         >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(0.5, 1e-3), sampling).calibrate()
-        >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
+        >>> ids, table = keras.Input((), dtype="int32"), keras.layers.Embedding(10, 2)
+        >>> model = keras.Sequential([ids, table, keras.layers.Dense(1)])
         >>> model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
         >>> report = dp_sparse.PrivacyReport(path=None)
         >>> batches = plan.sampling.batches((np.arange(8), np.ones(8)))

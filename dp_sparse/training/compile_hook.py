@@ -20,6 +20,7 @@ from dp_sparse.optimizers import PrivateOptimizer, remember
 from dp_sparse.sampling import batch_of, is_sampled
 from dp_sparse.training import (
     environment,
+    fit_arguments,
     flush_hooks,
     plan_steps,
     restoring,
@@ -37,6 +38,7 @@ from dp_sparse.training.plan_steps import FitSteps
 from dp_sparse.training.train_step import private_train_step
 
 _HELD_OUT = {"test_step": "model.evaluate(x, y)", "predict_step": "model.predict(x)"}
+_EXAMPLES = ("evaluate", "predict")
 _PUBLISHERS = ("save", "save_weights", "export")
 _REPLACED = (
     "fit",
@@ -46,6 +48,7 @@ _REPLACED = (
     "set_state_tree",
     "load_weights",
     *_HELD_OUT,
+    *_EXAMPLES,
     *_PUBLISHERS,
 )
 
@@ -79,6 +82,7 @@ def install_compile_hook() -> None:
 
 def _restore_stock_step(model: keras.Model) -> None:
     flush_hooks.remove(model)
+    clipping.take_by_place(model)
     for name in _REPLACED:
         if name in vars(model):
             delattr(model, name)
@@ -154,6 +158,7 @@ def _leave_out_xla_where_it_cannot_be(
 
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
     clipping.register_unnoised(model, optimizer.diagnostics)
+    clipping.take_by_name(model)
     step = functools.partial(private_train_step, model, optimizer)
     in_graph = tf.function(step, autograph=False, reduce_retracing=True)
     # The graph guard needs a graph; with run_eagerly=True the step alone is traced.
@@ -163,7 +168,9 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     for name in _PUBLISHERS:
         setattr(model, name, _covered_first(optimizer, getattr(model, name)))
     model.save = _refusing_legacy_files(model.save)
-    model.fit = sigterm.around_fit()(_refusing_class_weight(model.fit))
+    model.fit = sigterm.around_fit()(fit_arguments.checked_fit(model.fit))
+    for name in _EXAMPLES:
+        setattr(model, name, fit_arguments.taking_text(getattr(model, name)))
     steps = plan_steps.of_fit(model)
     model.make_train_function = _making_train_function(model, optimizer, steps)
     model._maybe_symbolic_build = _building_for_batches(model, optimizer, steps)
@@ -216,24 +223,6 @@ def _refusing_legacy_files(save: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _refusing_class_weight(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras' `fit`, which has no class weights for batches that have weights of their own."""
-    signature = inspect.signature(fit)
-
-    @functools.wraps(fit)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments.get("class_weight")
-        if given is not None:
-            raise ValueError(
-                f"Expected no class_weight in fit, got class_weight={given}: give it to the "
-                "sampler, plan.sampling.batches(dataset, class_weight=...) of Poisson sampling, or "
-                "give each example its weight, (x, y, sample_weight)."
-            )
-        return fit(*args, **kwargs)
-
-    return run
-
-
 def _making_train_function(
     model: keras.Model, optimizer: PrivateOptimizer, steps: FitSteps
 ) -> Callable[..., Any]:
@@ -275,6 +264,7 @@ def _building_for_batches(
     stock = model._maybe_symbolic_build
 
     def maybe_symbolic_build(iterator: Any = None, data_batch: Any = None) -> None:
+        clipping.take_by_name(model)  # also functional models that were made since `compile`
         spec = data_batch
         if iterator is not None:
             dataset = iterator.data_adapter.get_tf_dataset()

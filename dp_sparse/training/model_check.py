@@ -91,13 +91,14 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
     Raises:
         ValueError: No model, or one without weights yet and no `batch` to build it with; a
             `batch_size` that is no whole number above 0; a batch without examples, or whose parts
-            have not as many.
+            have not as many; x without an input of the model.
         BadExampleError: The batch has an id or a label out of range.
 
     Examples:
         >>> import dp_sparse, keras, numpy as np
-        >>> table = keras.layers.Embedding(10, 2, name="users")
-        >>> model = keras.Sequential([table, keras.layers.Dense(1, name="score")], name="clicks")
+        >>> ids, table = keras.Input((), dtype="int32"), keras.layers.Embedding(10, 2, name="users")
+        >>> score = keras.layers.Dense(1, name="score")
+        >>> model = keras.Sequential([ids, table, score], name="clicks")
         >>> model.compile(loss="mse")
         >>> print(dp_sparse.check_model(model, (np.arange(8), np.ones(8))))
         clicks/users/embeddings  embedding
@@ -110,7 +111,7 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
             f"Expected a keras.Model, got {model!r}: put the layer into keras.Sequential([...])."
         )
     batch_size = validate.positive_integer("batch_size", batch_size)
-    examples = None if batch is None else examples_of(batch)
+    examples = None if batch is None else examples_of(model, batch)
     if not model.built:
         if examples is None:
             raise ValueError(

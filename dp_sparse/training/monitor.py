@@ -65,7 +65,8 @@ class PrivacyMonitor(keras.callbacks.Callback):
         >>> import dp_sparse, json, keras, numpy as np, pathlib, tempfile
         >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=2)
         >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-3), sampling).calibrate()
-        >>> model = keras.Sequential([keras.layers.Embedding(10, 2), keras.layers.Dense(1)])
+        >>> ids, table = keras.Input((), dtype="int32"), keras.layers.Embedding(10, 2)
+        >>> model = keras.Sequential([ids, table, keras.layers.Dense(1)])
         >>> model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
         >>> folder = tempfile.TemporaryDirectory()
         >>> monitor = dp_sparse.PrivacyMonitor(folder.name, every_steps=2)

@@ -19,7 +19,7 @@ def lookups_of(model: keras.Model, batch: Any) -> dict[int, int]:
     Raises:
         ValueError: The inputs are not known.
     """
-    x = None if batch is None else examples_of(batch)[0]
+    x = None if batch is None else examples_of(model, batch)[0]
     if x is not None and not model.built:
         model(x)
     specs = signature_of(model, x)

@@ -7,20 +7,24 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping
-from dp_sparse.sampling import is_sampled
+from dp_sparse.sampling import is_sampled, text_tensors
 
 
-def examples_of(batch: Any) -> tuple[Any, Any, tf.Tensor]:
+def examples_of(model: keras.Model, batch: Any) -> tuple[Any, Any, tf.Tensor]:
     """x, y or None, and weights, of what the user calls a batch; a sampler's has no padding left.
 
+    A functional model's x has its inputs alone.
+
     Raises:
-        ValueError: It is empty, or its parts differ in their number of examples.
+        ValueError: It is empty, or its parts differ in their number of examples, or x lacks an
+            input of the model.
     """
     if is_sampled(batch):
         x, y, weights = batch
         there = np.asarray(weights["present"]) > 0
         batch = tf.nest.map_structure(lambda leaf: leaf[there], (x, y, weights["sample_weight"]))
     x, y, weights = (*batch, None, None)[:3] if isinstance(batch, tuple) else (batch, None, None)
+    x, y = text_tensors(clipping.named_inputs(model, x), "x"), text_tensors(y, "y")
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     y = None if y is None else tf.nest.map_structure(tf.convert_to_tensor, y)
     size = _size((x, y, weights))

@@ -35,10 +35,12 @@ def private_train_step(
         PrivacyError: A batch that the plan's sampler did not make, used before, or after the last
             step.
         BadExampleError: An id or a label out of range.
+        ValueError: x lacks an input of the model.
         UnsupportedLayerError: A layer whose per-example gradients cannot be had.
     """
     _refuse(optimizer, data)
     examples, marker = batch_of(data)
+    examples = examples._replace(x=clipping.named_inputs(model, examples.x))
     if not optimizer.compiles:
         examples = _trimmed(examples)
     if not optimizer.built:

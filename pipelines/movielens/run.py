@@ -96,7 +96,7 @@ def run(
     if config.data.filter_items:
         require = functools.partial(require_filter, config.data)
         frequencies = noisy_frequencies(config, users.training, kept, require)
-        users, frequencies = filtered(interactions, users, frequencies, config.data)
+        users, frequencies = filtered(users, frequencies, config.data)
     say(", ".join(f"{name} {number:,}" for name, number in users.counts.items()))
     trained = train(
         config,

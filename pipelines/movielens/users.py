@@ -149,7 +149,6 @@ def require_filter(config: ml_collections.ConfigDict, source: dp_sparse.Gaussian
 
 
 def filtered(
-    interactions: Interactions,
     users: Users,
     frequencies: dp_sparse.RowFrequencies,
     config: ml_collections.ConfigDict,
@@ -174,10 +173,7 @@ def filtered(
         )
     number = np.zeros(len(users.items) + 1, np.int32)
     number[kept + 1] = np.arange(1, len(kept) + 1)
-    place = _HELD_OUT[config.held_out]
-    whole = [_numbered(each, users.items) for each in interactions.sequences()]
-    before = [each[:-place] for each in whole if len(each) >= max(config.min_interactions, 3)]
-    left = [tokens[tokens > 0] for tokens in (number[each] for each in before)]
+    left = [tokens[tokens > 0] for tokens in (number[each] for each in users.earlier)]
     training = training_examples(left, config.length, config.predicted, len(kept))
     smaller = dp_sparse.RowFrequencies(
         frequencies.table,

@@ -16,6 +16,8 @@ _OF_MONITOR = "tests/training/test_monitor.py"
 _OF_CHECKPOINT = "tests/training/test_checkpoint.py"
 _OF_RESUME = "tests/training/test_resume.py"
 
+_OF_MOVIELENS = "tests/pipelines/test_movielens.py"
+_OF_OFFLINE = "tests/sampling/test_offline.py"
 _OF_NEXT_ITEMS = "tests/pipelines/test_movielens_runs.py"
 
 FAULTS = (
@@ -25,6 +27,34 @@ FAULTS = (
         'np.lexsort((items, columns["timestamp"]))',
         'np.argsort(columns["timestamp"], kind="stable")',
         ("tests/pipelines/test_movielens.py::test_the_order_of_a_dataset_changes_no_user",),
+    ),
+    Fault(
+        "users_of_too_few_interactions_train",
+        "pipelines/movielens/users.py",
+        "least = max(config.min_interactions, 3)",
+        "least = config.min_interactions",
+        (f"{_OF_MOVIELENS}::test_the_filter_keeps_the_users_whose_items_judge",),
+    ),
+    Fault(
+        "a_filter_of_other_users_than_those_whose_items_judge",
+        "pipelines/movielens/users.py",
+        "(number[each] for each in users.earlier)",
+        "(number[each] for each in users.earlier if len(each) > 2)",
+        (f"{_OF_MOVIELENS}::test_the_filter_keeps_the_users_whose_items_judge",),
+    ),
+    Fault(
+        "weights_of_a_source_of_another_length",
+        "dp_sparse/sampling/gathered.py",
+        '{"x": x, "y": y, "sample_weight": weights}',
+        '{"x": x, "y": y}',
+        ("tests/sampling/test_data_source.py::test_weights_of_another_length_are_refused",),
+    ),
+    Fault(
+        "weights_of_prepared_batches_of_another_length",
+        "dp_sparse/sampling/offline/batches.py",
+        "_row_checks((x, y, weights), manifest.capacity)",
+        "_row_checks((x, y), manifest.capacity)",
+        (f"{_OF_OFFLINE}::test_weights_of_another_length_are_refused",),
     ),
     Fault(
         "steps_whose_weights_were_lost_are_not_stated",

@@ -212,19 +212,33 @@ def test_rare_items_are_filtered_by_the_noisy_counts(path: Path) -> None:
     counted = dp_sparse.RowFrequencies(
         "items", np.array([1, 0.9, 0.8, 0.95, 0.01, 0.02]), dp_sparse.GaussianTopK(1.0), 4
     )
-    fewer, left = filtered(data, users, counted, config)
+    fewer, left = filtered(users, counted, config)
     assert fewer.items.tolist() == [1, 2, 3] and fewer.training.num_tokens == 3
     assert left.values.tolist() == [1, 0.9, 0.8, 0.95]
     assert fewer.training.x[-1].tolist() == [0] * 4 and fewer.labels[-1] == 1
     assert fewer.counts["items_filtered_out"] == 2
     config.filter_items = 1000
     with pytest.raises(SequenceDataError, match="got none: lower"):
-        filtered(data, users, counted, config)
+        filtered(users, counted, config)
     config.filter_items = 2  # = 1.0·√4, the deviation: no noisy count is below
     with pytest.raises(
         SequenceDataError, match=r"Expected data.filter_items > 2\.0, the deviation"
     ):
         require_filter(config, dp_sparse.GaussianTopK(1.0))
+
+
+@pytest.mark.parametrize("held_out", ["test", "validation"])
+def test_the_filter_keeps_the_users_whose_items_judge(path: Path, held_out: str) -> None:
+    """Those of fewer interactions than judge and train leave, however few are asked for."""
+    config = small(path, filter_items=1, min_interactions=1, held_out=held_out).data
+    data = interactions([1], [1, 2, 3], [2, 3], [3, 1, 2, 1])
+    users = users_of(data, np.arange(1, 4), config)
+    assert len(users.labels) == len(users.training) == 2
+    counted = dp_sparse.RowFrequencies("items", np.ones(4), dp_sparse.GaussianTopK(1.0), 4)
+    fewer, _ = filtered(users, counted, config)  # of no item
+    np.testing.assert_array_equal(fewer.training.x, users.training.x)
+    np.testing.assert_array_equal(fewer.histories, users.histories)
+    np.testing.assert_array_equal(fewer.labels, users.labels)
 
 
 def test_the_histogram_counts_an_item_of_a_user_once() -> None:
@@ -459,7 +473,7 @@ def test_counts_are_of_the_items_that_are_left(path: Path) -> None:
     counted = dp_sparse.RowFrequencies(
         "items", np.array([1, 0.9, 0.8, 0.95, 0.01, 0.02]), dp_sparse.GaussianTopK(1.0), 4
     )
-    fewer, _ = filtered(data, users, counted, config)
+    fewer, _ = filtered(users, counted, config)
     assert fewer.counts["held_out_items_filtered_out"] == 50 and users.counts["users_cut"] == 50
     assert fewer.counts["users_cut"] == 50 and fewer.counts["held_out_items_never_trained"] == 0
 

@@ -112,6 +112,19 @@ def test_rows_that_unpack_adds_or_drops_are_refused(
         list(PoissonSampling(N, 40, 4).batches(source))
 
 
+@pytest.mark.parametrize(
+    "change", [lambda weights: weights[1:], lambda weights: np.repeat(weights, 2), lambda _: 1.0]
+)
+def test_weights_of_another_length_are_refused(tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "records"
+    records().tofile(path)
+    source = RecordFile(
+        path, DTYPE, lambda found: (found["values"], found["label"], change(found["label"]))
+    )
+    with pytest.raises(ValueError, match=r"got shape .* in sample_weight"), translated():
+        list(PoissonSampling(N, 40, 4).batches(source))
+
+
 def test_weights_may_be_none(tmp_path: Path) -> None:
     path = tmp_path / "records"
     records().tofile(path)

@@ -190,6 +190,13 @@ def test_rows_that_unpack_adds_or_drops_are_refused(
         next(iter(calibrated(tmp_path).sampling.batches(source)))
 
 
+def test_weights_of_another_length_are_refused(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    source = OfflineBatches(str(tmp_path), lambda f: (f["x"], f["y"], tf.ones([39])))
+    with pytest.raises(ValueError, match=r"keep the 40 rows .* got shape \(39,\) in"):
+        next(iter(calibrated(tmp_path).sampling.batches(source)))
+
+
 class TestTraining:
     def model(self, plan: dp_sparse.PrivacyPlan) -> keras.Model:
         x = keras.Input((3,), dtype="int32", name="x")

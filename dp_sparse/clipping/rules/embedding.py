@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping.float_ids import floats_of
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Product, Rows, Tied, Use
 from dp_sparse.core import BadExampleError, replicas, require
@@ -149,7 +150,7 @@ def _checked_ids(layer: keras.layers.Embedding, row_ids: tf.Tensor) -> tf.Tensor
 
 
 def in_range(name: str, values: tf.Tensor, limit: int, path: str, fix: str) -> tf.Tensor:
-    """`values`, int64 of any shape, if they are in [0, limit).
+    """`values`, int64 of any shape, if they are in [0, limit), and finite where they were floats.
 
     Raises:
         BadExampleError: When the step runs, naming the argument, a value and the layer's path.
@@ -157,6 +158,13 @@ def in_range(name: str, values: tf.Tensor, limit: int, path: str, fix: str) -> t
     worst = tf.reduce_max(tf.bitcast(values, tf.uint64))  # negative values wrap to the largest
     message = f"Expected {name} in [0, {limit}) at layer {path}, got {{}}. {fix}"
     inside = worst < tf.constant(limit, tf.uint64)
-    check = require(inside, BadExampleError, message, tf.bitcast(worst, tf.int64))
+    with tf.control_dependencies(_finite(floats_of(values), message)):
+        check = require(inside, BadExampleError, message, tf.bitcast(worst, tf.int64))
     with tf.control_dependencies([check]):
         return tf.identity(values)
+
+
+def _finite(floats: list[tf.Tensor], message: str) -> list[tf.Operation]:
+    """Checks of ids as they were before a cast made integers of them, of NaN any integer."""
+    infinite = [tf.abs(tf.reduce_sum(tf.cast(each * 0, tf.float32))) for each in floats]
+    return [require(tf.equal(each, 0), BadExampleError, message, each) for each in infinite]

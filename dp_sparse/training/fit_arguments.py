@@ -1,0 +1,89 @@
+"""What a private model's `fit`, `evaluate` and `predict` take, made what Keras takes, or refused.
+
+Before a step is paid: what Keras would ignore beside batches of a sampler, and held-out text, of
+which Keras takes tensors alone.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from dp_sparse.core import PrivacyError
+from dp_sparse.sampling import is_sampled, text_tensors
+
+Method = Callable[..., Any]
+
+
+def checked_fit(fit: Method) -> Method:
+    """Keras' `fit` of batches that a sampler made: they have their order, sizes and weights."""
+    signature = inspect.signature(fit)
+
+    @functools.wraps(fit)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        _refuse_class_weight(given.arguments.get("class_weight"))
+        _refuse_other_data(given.arguments.get("x"))
+        if _is_sampled(given.arguments["x"]):
+            _refuse_beside_batches(given.arguments)
+            given.arguments["shuffle"] = False  # Keras warns that it cannot
+        held_out = given.arguments.get("validation_data")
+        given.arguments["validation_data"] = text_tensors(held_out, "validation_data")
+        return fit(*given.args, **given.kwargs)
+
+    return run
+
+
+def taking_text(method: Method) -> Method:
+    """Keras' `evaluate` or `predict`, with text in arrays of every dtype that NumPy has for it."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        for name in {"x", "y"} & given.arguments.keys():
+            given.arguments[name] = text_tensors(given.arguments[name], name)
+        return method(*given.args, **given.kwargs)
+
+    return run
+
+
+def _is_sampled(x: Any) -> bool:
+    return isinstance(x, tf.data.Dataset) and is_sampled(x.element_spec)
+
+
+def _refuse_other_data(x: Any) -> None:
+    if not hasattr(x, "element_spec"):
+        raise PrivacyError(
+            f"Expected a batch made by this plan's sampler, got {type(x).__name__} without its "
+            "marker: train with model.fit(plan.sampling.batches(dataset)). Batches made any other "
+            "way void the plan's accounting."
+        )
+
+
+def _refuse_class_weight(given: Any) -> None:
+    """Keras has no class weights for batches that have weights of their own."""
+    if given is not None:
+        raise ValueError(
+            f"Expected no class_weight in fit, got class_weight={given}: give it to the "
+            "sampler, plan.sampling.batches(dataset, class_weight=...) of Poisson sampling, or "
+            "give each example its weight, (x, y, sample_weight)."
+        )
+
+
+def _refuse_beside_batches(given: dict[str, Any]) -> None:
+    if given.get("validation_split"):
+        raise ValueError(
+            f"Expected no validation_split beside batches, got "
+            f"validation_split={given['validation_split']}: split the arrays before sampling, "
+            "plan.sampling.batches((x[:n], y[:n])), and give the rest as "
+            "validation_data=(x[n:], y[n:])."
+        )
+    if given.get("batch_size") is not None:
+        raise ValueError(
+            f"Expected no batch_size beside batches, got batch_size={given['batch_size']}: the "
+            "plan's sampling says it, PoissonSampling(..., expected_batch_size=...); "
+            "validation_batch_size is that of validation_data."
+        )
