@@ -93,6 +93,7 @@ class _Arrays:
         _refuse_mixed_frames(dict(zip(names, arrays, strict=False)))
         parts = zip(names, arrays, strict=False)
         named = [pair for name, part in parts for pair in _named_leaves(part, name)]
+        _refuse_dates(named)
         _refuse_missing_text(named)
         lengths = {len(leaf) if leaf.ndim else None for _, leaf in named}
         if len(lengths) != 1 or None in lengths:
@@ -206,6 +207,16 @@ def _refuse_mixed_frames(parts: Mapping[str, Any]) -> None:
             )
 
 
+def _refuse_dates(named: list[tuple[str, np.ndarray]]) -> None:
+    """Raises ValueError for columns of a dtype that TensorFlow does not have."""
+    for name, leaf in named:
+        if leaf.dtype.kind not in "biufcOSTU":
+            raise ValueError(
+                f"Expected numbers or text in {name}, got {leaf.dtype}: make numbers of it, or "
+                "leave the column out."
+            )
+
+
 def _refuse_missing_text(named: list[tuple[str, np.ndarray]]) -> None:
     """Raises ValueError for columns of Python objects with something that is no text."""
     for name, leaf in named:
@@ -215,7 +226,8 @@ def _refuse_missing_text(named: list[tuple[str, np.ndarray]]) -> None:
                     row = index // max(leaf[0].size if leaf.ndim > 1 else 1, 1)
                     raise ValueError(
                         f"Expected text in {name}, got {value!r} in row {row}: give a missing text "
-                        "a value such as '', and numbers a numeric dtype by astype(...)."
+                        "a value such as '', and numbers a numeric dtype by astype(...), or leave "
+                        "the column out."
                     )
 
 

@@ -9,8 +9,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from dp_sparse.core import PrivacyError
 from dp_sparse.sampling import is_sampled, text_tensors
 
@@ -26,7 +24,7 @@ def checked_fit(fit: Method) -> Method:
         given = signature.bind(*args, **kwargs)
         _refuse_class_weight(given.arguments.get("class_weight"))
         _refuse_other_data(given.arguments.get("x"))
-        if _is_sampled(given.arguments["x"]):
+        if is_sampled(given.arguments["x"].element_spec):
             _refuse_beside_batches(given.arguments)
             given.arguments["shuffle"] = False  # Keras warns that it cannot
         held_out = given.arguments.get("validation_data")
@@ -48,10 +46,6 @@ def taking_text(method: Method) -> Method:
         return method(*given.args, **given.kwargs)
 
     return run
-
-
-def _is_sampled(x: Any) -> bool:
-    return isinstance(x, tf.data.Dataset) and is_sampled(x.element_spec)
 
 
 def _refuse_other_data(x: Any) -> None:

@@ -262,4 +262,18 @@ FAULTS = (
         "used += [(tensor.name, tensor) for tensor in leaving if tensor is None]",
         (f"{_OF_UPDATES}::test_what_is_used_elsewhere_is_checked_as_what_is_assigned",),
     ),
+    Fault(
+        "ids_that_a_float_rounds",
+        "dp_sparse/clipping/float_ids.py",
+        "if found and exact < weights[path].shape[0]:",
+        "if found and exact < 1:",
+        ("tests/clipping/test_float_ids.py",),
+    ),
+    Fault(
+        "a_column_more_is_paired_by_its_place",
+        "dp_sparse/clipping/named_inputs.py",
+        "if isinstance(given, Mapping) and (names",
+        "if not isinstance(given, Mapping) and (names",
+        ("tests/clipping/test_named_inputs.py",),
+    ),
 )

@@ -262,6 +262,12 @@ def test_missing_text_is_told_by_its_place(missing: Any) -> None:
         as_data_source(({"words": words}, np.zeros(3)))
 
 
+def test_a_column_of_dates_is_told_by_its_name() -> None:
+    x = {"user": np.arange(N), "day": np.zeros(N, "datetime64[ns]")}
+    with pytest.raises(ValueError, match=r"in x\['day'\], got datetime64.*leave the column out"):
+        PoissonSampling(N, 40, 4).batches((x, np.ones(N)))
+
+
 def test_mappings_become_dicts() -> None:
     """Keras takes the values of an OrderedDict in its order, so that features would be swapped."""
     x = collections.OrderedDict([("b", np.arange(N)), ("a", np.zeros(N))])
