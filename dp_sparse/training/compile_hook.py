@@ -16,7 +16,7 @@ import tensorflow as tf
 from dp_sparse import clipping
 from dp_sparse.core import NoStepsLeftError, PrivacyError, translated
 from dp_sparse.optimizers import PrivateOptimizer, remember
-from dp_sparse.sampling import batch_of, is_sampled
+from dp_sparse.sampling import batch_of, check_batches, is_sampled
 from dp_sparse.training import (
     environment,
     flush_hooks,
@@ -227,6 +227,7 @@ def _building_for_batches(
             spec = dataset.element_spec
             strategies.check_shared_out(model, dataset)
             if is_sampled(spec):
+                check_batches(dataset)
                 steps.prepare(iterator)
         partly_built = model.built and not all_built(model)
         if is_sampled(spec) and (model._distribute_strategy is not None or partly_built):
