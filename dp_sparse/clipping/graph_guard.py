@@ -21,16 +21,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.graph_reading import (
-    called,
-    handles_of,
-    is_constant,
-    origin_of,
-    passed_on,
-)
-from dp_sparse.clipping.graph_seeds import KnownSeeds
+from dp_sparse.clipping.graph_reading import handles_of, origin_of, passed_on
 from dp_sparse.clipping.unnoised import unnoised_variables
-from dp_sparse.core import UnsupportedLayerError
+from dp_sparse.core import KnownSeeds, UnsupportedLayerError, graphs
 
 _HARMLESS = re.compile(
     "ReadVariableOp|ResourceGather(Nd)?|VarHandleOp|VariableShape|VarIsInitializedOp|"  # reading
@@ -177,7 +170,7 @@ def _problems(
         harmful = _is_harmful(op) or seeds.is_known_of(op)
         if harmful and not _assigns(op, writable):
             lines.append(f"- {name} ({op.type}): {reason(op)}.")
-        for function in called(op):
+        for function in graphs.called(op):
             if function is None:
                 lines.append(f"- {name} ({op.type}): calls a function that cannot be read.")
                 continue
@@ -197,7 +190,7 @@ def _using(
         resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
         taken = [origin_of(tensor, handles) for tensor in resources]
         found += [(name, path) for path in taken if path is not None]
-        for function in called(op):
+        for function in graphs.called(op):
             if function is not None:
                 inner = handles | passed_on(op, function.graph, handles)
                 found += _using(function.graph.get_operations(), inner, name)
@@ -210,7 +203,7 @@ def _is_harmful(op: tf.Operation) -> bool:
     if not op.op_def.is_stateful:
         return bool(_WITHOUT_STATE.fullmatch(op.type))
     if op.type in _SENDS:
-        return not is_constant(op.inputs[0])
+        return not graphs.is_constant(op.inputs[0])
     return not _HARMLESS.fullmatch(op.type)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from dp_sparse.clipping.graph_guard import PYTHON, READS, readings, reason
-from dp_sparse.clipping.graph_reading import called, captured_as, handles_of, origin_of, roots
+from dp_sparse.clipping.graph_reading import handles_of, origin_of
 from dp_sparse.clipping.unnoised import unnoised_variables
-from dp_sparse.core import PrivacyError
+from dp_sparse.core import PrivacyError, graphs
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def _python(operations: Sequence[tf.Operation], caller: str = "") -> list[str]:
     for op in operations:
         name = caller or op.name
         lines += [f"- {name} ({op.type}): {reason(op)}."] if PYTHON.fullmatch(op.type) else []
-        for function in called(op):
+        for function in graphs.called(op):
             if function is not None:
                 lines += _python(function.graph.get_operations(), name)
     return lines
@@ -78,13 +78,15 @@ def _foreign(
         if op in ends_at or op.type in ("Const", "VarHandleOp", "NoOp"):
             return False
         if READS.fullmatch(op.type):
-            of_ids = [root for ids in op.inputs[1:] for root in roots(ids, ends)]
+            of_ids = [root for ids in op.inputs[1:] for root in graphs.roots(ids, ends)]
             return origin_of(op.inputs[0], unnoised) is not None or any(map(is_data, of_ids))
         if op.type != "Placeholder":
             return True
         [argument] = op.outputs
-        captured = captured_as(argument)
-        inner = [root for t in captured if tf.is_symbolic_tensor(t) for root in roots(t, ends)]
+        captured = graphs.captured_as(argument)
+        inner = [
+            root for t in captured if tf.is_symbolic_tensor(t) for root in graphs.roots(t, ends)
+        ]
         if captured or op in made:  # one made inside is a number that Python gives each time
             return any(map(is_data, inner))
         return argument.dtype != tf.resource
@@ -95,6 +97,6 @@ def _foreign(
     return [
         f"- {name}: uses {root.name}, which the step computed of its batch."
         for name, tensor in used
-        for root in roots(tensor, ends)
+        for root in graphs.roots(tensor, ends)
         if is_data(root)
     ]

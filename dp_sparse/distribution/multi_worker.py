@@ -17,7 +17,7 @@ from dp_sparse.core import key_bytes
 from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.epochs import checked_optimizer
 from dp_sparse.optimizers import PrivateOptimizer
-from dp_sparse.sampling import BatchPart, batch_of, new_nonce
+from dp_sparse.sampling import Augment, BatchPart, augmented, batch_of, new_nonce
 from dp_sparse.training import build_for
 
 
@@ -28,6 +28,7 @@ def train(
     epochs: int = 1,
     steps_per_epoch: int | None = None,
     class_weight: dict[int, float] | None = None,
+    augment: Augment | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: int = 0,
 ) -> keras.callbacks.History:
@@ -40,6 +41,7 @@ def train(
         steps_per_epoch: By default what is left of the plan, divided by `epochs`; a remainder is
             left to a later call.
         class_weight: As `PoissonSampling.batches` takes it.
+        augment: As `PoissonSampling.batches` takes it; each worker draws seeds of its own.
         callbacks: They run on every worker: let one alone write files.
         verbose: As in Keras.
 
@@ -73,7 +75,7 @@ def train(
     model.make_train_function()  # refuses what fit would
 
     def begin(first_step: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
-        iterator = iter(_batches(model, source, first_step, class_weight))
+        iterator = iter(_batches(model, source, first_step, class_weight, augment))
         step = _step_function(model)
         return lambda: step(iterator), lambda: {
             name: float(value) for name, value in model.get_metrics_result().items()
@@ -91,7 +93,11 @@ def _step_function(model: keras.Model) -> Callable[[Any], None]:
 
 
 def _batches(
-    model: keras.Model, source: Any, first_step: int, class_weight: dict[int, float] | None
+    model: keras.Model,
+    source: Any,
+    first_step: int,
+    class_weight: dict[int, float] | None,
+    augment: Augment | None,
 ) -> Any:
     """The batches of all workers, each replica's own part of them; builds the model for them."""
     strategy, sampling = model.distribute_strategy, model.optimizer.plan.sampling
@@ -102,12 +108,12 @@ def _batches(
 
     def between(begin: int, end: int) -> tf.data.Dataset:
         begin, end = (min(place, sampling.batch_capacity) for place in (begin, end))
-        return sampling.batches_of(
-            source,
-            BatchPart(begin, end, key, nonce),
-            first_step=first_step,
-            class_weight=class_weight,
+        part = BatchPart(begin, end, key, nonce)
+        batches = sampling.batches_of(
+            source, part, first_step=first_step, class_weight=class_weight
         )
+        seed = sampling.not_private_seed
+        return augmented(batches, augment, key_bytes(seed, f"augmentation {begin}", first_step))
 
     spec = batch_of(between(0, own * size).element_spec)
     build_for(model, model.optimizer, spec.examples)

@@ -4,9 +4,11 @@ May use: `core`. Nothing here imports Keras.
 """
 
 from dp_sparse.sampling import offline
+from dp_sparse.sampling.augmentation import Augment, augmented
 from dp_sparse.sampling.base import BatchPart, Sampling
 from dp_sparse.sampling.batch import Batch, Examples, batch_of, is_sampled, real_examples
 from dp_sparse.sampling.data_source import RecordFile, text_tensors
+from dp_sparse.sampling.input_guard import check_batches, own_map
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
 from dp_sparse.sampling.not_private import NotPrivateSampling
 from dp_sparse.sampling.offline import OfflineBatches, OfflinePoissonSampling, offline_sampling
@@ -23,6 +25,7 @@ from dp_sparse.sampling.stream import StreamSampling
 __all__ = [
     "OWN_ORDER",
     "SEEDED",
+    "Augment",
     "Batch",
     "BatchPart",
     "Examples",
@@ -34,14 +37,17 @@ __all__ = [
     "RecordFile",
     "Sampling",
     "StreamSampling",
+    "augmented",
     "batch_of",
     "batches",
+    "check_batches",
     "checked_number",
     "has_length",
     "is_sampled",
     "new_nonce",
     "offline",
     "offline_sampling",
+    "own_map",
     "parts_of",
     "real_examples",
     "text_tensors",

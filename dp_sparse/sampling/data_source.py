@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from dp_sparse.sampling import input_guard
 from dp_sparse.sampling.batch import is_sampled
 
 Example = tuple[Any, ...]  # (x, y) or (x, y, sample_weight), each a nest of arrays [n, ...]
@@ -23,7 +24,11 @@ _RAGGED = tf.RaggedTensor | tf.SparseTensor | tf.RaggedTensorSpec | tf.SparseTen
 
 
 class DataSource(Protocol):
-    """A data source: examples that are read by their index."""
+    """A data source: examples that are read by their index.
+
+    One with `in_order = True` reads forwards alone, for a stream: then `gather` is not asked for
+    the same examples twice, and what it gives is not compared.
+    """
 
     def __len__(self) -> int: ...
 
@@ -126,6 +131,7 @@ class _IndexedDataset:
                 f"{dataset}. {'Leave repeat() out, or use' if endless else 'Use'} arrays, "
                 "dp_sparse.RecordFile, or StreamSampling."
             )
+        input_guard.check_source(dataset)  # random numbers would crash in `at`
         spec = dataset.element_spec
 
         @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])

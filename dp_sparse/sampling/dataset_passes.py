@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from dp_sparse.core import PrivacyError, require
-from dp_sparse.sampling import marker, padding
+from dp_sparse.sampling import input_guard, marker, padding
 from dp_sparse.sampling.base import Sampling
 from dp_sparse.sampling.batch import is_sampled
 from dp_sparse.sampling.data_source import batch_hint, refuse_ragged, unpacked
@@ -24,6 +24,7 @@ def batches(source: tf.data.Dataset, sampling: Sampling, first_step: int) -> tf.
         PrivacyError: While iterating, when a pass has more or fewer examples than expected.
     """
     _check(source, sampling.num_examples)
+    input_guard.check_source(source)
     assert sampling.steps_per_pass is not None
     size, steps = sampling.batch_capacity, sampling.steps - first_step
     one_pass = source.take(sampling.num_examples + 1).map(_weighted).batch(size)
@@ -34,7 +35,8 @@ def batches(source: tf.data.Dataset, sampling: Sampling, first_step: int) -> tf.
     run = checked.repeat(steps // sampling.steps_per_pass).enumerate(first_step)
     run = tf.data.Dataset.zip(run, _nonce_of_iterator())
     run = run.map(lambda batch, nonce: _marked(sampling, batch[0], batch[1], nonce))
-    return run.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(2)
+    run = run.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(2)
+    return input_guard.own(run)
 
 
 def _check(source: tf.data.Dataset, num_examples: int) -> None:

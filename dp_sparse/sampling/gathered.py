@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse.core import marked
-from dp_sparse.sampling import batch, data_source, marker, padding
+from dp_sparse.sampling import batch, data_source, input_guard, marker, padding, row_check
 
 Draws = Callable[[], Iterator[tuple[np.ndarray, marker.Marker]]]
 
@@ -35,15 +35,16 @@ def dataset(
 
     def generate() -> Iterator[Any]:
         with marked():
-            for indices, mark in draws():
-                yield make(indices, mark)
+            for index, (indices, mark) in enumerate(draws()):
+                yield make(indices, mark, compared=row_check.due(index))
 
     signature = tf.nest.map_structure(
         lambda leaf: tf.TensorSpec(leaf.shape, padding.tf_dtype(leaf)),
         make(np.zeros(0, np.int64), _NOBODY),
     )
     batches = tf.data.Dataset.from_generator(generate, output_signature=signature)
-    return batches.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(2)
+    batches = batches.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(2)
+    return input_guard.own(batches)
 
 
 def _batch(
@@ -52,11 +53,16 @@ def _batch(
     class_weight: dict[int, float] | None,
     indices: np.ndarray,
     mark: marker.Marker,
+    compared: bool = False,
 ) -> Any:
     begin, end = part
     own = indices[begin:end]
-    x, y, weights = data_source.unpacked(source.gather(own))
+    gather = lambda places: data_source.unpacked(source.gather(places))  # noqa: E731
+    x, y, weights = gather(own)
     data_source.refuse_other_lengths({"x": x, "y": y, "sample_weight": weights}, len(own))
+    if compared and not getattr(source, "in_order", False):
+        what = f"gather of {type(source).__name__}"
+        row_check.refuse_other_rows(gather, own, (x, y, weights), what)
     weights = padding.checked_weights(weights, len(own), class_weight, y)
     x, y, weights = padding.padded((x, y, weights), end - begin)
     present = padding.presence(len(own), end - begin)

@@ -9,6 +9,8 @@ import dp_accounting
 import tensorflow as tf
 
 from dp_sparse.core import key_bytes
+from dp_sparse.sampling import input_guard
+from dp_sparse.sampling.augmentation import Augment, augmented
 from dp_sparse.sampling.base import BatchPart, Sampling
 from dp_sparse.sampling.marker import SEEDED
 
@@ -94,7 +96,12 @@ class NotPrivateSampling(Sampling):
         return self.sampling.participations(steps)
 
     def batches(
-        self, source: Any, *, first_step: int = 0, class_weight: dict[int, float] | None = None
+        self,
+        source: Any,
+        *,
+        first_step: int = 0,
+        class_weight: dict[int, float] | None = None,
+        augment: Augment | None = None,
     ) -> tf.data.Dataset:
         """Batches as `sampling` makes them, the same in each run.
 
@@ -105,6 +112,7 @@ class NotPrivateSampling(Sampling):
             source: As in `sampling.batches`.
             first_step: For a stream, as in `StreamSampling.batches`.
             class_weight: Where batches are drawn, as in `PoissonSampling.batches`.
+            augment: As there; its seeds are the same in each run, too.
 
         Raises:
             ValueError: As `sampling.batches`, or the other sampler's argument.
@@ -112,13 +120,16 @@ class NotPrivateSampling(Sampling):
         if self.steps_per_pass is not None:
             if class_weight is not None:
                 raise ValueError(f"Expected no class_weight with a stream, got {class_weight}.")
-            return self._own(self.sampling.batches(source, first_step=first_step))  # type: ignore[call-arg]
+            batches = self._own(self.sampling.batches(source, first_step=first_step))  # type: ignore[call-arg]
+            return augmented(batches, augment, key_bytes(self.seed, "augmentation", first_step))
         if first_step:
             raise ValueError(f"Expected first_step with a stream alone, got {first_step}.")
         key = int.from_bytes(key_bytes(self.seed, "sampling", self._passes)(16), "little")
+        seeds = key_bytes(self.seed, "augmentation", self._passes)
         object.__setattr__(self, "_passes", self._passes + 1)
         part = BatchPart(0, self.batch_capacity, key, SEEDED)
-        return self.batches_of(source, part, first_step=0, class_weight=class_weight)
+        batches = self.batches_of(source, part, first_step=0, class_weight=class_weight)
+        return augmented(batches, augment, seeds)
 
     def batches_of(
         self,
@@ -140,7 +151,7 @@ class NotPrivateSampling(Sampling):
         def own(x: Any, y: Any, weights: dict[str, Any]) -> Any:
             return x, y, {**weights, "marker": weights["marker"] + difference}
 
-        return batches.map(own)
+        return input_guard.own(batches.map(own))
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description from which `from_config` makes an equal object."""

@@ -15,8 +15,9 @@ import numpy as np
 import scipy.stats
 import tensorflow as tf
 
-from dp_sparse.core import PrivacyError, validate
+from dp_sparse.core import PrivacyError, key_bytes, validate
 from dp_sparse.sampling import data_source, gathered, marker
+from dp_sparse.sampling.augmentation import Augment, augmented
 from dp_sparse.sampling.base import BatchPart, Sampling
 from dp_sparse.sampling.skips import heads
 
@@ -45,10 +46,20 @@ class PoissonSampling(Sampling):
         >>> [tuple(x.shape) for x, y, weights in batches]  # padded, with weights of 0
         [(164,), (164,)]
 
+        With random changes of each example, here of images:
+
+        >>> import tensorflow as tf
+        >>> flip = tf.image.stateless_random_flip_left_right
+        >>> augment = lambda x, y, seed: (flip(x, seed), y)
+        >>> images = np.zeros((1000, 8, 8, 3), np.float32)
+        >>> batches = sampling.batches((images, np.ones(1000)), augment=augment)
+        >>> batches.element_spec[0].shape.as_list()
+        [164, 8, 8, 3]
+
     ### Formal Guarantees
     Neighbouring datasets differ by adding or removing one example. Amplification needs the sampling
     key to stay secret. It is drawn from `os.urandom` for each pass, and private training refuses a
-    pass with a seed.
+    pass with a seed. So are the seeds of `augment` (see `augmentation`).
     """
 
     num_examples: int
@@ -133,6 +144,7 @@ class PoissonSampling(Sampling):
         source: Any,
         *,
         class_weight: dict[int, float] | None = None,
+        augment: Augment | None = None,
         seed: int | None = None,
     ) -> tf.data.Dataset:
         """The run's `steps` batches, each `[capacity, ...]` with zeros for padding.
@@ -142,18 +154,25 @@ class PoissonSampling(Sampling):
                 `tf.data.Dataset` of single examples with random access (about 20 µs an example).
             class_weight: A factor for the sample weight of each label. It is given here because
                 `fit` refuses it when batches have weights.
+            augment: Changes each example at random: `f(x, y, seed)`, given one example and a secret
+                seed of its own, int32 `[2]`, returns x and y. See docs/advice.md.
             seed: For tests of the sampler only: private training refuses the batches.
 
         Raises:
-            ValueError: The data source does not hold exactly `num_examples` examples.
-            PrivacyError: While iterating, when a batch is larger than the capacity.
+            ValueError: The data source does not hold exactly `num_examples` examples, or `augment`
+                is no such function.
+            PrivacyError: A dataset or `augment` draws random numbers that can be predicted; while
+                iterating, a batch is larger than the capacity, or the source gives an example
+                another row in another batch.
         """
 
         def new_pass() -> tuple[int, int]:
             key = int.from_bytes(os.urandom(16), "little") if seed is None else seed
             return key, marker.new_nonce(seed)
 
-        return self._dataset(source, new_pass, (0, self.batch_capacity), self.steps, class_weight)
+        whole = (0, self.batch_capacity)
+        drawn = self._dataset(source, new_pass, whole, self.steps, class_weight)
+        return augmented(drawn, augment, key_bytes(seed, "augmentation", 0))
 
     def batches_of(
         self,

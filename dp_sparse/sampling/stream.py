@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.sampling import data_source, dataset_passes, gathered, marker
+from dp_sparse.sampling.augmentation import Augment, augmented
 from dp_sparse.sampling.base import BatchPart, Sampling
 
 
@@ -40,9 +41,11 @@ class StreamSampling(Sampling):
     ### Formal Guarantees
     Neighbouring datasets differ by zeroing out one example: padding of weight 0 replaces it.
     (Removing one would move all that follow it.) The order must not depend on the examples' values,
-    and a data source must give each example once a pass. A resumed pass uses no example again: its
-    order is the package's own (arrays, `RecordFile`), or the rest of the pass is given up. Batches
-    need not be secret.
+    and a data source must give each example once a pass, by itself. A dataset may shuffle, with any
+    seed: where an example stands tells nothing of the others. It may not draw other numbers from a
+    known seed, since how many it draws may depend on an example. A resumed pass uses no example
+    again: its order is the package's own (arrays, `RecordFile`), or the rest of the pass is given
+    up. Batches need not be secret.
     """
 
     num_examples: int
@@ -126,7 +129,9 @@ class StreamSampling(Sampling):
         )
         return first
 
-    def batches(self, source: Any, *, first_step: int = 0) -> tf.data.Dataset:
+    def batches(
+        self, source: Any, *, first_step: int = 0, augment: Augment | None = None
+    ) -> tf.data.Dataset:
         """The run's batches from `first_step` on, each `[batch_size, ...]`.
 
         Args:
@@ -135,12 +140,15 @@ class StreamSampling(Sampling):
                 must give each of `num_examples` examples once and then end.
             first_step: Where a resumed run continues: `model.optimizer.steps_spent`. With a dataset
                 it continues with the next whole pass, and the rest of the last one counts as spent.
+            augment: Changes each example at random, as in `PoissonSampling.batches`.
 
         Raises:
             ValueError: The data source does not hold `num_examples` examples, or holds ragged or
                 sparse tensors, or `first_step` is outside the run.
-            PrivacyError: No whole pass of a dataset is left; or, while iterating, a pass has more
-                or fewer examples than `num_examples`.
+            PrivacyError: No whole pass of a dataset is left, or a dataset or `augment` draws random
+                numbers that can be predicted; or, while iterating, a pass has more or fewer
+                examples than `num_examples`, or a source gives an example another row in another
+                batch.
         """
         if not 0 <= first_step < self.steps:
             raise ValueError(
@@ -148,7 +156,7 @@ class StreamSampling(Sampling):
                 f"{self.steps} steps the plan has none left."
             )
         first_step = self.resumed_at(source, first_step)
-        return self._run(source, first_step, (0, self.batch_size))
+        return augmented(self._run(source, first_step, (0, self.batch_size)), augment)
 
     def batches_of(
         self,

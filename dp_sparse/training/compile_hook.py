@@ -17,7 +17,7 @@ import tensorflow as tf
 from dp_sparse import clipping
 from dp_sparse.core import NoStepsLeftError, PrivacyError, translated, validate
 from dp_sparse.optimizers import PrivateOptimizer, remember
-from dp_sparse.sampling import batch_of, is_sampled
+from dp_sparse.sampling import batch_of, check_batches, is_sampled
 from dp_sparse.training import (
     environment,
     fit_arguments,
@@ -271,6 +271,7 @@ def _building_for_batches(
             spec = dataset.element_spec
             strategies.check_shared_out(model, dataset)
             if is_sampled(spec):
+                check_batches(dataset)
                 steps.prepare(iterator)
         if is_sampled(spec):
             _leave_out_xla_where_it_cannot_be(model, optimizer, spec[:2])

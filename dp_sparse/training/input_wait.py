@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from dp_sparse.core import replicas
+from dp_sparse.sampling import own_map
 
 
 class InputWait:
@@ -40,4 +41,5 @@ class InputWait:
             self._seconds.assign_add(tf.maximum(tf.timestamp() - asked, 0))  # if it was set back
             return batch
 
-        return tf.data.Dataset.zip(asked, batches).map(arrived).with_options(options)
+        timed = own_map(tf.data.Dataset.zip(asked, batches).map(arrived))
+        return timed.with_options(options)

@@ -50,6 +50,8 @@ class RawRows:
         PrepareError: A file is missing, empty, there twice or not in the order of days.
     """
 
+    in_order = True  # going back reads the files anew
+
     def __init__(
         self,
         paths: Sequence[str],

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from dp_sparse import distribution
@@ -101,6 +102,27 @@ def three_passes(way: Way) -> float:
     return counter.sensitivity
 
 
+def random_source(way: Way) -> float:
+    """As many numbers are drawn as an example is long: without it all later ones get others."""
+    counter = Counter.on(way, stream(2))
+    keras.utils.set_random_seed(42)
+
+    def noisy(x: Any, y: Any) -> Any:
+        return x + tf.pad(tf.random.normal([tf.argmax(x)]), [[0, EXAMPLES - tf.argmax(x)]]), y
+
+    with counter.attacked():
+        counter.fit(counter.plan.sampling.batches(source().map(noisy)), steps_per_epoch=2)
+    return counter.sensitivity
+
+
+def augmented(way: Way) -> float:
+    """Honest: each example times a number of its own."""
+    counter = Counter.on(way, stream(2))
+    larger = lambda x, y, seed: (x * tf.random.stateless_uniform([], seed, 1.0, 2.0), y)  # noqa: E731
+    counter.fit(counter.batches(augment=larger))
+    return counter.sensitivity
+
+
 APART = tuple(way for way in WAYS if "stream" not in way and "train" not in way)
 
 ENTRIES = [
@@ -120,6 +142,8 @@ ENTRIES = [
         ("a batch repeated", stream_changed(lambda b: b.take(1).repeat(2)), REFUSED, ("stream",)),
         ("batches shuffled", stream_changed(lambda b: b.shuffle(4, seed=2)), REFUSED, ("stream",)),
         ("begun again", begun_again, REFUSED, ("stream",)),
+        ("random numbers in a source", random_source, REFUSED, ("stream",)),
+        ("honest: augment", augmented, MEASURED, ("stream",)),
         ("honest: three passes", three_passes, MEASURED, ("stream",)),
     ]
 ]

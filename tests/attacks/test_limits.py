@@ -5,12 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.attacks.mixing_batch import by_place
-from tests.attacks.pipelines import from_records, mapped
 from tests.attacks.towers import Made, problem
 from tests.attacks.ways import WAYS, Way, measured
 
@@ -33,11 +30,9 @@ class PlaceAndMasks(keras.layers.Layer):
 @pytest.mark.parametrize(
     ("figure", "words", "attack"),
     [
-        (1.41, "MixUp: {}", mapped(lambda x: (x + tf.reverse(x, [0])) / 2)),
-        (8, "instead of all 8: {}", from_records(lambda x: np.repeat(x[:1], len(x), 0))),
         (1.54, "a sensitivity of {} was measured", measured(problem(between=Made(PlaceAndMasks)))),
     ],
-    ids=["two examples mixed by a map", "one for all in records", "place and masks"],
+    ids=["place and masks"],
 )
 def test_figures_of_what_is_not_found(
     figure: float, words: str, attack: Callable[[Way], float]

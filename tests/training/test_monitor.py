@@ -273,12 +273,11 @@ def test_with_diagnostics_what_no_epsilon_covers_has_that_name(tmp_path: pathlib
 
 
 def _slow(batches: tf.data.Dataset, seconds: float) -> tf.data.Dataset:
-    def wait(leaf: np.ndarray) -> np.ndarray:
-        time.sleep(seconds)
-        return leaf
-
     def slow(x: Any, y: Any, weights: Any) -> Any:
-        return tf.ensure_shape(tf.numpy_function(wait, [x], x.dtype), x.shape), y, weights
+        until = tf.timestamp() + seconds
+        waited = tf.while_loop(lambda now: now < until, lambda _: tf.timestamp(), [until - seconds])
+        with tf.control_dependencies(tf.nest.flatten(waited)):
+            return tf.identity(x), y, weights
 
     return batches.map(slow)
 

@@ -15,10 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.graph_reading import handles_of, is_constant, origin_of
+from dp_sparse.clipping.graph_reading import handles_of, origin_of
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Direct, Use
-from dp_sparse.core import PrivacyError, UnsupportedLayerError, require
+from dp_sparse.core import PrivacyError, UnsupportedLayerError, graphs, require
 
 MEMORY_BUDGET = 2**29  # bytes of per-example gradients of one call
 
@@ -156,7 +156,7 @@ def _refuse_the_batch(
                 "traced before (tf.function), where its gradient cannot be computed. Use the "
                 "variable itself, and leave tf.function out."
             )
-        if outside.dtype != tf.resource and not is_constant(outside):
+        if outside.dtype != tf.resource and not graphs.is_constant(outside):
             raise UnsupportedLayerError(
                 f"{name}: uses {outside.name}, a tensor made outside of its call, which may hold "
                 "the whole batch, so it cannot be called again on one example. Pass it as an "

@@ -9,12 +9,13 @@ import tensorflow as tf
 
 from dp_sparse import clipping, noise
 from dp_sparse.clipping import exact, isolation
-from dp_sparse.core import PrivacyError, replicas, xla
+from dp_sparse.core import PrivacyError, key_bytes, replicas, xla
 from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.embedding_layers import device_step, preparation
 from dp_sparse.distribution.embedding_layers.host_step import HostStep
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer, layer_of
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables
+from dp_sparse.sampling import Augment, augmented
 from dp_sparse.training import metrics
 
 _Batch = device_step.PreparedBatch
@@ -30,6 +31,7 @@ def train_tables(
     epochs: int = 1,
     steps_per_epoch: int | None = None,
     class_weight: dict[int, float] | None = None,
+    augment: Augment | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: int = 0,
 ) -> keras.callbacks.History:
@@ -49,6 +51,7 @@ def train_tables(
         steps_per_epoch: By default what is left of the plan, divided by `epochs`; a remainder is
             left to a later call.
         class_weight: As `PoissonSampling.batches` takes it.
+        augment: As `PoissonSampling.batches` takes it.
         callbacks: As in Keras; they see the model, not the layer, whose tables need a
             `tf.train.Checkpoint` of their own.
         verbose: As in Keras.
@@ -98,6 +101,8 @@ def train_tables(
         batches = sampling.batches_of(
             source, share, first_step=first_step, class_weight=class_weight
         )
+        fresh = key_bytes(sampling.not_private_seed, "augmentation", first_step)
+        batches = augmented(batches, augment, fresh)
         preparation.build(model, tables, own, batches.element_spec)
         prepared = batches.map(HostStep(tables, first_step)).prefetch(2)
         iterator = iter(preparation.distributed(model, prepared))

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from dp_sparse.core import PrivacyError, require
+from dp_sparse.sampling import input_guard, row_check
 from dp_sparse.sampling.data_source import unpacked
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker
 from dp_sparse.sampling.offline.files import HEADER, Manifest, read_manifest
@@ -84,28 +85,36 @@ class OfflineBatches:
         steps = tf.data.Dataset.range(first_step, manifest.steps)
         read = tf.data.Dataset.zip(steps, self._batches(first_step, begin, end))
         left = manifest.steps - first_step
-        return read.map(marked).apply(tf.data.experimental.assert_cardinality(left)).prefetch(2)
+        run = read.map(marked).apply(tf.data.experimental.assert_cardinality(left)).prefetch(2)
+        return input_guard.own(run)
 
     def _batches(self, first_step: int, begin: int, end: int) -> tf.data.Dataset:
         """In the order of steps: the step, x, y, weights and presence."""
-        parse = functools.partial(self._parsed, begin, end)
+        parse = functools.partial(self._parsed, first_step, begin, end)
         if self._service is None:
             blocks = self._blocks(first_step)
-            return blocks.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            batches = blocks.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            input_guard.check_functions(batches, "unpack of OfflineBatches")
+            return batches
         files = tf.data.Dataset.from_tensor_slices(list(chain(*self._files(first_step))))
         blocks = files.flat_map(_read_file)  # each file on one worker
         batches = blocks.map(parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        input_guard.check_functions(batches, "unpack of OfflineBatches")
         wanted = batches.filter(lambda step, *_: step >= first_step)
         steps = range(first_step, self.manifest.steps)
         return self._service.in_order(wanted, steps, self.manifest.block_bytes)
 
-    def _parsed(self, begin: int, end: int, block: tf.Tensor) -> tuple[Any, ...]:
+    def _parsed(self, first_step: int, begin: int, end: int, block: tf.Tensor) -> tuple[Any, ...]:
         manifest = self.manifest
         step, count, records = self._checked(block)
-        x, y, weights = unpacked(_as_tuple(self._unpack(_fields(manifest, records))))
+        fields = _fields(manifest, records)
+        rows = _as_tuple(self._unpack(fields))
+        x, y, weights = unpacked(rows)
         present = tf.cast(tf.range(manifest.capacity) < count, tf.float32)
         weights = present if weights is None else weights
         with tf.control_dependencies(_row_checks((x, y, weights), manifest.capacity)):
+            same = row_check.same_rows_of(self._unpack, fields, rows, step - first_step)
+        with tf.control_dependencies([same]):
             x, y, weights = tf.nest.map_structure(tf.identity, (x, y, weights))
         weights = _checked_weights(weights, count, step)
         x, y, weights, present = tf.nest.map_structure(

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dp_sparse.sampling.augmentation import Augment, augmented
 from dp_sparse.sampling.base import BatchPart
 from dp_sparse.sampling.offline.batches import OfflineBatches
 from dp_sparse.sampling.offline.claim import claim, run_here
@@ -93,21 +94,28 @@ class OfflinePoissonSampling(PoissonSampling):
         return dataclasses.replace(self, shared=True, plan=None)
 
     def batches(  # type: ignore[override]
-        self, source: OfflineBatches, *, first_step: int = 0
+        self,
+        source: OfflineBatches,
+        *,
+        first_step: int = 0,
+        augment: Augment | None = None,
     ) -> tf.data.Dataset:
         """The run's batches from `first_step` on, each `[capacity, ...]` with zeros for padding.
 
         Args:
             source: The folder of the draw.
             first_step: Where a resumed run continues: `model.optimizer.steps_spent`.
+            augment: Changes each example at random, as in `PoissonSampling.batches`.
 
         Raises:
             ValueError: The folder holds another draw, or `first_step` is outside the run.
             PrivacyError: The sampler has no calibrated plan, the draw serves another one, or a run
-                began with it before and this one begins anew; while iterating, a file holds
-                something else.
+                began with it before and this one begins anew; `unpack` or `augment` draws random
+                numbers that can be predicted; while iterating, a file holds something else, or
+                `unpack` gives an example another row in another batch.
         """
-        return self._read(source, first_step, (0, self.batch_capacity), run_here(self._run))
+        whole = (0, self.batch_capacity)
+        return augmented(self._read(source, first_step, whole, run_here(self._run)), augment)
 
     def batches_of(
         self,

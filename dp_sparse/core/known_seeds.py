@@ -6,9 +6,25 @@ from typing import Any
 
 import tensorflow as tf
 
-from dp_sparse.clipping.graph_reading import arguments, captured_as, roots
+from dp_sparse.core import graphs
 
 _KNOWN = "ReadVariableOp", "Shape", "ShapeN", "Size", "Rank", "Const"  # as seeds
+
+
+def seeds_of(op: tf.Operation) -> tuple[int, ...] | None:
+    """The seeds that an operation with a state of its own was traced with; None if it has none.
+
+    TensorFlow takes entropy of the operating system if all of them are 0.
+    """
+    there = {attribute.name for attribute in op.op_def.attr}
+    names = [name for name in ("seed", "seed2") if name in there]
+    return tuple(int(op.get_attr(name)) for name in names) if names else None
+
+
+def draws_entropy(op: tf.Operation) -> bool:
+    """Whether nobody can predict what an operation draws."""
+    seeds = seeds_of(op)
+    return op.type == "NonDeterministicInts" or (seeds is not None and not any(seeds))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +46,7 @@ class KnownSeeds:
 
     def passed_on(self, op: tf.Operation, function: tf.Graph) -> "KnownSeeds":
         """The same, for the graph of a function that `op` calls."""
-        inputs = arguments(op, function)
+        inputs = graphs.arguments(op, function)
         secret = {inside.ref() for given, inside in inputs if not self.is_known(given)}
         return dataclasses.replace(self, secret=self.secret | secret)
 
@@ -44,16 +60,18 @@ class KnownSeeds:
 
     def is_known(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor is computed from constants, variables, shapes and counters alone."""
-        ends = lambda op: op.type in _KNOWN or op not in self.guarded  # noqa: E731
-        return all(map(self._is_known_root, roots(tensor, ends)))
+        ends = lambda op: (  # noqa: E731
+            op.type in _KNOWN or op not in self.guarded or draws_entropy(op)
+        )
+        return all(map(self._is_known_root, graphs.roots(tensor, ends)))
 
     def _is_known_root(self, op: tf.Operation) -> bool:
-        if op not in self.guarded:
+        if op not in self.guarded or draws_entropy(op):
             return False
         if op.type != "Placeholder":
             return op.type in _KNOWN
         [argument] = op.outputs
-        outside = captured_as(argument)
+        outside = graphs.captured_as(argument)
         if outside:
             return all(not tf.is_symbolic_tensor(t) or self.is_known(t) for t in outside)
         return argument.ref() not in self.secret

@@ -1,0 +1,176 @@
+"""Whether an example keeps its row, whoever else is asked for.
+
+`gather`, `unpack` and maps over batches are code of users that sees several examples at once. If it
+draws random numbers by their place, or mixes examples, one example less changes the rows of others.
+So it is asked for each half of a batch once more, without the other half: in another company and in
+other places. Sources are asked on the first batches of a pass, then ever more
+seldom, which costs one more reading of such a batch. Maps are asked once, before the first batch,
+about rows that are made up.
+
+### Formal Guarantees
+None for rows that were not compared: it finds what differs for the rows that it sees. What draws
+from TensorFlow's own entropy differs each time, so maps that do are not asked.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse.core import PrivacyError, require
+
+_TOLERANCE = 1e-5  # of the largest entry of a feature: matrix products differ with their size
+_OTHER_ROWS = (
+    "Expected the same row of an example whoever else is in its batch, got another one from {}, "
+    "which draws random numbers, or mixes examples or their places.\n"
+    "Let a row depend on its own record alone. Draw random numbers in "
+    "plan.sampling.batches(..., augment=f), whose f(x, y, seed) gets a secret seed for each "
+    "example."
+)
+
+
+def due(batch: int) -> bool:
+    """Whether a batch of a pass is compared: 0, 1, 2, 4, 8 and so on."""
+    return batch & (batch - 1) == 0
+
+
+def refuse_other_rows(
+    gather: Callable[[np.ndarray], Any], indices: np.ndarray, rows: Any, what: str
+) -> None:
+    """Asks a source for the examples of a batch again, by halves.
+
+    Args:
+        gather: Gives examples by their indices, a nest of arrays `[n, ...]`.
+        indices: Of the examples, int64 `[n]`.
+        rows: What it gave for them.
+        what: How a message calls it.
+
+    Raises:
+        PrivacyError: A row is another one now.
+    """
+    for part in _halves(len(indices)):
+        again = gather(indices[part])
+        pairs = zip(tf.nest.flatten(rows), tf.nest.flatten(again), strict=True)
+        for one, other in ((np.asarray(a), np.asarray(b)) for a, b in pairs if a is not None):
+            if not _same_rows(one[part], other):
+                raise PrivacyError(_OTHER_ROWS.format(what))
+
+
+def same_rows_of(
+    unpack: Callable[[Any], Any], records: Any, rows: Any, batch: tf.Tensor
+) -> tf.Operation:
+    """Fails if `unpack` gives an example another row beside zeros, which are padding.
+
+    Args:
+        unpack: A function of the records of a batch.
+        records: A nest of tensors `[capacity, ...]`.
+        rows: What `unpack` gave for them.
+        batch: The number of the batch in its pass, int64.
+    """
+    is_due = tf.equal(tf.bitwise.bitwise_and(batch, batch - 1), 0)
+    same = tf.cond(is_due, lambda: _same_halves(unpack, records, rows), lambda: tf.constant(True))
+    return require(same, PrivacyError, _OTHER_ROWS.format("unpack of OfflineBatches"))
+
+
+def refuse_mixing_map(function: Any, specs: Sequence[Any], capacity: int, what: str) -> None:
+    """Tries a map over batches on made-up rows, by halves; what fails on these is not compared.
+
+    Args:
+        function: A concrete function of the leaves of a batch.
+        specs: Of these.
+        capacity: The leading dimension of leaves with a row for each example.
+        what: How a message calls the map.
+
+    Raises:
+        PrivacyError: A row depends on other rows, or on its place.
+    """
+    lead = lambda leaf: leaf.shape.is_fully_defined() and leaf.shape[:1] == [capacity]  # noqa: E731
+    of_rows = [lead(spec) for spec in specs]
+    if capacity < 2 or not any(of_rows):
+        return
+    kept = [lead(leaf) for leaf in function.outputs]
+    rng = np.random.default_rng()
+    for draw in (_made_up, _zeros):  # some parse what cannot be made up, and know padding
+        given = [draw(rng, spec) for spec in specs]
+
+        def on(rows: Sequence[tf.Tensor], given: Sequence[tf.Tensor] = given) -> list[tf.Tensor]:
+            own = iter(rows)
+            pairs = zip(of_rows, given, strict=True)
+            found = function(*(next(own) if own_row else other for own_row, other in pairs))
+            return [leaf for leaf, keep in zip(found, kept, strict=True) if keep]
+
+        rows = [leaf for leaf, own_row in zip(given, of_rows, strict=True) if own_row]
+        try:
+            same = bool(_same_halves(on, rows, on(rows)))
+        except tf.errors.OpError:
+            continue
+        if not same:
+            raise PrivacyError(_OTHER_ROWS.format(what))
+        return
+
+
+def _halves(count: int) -> tuple[np.ndarray, ...]:
+    """Places of two halves, each in its order and otherwise drawn at random; none of one example.
+
+    Halves of neighbours would leave pairs together.
+    """
+    places, half = np.random.default_rng().permutation(count), count // 2
+    return (np.sort(places[:half]), np.sort(places[half:])) if half else ()
+
+
+def _made_up(rng: np.random.Generator, spec: tf.TensorSpec) -> tf.Tensor:
+    """Rows that differ; numbers that are ids in every table, and texts that are numbers."""
+    shape = [size or 1 for size in spec.shape]
+    if spec.dtype.is_floating:
+        return tf.constant(rng.uniform(0.5, 1.5, shape), spec.dtype)
+    coins = rng.integers(0, 2, shape)
+    if spec.dtype == tf.string:
+        return tf.strings.as_string(tf.constant(coins))
+    return tf.cast(tf.constant(coins), spec.dtype)
+
+
+def _zeros(rng: np.random.Generator, spec: tf.TensorSpec) -> tf.Tensor:
+    """A batch of padding."""
+    del rng
+    return tf.zeros([size or 1 for size in spec.shape], spec.dtype)
+
+
+def _same_halves(function: Callable[[Any], Any], records: Any, rows: Any) -> tf.Tensor:
+    """Whether the halves of a batch have the same rows where zeros follow them."""
+    capacity = tf.nest.flatten(records)[0].shape[0]
+    same = [tf.constant(True)]
+    for part in _halves(capacity):
+
+        def first(leaf: tf.Tensor, part: np.ndarray = part) -> tf.Tensor:
+            missing = tf.zeros([capacity - len(part), *leaf.shape[1:]], leaf.dtype)
+            return tf.concat([tf.gather(leaf, part), missing], 0)
+
+        again = function(tf.nest.map_structure(first, records))
+        pairs = zip(tf.nest.flatten(rows), tf.nest.flatten(again), strict=True)
+        for one, other in ((tf.convert_to_tensor(a), tf.convert_to_tensor(b)) for a, b in pairs):
+            same.append(_equal(tf.gather(one, part), other[: len(part)]))
+    return tf.reduce_all(tf.stack(same))
+
+
+def _same_rows(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays `[n, ...]` are equal, floats up to rounding; NaN equals NaN."""
+    if one.shape != other.shape or one.dtype.kind != other.dtype.kind:
+        return False
+    if one.dtype.kind not in "fc":
+        return bool(np.array_equal(one, other))
+    finite = np.where(np.isfinite(one), np.abs(one), 0)
+    near = _TOLERANCE * finite.max(axis=0, initial=0)
+    with np.errstate(invalid="ignore"):
+        equal = (one == other) | (np.abs(one - other) <= near)
+    return bool(np.all(equal | (np.isnan(one) & np.isnan(other))))
+
+
+def _equal(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """`_same_rows` in a graph."""
+    if not one.dtype.is_floating:
+        return tf.reduce_all(tf.equal(one, other))
+    finite = tf.where(tf.math.is_finite(one), tf.abs(one), tf.zeros_like(one))
+    near = tf.cast(_TOLERANCE, one.dtype) * tf.reduce_max(finite, axis=0)
+    equal = tf.equal(one, other) | (tf.abs(one - other) <= near)
+    return tf.reduce_all(equal | (tf.math.is_nan(one) & tf.math.is_nan(other)))
