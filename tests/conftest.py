@@ -19,7 +19,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import noise
-from dp_sparse.optimizers import ledger
+from dp_sparse.optimizers import ledger, passes
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
@@ -65,6 +65,12 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def _draws_without_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests prepare batches under one key again and again, which a process never does."""
+    monkeypatch.setattr(passes, "_OWNERS", [])
+
+
 @pytest.fixture
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Forgets the steps that this process has counted, as a new process would."""
@@ -72,6 +78,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def forget() -> None:
         monkeypatch.setattr(ledger, "_SPENT", {})
         monkeypatch.setattr(ledger, "_LAST", {})
+        monkeypatch.setattr(passes, "_OWNERS", [])
 
     return forget
 

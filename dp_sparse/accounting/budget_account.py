@@ -29,7 +29,7 @@ from dp_sparse.accounting.charges import (
 from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.core import PrivacyError, whole_file
 
-_FORMAT = "dp_sparse-budget-account-1"
+_FORMAT = "dp_sparse-budget-account-2"
 _CHARGED_HERE: set[tuple[int, Path, str]] = set()  # by this process: its id, the file, the plan
 
 
@@ -137,7 +137,7 @@ class BudgetAccount:
         refuse_without_epsilon(plan)
         refuse_shared(plan)
         refuse_dearer(plan)
-        here = os.getpid(), self._path, str(plan.plan_id)
+        here = os.getpid(), self._path, plan.run_id
         with self._locked() as noted:
             budget, relation, charges = self._read_whole(noted)
             if is_charged(plan, charges):
@@ -161,7 +161,7 @@ class BudgetAccount:
             f"epsilon={budget.epsilon:g} and delta={budget.delta:g}; plans so far: {len(charges)}."
         ]
         lines += [
-            f"{c.charged}  epsilon={c.epsilon:g}  delta={c.delta:g}  {c.plan_id[:8]}  {c.note}"
+            f"{c.charged}  epsilon={c.epsilon:g}  delta={c.delta:g}  {c.run_id[:8]}  {c.note}"
             for c in charges
         ]
         return "\n".join(lines)

@@ -17,7 +17,7 @@ class Charge:
     """One plan on the account.
 
     Attributes:
-        plan_id: The name of its calibration.
+        run_id: The plan's.
         epsilon: Its whole budget's ε.
         delta: Its whole budget's δ.
         note: What the user says of it.
@@ -25,7 +25,7 @@ class Charge:
         draw: The name of the prepared draw that its run reads; empty if it draws by itself.
     """
 
-    plan_id: str
+    run_id: str
     epsilon: float
     delta: float
     note: str
@@ -37,7 +37,7 @@ def charge_of(plan: PrivacyPlan, note: str) -> Charge:
     """That of a calibrated plan, now."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     budget = plan.budget
-    return Charge(str(plan.plan_id), budget.epsilon, budget.delta, str(note), now, _draw_of(plan))
+    return Charge(plan.run_id, budget.epsilon, budget.delta, str(note), now, _draw_of(plan))
 
 
 def refuse_without_epsilon(plan: Any) -> None:
@@ -86,7 +86,7 @@ def refuse_same_draw(charges: list[Charge], plan: PrivacyPlan) -> None:
 def refuse_second_run(charges: list[Charge], plan: PrivacyPlan, resumed: bool) -> None:
     """Raises PrivacyError if a charged plan may begin a run again."""
     if not resumed:
-        when = next(charge.charged for charge in charges if charge.plan_id == plan.plan_id)
+        when = next(charge.charged for charge in charges if charge.run_id == plan.run_id)
         raise PrivacyError(
             f"Expected a plan that no other process has charged, got one that was charged {when}: "
             "it pays for one run. For a second one use plan.calibrate(); if this process goes on "
@@ -96,7 +96,7 @@ def refuse_second_run(charges: list[Charge], plan: PrivacyPlan, resumed: bool) -
 
 def is_charged(plan: PrivacyPlan, charges: list[Charge]) -> bool:
     """Whether the plan is among the charges, with the budget that it has."""
-    own = [charge for charge in charges if charge.plan_id == plan.plan_id]
+    own = [charge for charge in charges if charge.run_id == plan.run_id]
     for charge in own:
         if (charge.epsilon, charge.delta) != (plan.budget.epsilon, plan.budget.delta):
             raise PrivacyError(

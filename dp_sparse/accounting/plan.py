@@ -42,7 +42,7 @@ class PrivacyPlan:
         mechanism: What one step releases.
         releases: Everything else released from the same data; set before `calibrate`.
         noise_multiplier: The combined σ of the Gaussian releases of a step, set by `calibrate`.
-        plan_id: The name of this calibration; one plan pays for one training run.
+        plan_id: The name of this calibration; one plan pays for one training run (`run_id`).
 
     Examples:
         >>> import dp_sparse
@@ -263,6 +263,14 @@ class PrivacyPlan:
         """The name of what the plan guarantees: sampling, noise and releases, not the budget."""
         config = {k: v for k, v in self.get_config().items() if k not in ("plan_id", "budget")}
         return fingerprint(config)
+
+    @property
+    def run_id(self) -> str:
+        """The name of the one run that the plan pays for: its calibration and its guarantee.
+
+        A copy with other sampling, noise or releases is another plan, though it keeps `plan_id`.
+        """
+        return f"{self.plan_id}-{self.fingerprint:016x}"
 
     def get_config(self) -> dict[str, Any]:
         """A description for JSON, of which `from_config` makes an equal plan."""

@@ -120,8 +120,8 @@ def checked(
 
 def _own(optimizer: PrivateOptimizer, plans: DisjointPlans) -> str | None:
     """The name of the part on which the optimizer trains."""
-    own = optimizer.plan.plan_id  # plans of the same numbers have the same fingerprint
-    return next((name for name, plan in plans.plans.items() if plan.plan_id == own), None)
+    own = optimizer.plan.run_id
+    return next((name for name, plan in plans.plans.items() if plan.run_id == own), None)
 
 
 def released(
@@ -152,7 +152,7 @@ def released(
         taken = {name: plan.sampling.steps for name, plan in plans.plans.items()}
         own = _own(optimizer, plans)
         statement = plans.statement(taken if own is None else {**taken, own: steps})
-    counted = [plan.plan_id for plan in counting]
+    counted = [plan.run_id for plan in counting]
     variables = [*model.variables, *exported.variables]
     return steps, with_other_training(statement, variables, counted), exported
 

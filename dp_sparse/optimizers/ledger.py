@@ -24,8 +24,8 @@ from dp_sparse.sampling import OWN_ORDER, SEEDED, Marker, new_nonce
 # Nonces are times: batches that an earlier process left on a disk are older than this one, and
 # those of this process are newer, also if the clock is set back meanwhile.
 _IMPORTED = new_nonce(None)
-_SPENT: dict[str, tf.Variable] = {}  # by plan_id; untracked, so no checkpoint can set them back
-_LAST: dict[str, tf.Variable] = {}  # nonce and position of the last batch, by plan_id
+_SPENT: dict[str, tf.Variable] = {}  # by run_id; untracked, so no checkpoint can set them back
+_LAST: dict[str, tf.Variable] = {}  # nonce and position of the last batch, by run_id
 _MAKING = threading.Lock()  # held while a ledger is made: two threads may make the first of a plan
 _NUMBER = np.array([0, 0, 0, 1])  # picks the number of an example out of its marker
 _SPREAD = 0x1E3779B9  # odd, so that no two counts of steps change a fingerprint alike
@@ -102,12 +102,12 @@ class StepLedger:
 
     def __init__(self, plan: PrivacyPlan) -> None:
         assert plan.plan_id is not None
-        self._plan = plan
+        self._plan, run = plan, plan.run_id
         with _MAKING:
-            if plan.plan_id not in _SPENT:
-                _SPENT[plan.plan_id], _LAST[plan.plan_id] = replicas.undistributed(_counters)
-            self._spent, self._last = _SPENT[plan.plan_id], _LAST[plan.plan_id]
-            self._passes = Passes(plan.plan_id)
+            if run not in _SPENT:
+                _SPENT[run], _LAST[run] = replicas.undistributed(_counters)
+            self._spent, self._last = _SPENT[run], _LAST[run]
+            self._passes = Passes(plan)
         with tf.init_scope():  # one lock for all plans: two may ask for one pass at once
             self._section = tf.CriticalSection(shared_name="dp_sparse_steps")
         self._draws = plan.sampling.steps_per_pass is None
@@ -131,7 +131,7 @@ class StepLedger:
                 written = [
                     self._last.assign(last, read_value=False),
                     self._spent.assign(after, read_value=False),
-                    *([self._passes.take(fields)] if self._draws else []),
+                    *self._passes.take(fields),
                 ]
             with tf.control_dependencies(written):
                 return tf.identity(after)
@@ -198,8 +198,9 @@ class StepLedger:
     def _in_turn(self, marker: Marker, course: turn.Course) -> list[tf.Operation]:
         sampling = self._plan.sampling
         if sampling.steps_per_pass is None:
-            return [*turn.of_drawn(marker, course), self._passes.check(marker)]
-        return turn.of_stream(marker, course, sampling.steps_per_pass, sampling.steps)
+            return [*turn.of_drawn(marker, course), *self._passes.check(marker)]
+        in_turn = turn.of_stream(marker, course, sampling.steps_per_pass, sampling.steps)
+        return [*in_turn, *self._passes.check(marker)]
 
 
 def refuse_unfit(

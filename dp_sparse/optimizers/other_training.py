@@ -80,19 +80,19 @@ def known_noise(model: keras.Model) -> bool:
 
 
 def with_other_training(
-    statement: str, variables: Sequence[keras.Variable], counted: Collection[str | None]
+    statement: str, variables: Sequence[keras.Variable], counted: Collection[str]
 ) -> str:
     """What else trained the variables adds to a statement, a line for each, and the statement.
 
     Args:
         statement: Of the plans that it counts.
         variables: All that the statement is to hold for.
-        counted: Their plan_ids.
+        counted: Their `run_id`s.
     """
     found = [(each.plan, int(each.steps.numpy())) for each in _that_trained(variables)]
-    others = [(plan, steps) for plan, steps in found if plan is None or plan.plan_id not in counted]
+    others = [(plan, steps) for plan, steps in found if plan is None or plan.run_id not in counted]
     by_steps = sorted(others, key=lambda other: other[1])  # the last of a plan has its most steps
-    most = {plan.plan_id if plan else None: (plan, steps) for plan, steps in by_steps}
+    most = {plan.run_id if plan else None: (plan, steps) for plan, steps in by_steps}
     lines = dict.fromkeys(_sentence(plan, steps) for plan, steps in most.values())
     return "\n".join([*lines, statement])
 

@@ -19,7 +19,7 @@ def check_successor(optimizer: Any, previous: Any) -> None:
             f"Expected the {type(optimizer).__name__} of an earlier part of the data, got "
             f"{type(previous).__name__}: train all parts with one kind of optimizer."
         )
-    if previous.plan.plan_id == optimizer.plan.plan_id:
+    if previous.plan.run_id == optimizer.plan.run_id:
         raise ValueError(
             "Expected an optimizer of another plan, got one of the same: to go on with a plan, use "
             "PrivateCheckpoint or a saved model."

@@ -23,7 +23,8 @@ from dp_sparse.training.covered_steps import covered_steps_of
 from dp_sparse.training.flush_hooks import own_method_reads
 from dp_sparse.training.monitor import PrivacyMonitor
 
-_SAVERS = keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
+_WRITERS = keras.callbacks.ModelCheckpoint, keras.callbacks.OrbaxCheckpoint
+_SAVERS = *_WRITERS, keras.callbacks.BackupAndRestore
 _HOOKS_WITH_METRICS = ("on_batch_end", "on_train_batch_end", "on_epoch_end", "on_train_end")
 _RELEASED = (
     "epoch",
@@ -128,6 +129,7 @@ def install_callback_guard() -> None:
         model = self._model
         if isinstance(getattr(model, "optimizer", None), PrivateOptimizer):
             _put_checkpoint_first(self.callbacks, model.optimizer)
+            _put_backup_first(self.callbacks)
             _refuse_unsafe_logs(self.callbacks)
             _guard(self.callbacks, model)
             plan_steps.give_to_epochs(model, self)
@@ -182,6 +184,26 @@ def _put_checkpoint_first(callbacks: list[Any], optimizer: PrivateOptimizer) -> 
         )
     callbacks.remove(own[0])
     callbacks.insert(0, own[0])
+
+
+def _put_backup_first(callbacks: list[Any]) -> None:
+    """So that a killed run resumes from the last weights that another callback saved.
+
+    Raises:
+        PrivacyError: Another callback saves weights at other steps.
+    """
+    backups = [c for c in callbacks if isinstance(c, keras.callbacks.BackupAndRestore)]
+    for backup in backups:
+        for writer in callbacks:
+            if isinstance(writer, _WRITERS) and writer.save_freq != backup.save_freq:
+                raise PrivacyError(
+                    f"Expected {type(writer).__name__} to save when BackupAndRestore does, got "
+                    f"save_freq={writer.save_freq!r} beside save_freq={backup.save_freq!r}: a "
+                    "killed run would publish steps and take them again. Use the same save_freq, "
+                    "or dp_sparse.PrivateCheckpoint in place of BackupAndRestore."
+                )
+        callbacks.remove(backup)
+        callbacks.insert(0, backup)
 
 
 def _refuse_unsafe_logs(callbacks: list[Any]) -> None:

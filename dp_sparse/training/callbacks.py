@@ -227,7 +227,7 @@ class PrivacyReport(keras.callbacks.Callback):
         """What is guaranteed, to whom, and of which steps the page speaks, if not of all."""
         plan = self._optimizer.plan
         statement = plan.statement(int(self._optimizer.steps_spent.numpy()))
-        lines = [with_other_training(statement, self.model.variables, [plan.plan_id])]
+        lines = [with_other_training(statement, self.model.variables, [plan.run_id])]
         if self.note:
             lines.insert(0, self.note)
         if self._begin is not None and self._taken_before:

@@ -57,6 +57,14 @@ def test_a_plan_beyond_either_is_refused_and_not_charged(
     assert account.charge(plan(1.0, 1e-5)) is None
 
 
+def test_a_changed_copy_of_a_plan_is_charged(path: Path) -> None:
+    account, first = BudgetAccount(path, PrivacyBudget(1.0, 1e-5)), plan(0.5)
+    account.charge(first)
+    longer = dataclasses.replace(first, sampling=PoissonSampling(1000, 100, steps=9))
+    assert longer.plan_id == first.plan_id
+    assert account.charge(longer) is None  # all is spent
+
+
 def test_a_plan_is_charged_once(path: Path) -> None:
     account, own = BudgetAccount(path, PrivacyBudget(1.0, 1e-5)), plan(0.7)
     assert account.charge(own) == account.charge(own)

@@ -55,7 +55,7 @@ FAULTS = (
     Fault(
         "an_earlier_plan_forgotten",
         "dp_sparse/optimizers/other_training.py",
-        "if plan is None or plan.plan_id not in counted]",
+        "if plan is None or plan.run_id not in counted]",
         "if plan is None]",
         (f"{_OF_FULL}::test_a_second_plan_does_not_hide_the_first",),
     ),

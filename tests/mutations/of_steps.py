@@ -166,6 +166,23 @@ FAULTS = (
         ),
     ),
     Fault(
+        "two_plans_on_one_prepared_draw",
+        "dp_sparse/optimizers/passes.py",
+        "drawn = self._prepared is not None or plan.sampling.steps_per_pass is None",
+        "drawn = plan.sampling.steps_per_pass is None",
+        ("tests/optimizers/test_ledger.py::TestAPreparedDraw",),
+    ),
+    Fault(
+        "a_changed_copy_of_a_plan_passes_for_it",
+        "dp_sparse/accounting/plan.py",
+        'return f"{self.plan_id}-{self.fingerprint:016x}"',
+        "return str(self.plan_id)",
+        (
+            "tests/optimizers/test_ledger.py::test_a_changed_copy_of_a_plan_is_another_plan",
+            "tests/accounting/test_budget_account.py::test_a_changed_copy_of_a_plan_is_charged",
+        ),
+    ),
+    Fault(
         "division_by_the_size_of_the_batch",
         _SPARSE,
         "            noisy_dense(dense, deviation, batch_size, draw),\n",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_sparse import PrivacyError, PrivacyPlan, StreamSampling
+from dp_sparse import OfflinePoissonSampling, PrivacyError, PrivacyPlan, StreamSampling
 from dp_sparse.core import replicas
 from dp_sparse.core.errors import translated
 from dp_sparse.optimizers.ledger import SavedCount, StepLedger
@@ -319,7 +319,7 @@ def test_two_plans_that_ask_for_one_pass_at_once(monkeypatch: pytest.MonkeyPatch
     """One gets it; the other one reads nothing between the check and what the first one writes."""
     check, nonce, refused = Passes.check, new_nonce(None), []
 
-    def slow(self: Passes, marker: Marker) -> tf.Operation:
+    def slow(self: Passes, marker: Marker) -> list[tf.Operation]:
         found = check(self, marker)
         time.sleep(0.5)
         return found
@@ -338,3 +338,34 @@ def test_two_plans_that_ask_for_one_pass_at_once(monkeypatch: pytest.MonkeyPatch
         thread.join()
     (message,) = refused
     assert "batches that this plan alone trains on" in message
+
+
+def drawn_plan(**fields: Any) -> PrivacyPlan:
+    """Four steps on one prepared draw, each time another plan of the same numbers."""
+    sampling = OfflinePoissonSampling(8, 2, 4, capacity=8, draw_id=64 * "7", **fields)
+    return dataclasses.replace(plan_for(8), sampling=sampling)
+
+
+class TestAPreparedDraw:
+    def test_serves_one_plan(self) -> None:
+        first, second = drawn_plan(), drawn_plan()
+        assert first.fingerprint == second.fingerprint
+        spend(StepLedger(first), first, OWN_ORDER, 0, saved_count(first))
+        with pytest.raises(PrivacyError, match="on which another plan has trained"):
+            spend(StepLedger(second), second, OWN_ORDER, 1, saved_count(second, 1, 1))
+        assert spend(StepLedger(first), first, OWN_ORDER, 1, saved_count(first, 1, 1)) == 2
+
+    def test_that_is_shared_serves_several(self) -> None:
+        for _ in range(2):
+            plan = drawn_plan(shared=True)
+            assert spend(StepLedger(plan), plan, OWN_ORDER, 0, saved_count(plan)) == 1
+
+
+def test_a_changed_copy_of_a_plan_is_another_plan() -> None:
+    """`dataclasses.replace` keeps the name of a calibration, but the steps are of other noise."""
+    plan = plan_for(8, steps=3)
+    ledger = StepLedger(plan)
+    spend(ledger, plan, new_nonce(None), 0)
+    changed = dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier + 1)
+    assert StepLedger(changed).steps_left(saved_count(changed)) == 3
+    assert ledger.steps_left(saved_count(plan)) == 2

@@ -294,6 +294,24 @@ def test_files_hold_no_metric(tmp_path: Path, make: Callable[[], keras.Model]) -
     assert metadata == '{"epoch": 1, "batch": 0}'
 
 
+@pytest.mark.parametrize("often", [(1, "epoch"), ("epoch", 2), (1, 2)])
+def test_a_backup_and_weights_that_are_saved_at_other_steps(
+    model: keras.Model, tmp_path: Path, often: tuple[Any, Any]
+) -> None:
+    """A killed run would take steps again whose weights are on the disk."""
+    backup = C.BackupAndRestore(tmp_path / "backup", save_freq=often[1])
+    saver = C.ModelCheckpoint(tmp_path / "m.keras", save_freq=often[0])
+    with pytest.raises(PrivacyError, match="Expected ModelCheckpoint to save when Backup"):
+        begin(model, saver, backup)
+
+
+def test_a_backup_comes_before_weights_that_are_saved(model: keras.Model, tmp_path: Path) -> None:
+    backup, saver = C.BackupAndRestore(tmp_path / "backup"), C.ModelCheckpoint(tmp_path / "m.keras")
+    both = keras.callbacks.CallbackList([saver, backup], model=model)
+    both.on_train_begin()
+    assert both.callbacks.index(backup) < both.callbacks.index(saver)
+
+
 @pytest.mark.slow
 def test_what_orbax_would_write(tmp_path: Path, orbax: mock.MagicMock) -> None:
     """So the rule is needed, and `save_weights_only` is enough."""

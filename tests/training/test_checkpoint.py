@@ -385,7 +385,9 @@ class TestRefused:
             PrivateCheckpoint(str(tmp_path / "b")).restore(model)
         assert first.restore(model) == 0 and not (tmp_path / "b").exists()
 
-    @pytest.mark.parametrize("kind", ["ModelCheckpoint", "BackupAndRestore", "PrivateCheckpoint"])
+    @pytest.mark.parametrize(
+        "kind", ["ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint", "PrivateCheckpoint"]
+    )
     def test_another_that_saves(self, tmp_path: pathlib.Path, kind: str) -> None:
         plan = plan_of()
         model, checkpoint = compiled(plan), PrivateCheckpoint(str(tmp_path))
@@ -393,6 +395,7 @@ class TestRefused:
         other = {
             "ModelCheckpoint": lambda: keras.callbacks.ModelCheckpoint(tmp_path / "m.keras"),
             "BackupAndRestore": lambda: keras.callbacks.BackupAndRestore(tmp_path / "b"),
+            "OrbaxCheckpoint": lambda: object.__new__(keras.callbacks.OrbaxCheckpoint),
             "PrivateCheckpoint": lambda: PrivateCheckpoint(str(tmp_path / "c")),
         }[kind]()
         batches = plan.sampling.batches(clicks(8))
