@@ -318,7 +318,7 @@ class PrivacyPlan:
     def fingerprint(self) -> int:
         """The name of what the plan guarantees: sampling, noise and releases, not the budget."""
         config = {k: v for k, v in self.get_config().items() if k not in ("plan_id", "budget")}
-        return fingerprint(config)
+        return fingerprint({**config, "sampling": self.sampling.drawn_by})
 
     def get_config(self) -> dict[str, Any]:
         """A description for JSON, of which `from_config` makes an equal plan."""
