@@ -56,7 +56,7 @@ def test_the_examples_run_as_printed(
     exec(train, names)
     printed = capsys.readouterr().out
     assert "dp_sparse.DPSGDOptimizer(keras.optimizers.Adam(" in printed
-    assert "differential privacy protects one example after 20 of 20 steps" in printed
+    assert "differential privacy protects one example over at most 20 steps" in printed
     exec(account, names)
     assert len(dp_sparse.BudgetAccount("clicks.budget.json").charges) == 1
     exec(explain, names)
@@ -102,7 +102,7 @@ def test_the_first_model_from_a_csv_runs_as_printed(
     assert len(example.splitlines()) == 1 + 1 + 10  # an import, an empty line and ten
     names: dict[str, Any] = {}
     exec(example, names)
-    assert "after 15 of 15 steps; the budget is epsilon=3." in capsys.readouterr().out
+    assert "over at most 15 steps; the budget is epsilon=3." in capsys.readouterr().out
     model, x, clicked = names["model"], names["x"], names["rows"]["clicked"]
     assert int(model.optimizer.steps_spent) == 15
     assert model.predict(x, verbose=0).shape == (3000, 1)

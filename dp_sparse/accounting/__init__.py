@@ -27,10 +27,12 @@ from dp_sparse.accounting.plan_table import PlanTable, plan_table
 from dp_sparse.accounting.releases import Release
 from dp_sparse.accounting.run_cost import RunCost
 from dp_sparse.accounting.statement import beside, rounded_up
+from dp_sparse.accounting.stopping import FIXED
 
 __all__ = [
     "EPSILONS",
     "FALSE_ROWS",
+    "FIXED",
     "NOISE_RATIO",
     "Accountant",
     "BudgetAccount",

@@ -7,7 +7,7 @@ periods compute of it is post-processing. ε is the largest at one δ, not the s
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.plan import PrivacyPlan
@@ -34,6 +34,8 @@ class DisjointPlans:
         ...     for day, steps in [("Monday", 10), ("Tuesday", 20)]})
         >>> print(f"{plans.spent().epsilon:.2f}, {plans.spent({'Monday': 5}).epsilon:.2f}")
         1.00, 0.76
+        >>> print(f"{plans.guaranteed({'Monday': 5}).epsilon:.2f}")  # whatever stopped it
+        1.00
         >>> print(plans.statement().splitlines()[1])
         Each example is in one part and pays there alone; ...
 
@@ -58,18 +60,29 @@ class DisjointPlans:
         _refuse_different(self.plans)
 
     def spent(self, steps: Mapping[str, int] | None = None) -> PrivacyBudget:
-        """The largest ε of a part, at the common δ.
+        """The largest ε of a part, at the common δ, for numbers of steps chosen beforehand.
 
         Args:
-            steps: How many steps were taken of each part's plan; parts that are not named have not
-                begun, and have released nothing. By default all steps of all parts.
+            steps: How many steps were taken of each part's plan, chosen without looking at its run
+                unless it has `stopping="any time"`; parts that are not named have not begun, and
+                have released nothing. By default all steps of all parts.
 
         Raises:
             ValueError: A part that has no plan, or more steps than its plan has.
         """
-        spent = [budget for _, _, budget in self._of_parts(steps)]
-        delta = next(iter(self.plans.values())).budget.delta
-        return max(spent, key=lambda budget: budget.epsilon, default=PrivacyBudget(1e-12, delta))
+        return self._largest([self.plans[n].spent(taken) for n, taken in self._of_parts(steps)])
+
+    def guaranteed(self, steps: Mapping[str, int] | None = None) -> PrivacyBudget:
+        """The largest ε of a part, at the common δ, whatever made the runs of the parts end.
+
+        Args:
+            steps: How many steps were taken of each part's plan; else as `spent`.
+
+        Raises:
+            ValueError: As `spent`.
+        """
+        each = self._of_parts(steps)
+        return self._largest([self.plans[name].guaranteed(taken) for name, taken in each])
 
     def statement(self, steps: Mapping[str, int] | None = None) -> str:
         """What all parts guarantee together, then the statement of the part that costs most.
@@ -77,35 +90,52 @@ class DisjointPlans:
         Args:
             steps: As `spent`.
         """
-        parts = self._of_parts(steps)
+        parts = [(n, taken, self.plans[n].guaranteed(taken)) for n, taken in self._of_parts(steps)]
         if not parts:
             return "No part of the data was trained on yet: nothing is spent."
         name, taken, most = max(parts, key=lambda part: part[2].epsilon)
+        plan = self.plans[name]
+        own = plan.statement(taken if taken < plan.sampling.steps else None)
         if most.delta == 1:
-            return self.plans[name].statement(taken)
+            return own
         together = sum(budget.epsilon for _, _, budget in parts)
         largest = f"epsilon={rounded_up(most.epsilon, 4)} at delta={rounded_up(most.delta, 3)}"
         return "\n".join(
             [
                 f"Training on {len(parts)} disjoint parts of the data protects one example with "
                 f"{largest}: the largest of the parts' epsilons, that of {name}.",
+                *self._if_fixed(steps, most),
                 "Each example is in one part and pays there alone; that no example is in two parts "
                 "is assumed.",
                 f"A person with an example in every part pays in each: together at most epsilon="
                 f"{rounded_up(together, 4)} at delta={rounded_up(len(parts) * most.delta, 3)}.",
                 f"Of {name}:",
-                self.plans[name].statement(taken),
+                own,
             ]
         )
 
-    def _of_parts(self, steps: Mapping[str, int] | None) -> list[tuple[str, int, PrivacyBudget]]:
-        """Each part that has begun, its steps and what they cost."""
+    def _if_fixed(self, steps: Mapping[str, int] | None, most: PrivacyBudget) -> list[str]:
+        """A line where less is spent if no run's number of steps followed from the run."""
+        spent = self.spent(steps)
+        if spent.epsilon >= most.epsilon:
+            return []
+        return [
+            f"It is epsilon={rounded_up(spent.epsilon, 4)} if the numbers of steps were chosen "
+            "without looking at the runs; else all steps of each plan that has begun count."
+        ]
+
+    def _largest(self, budgets: Iterable[PrivacyBudget]) -> PrivacyBudget:
+        delta = next(iter(self.plans.values())).budget.delta
+        return max(budgets, key=lambda budget: budget.epsilon, default=PrivacyBudget(1e-12, delta))
+
+    def _of_parts(self, steps: Mapping[str, int] | None) -> list[tuple[str, int]]:
+        """Each part that has begun, and its steps."""
         if steps is None:
             steps = {name: plan.sampling.steps for name, plan in self.plans.items()}
         unknown = sorted(set(steps) - set(self.plans))
         if unknown:
             raise ValueError(f"Expected steps of the parts {list(self.plans)}, got {unknown}.")
-        return [(n, steps[n], self.plans[n].spent(steps[n])) for n in self.plans if n in steps]
+        return [(name, steps[name]) for name in self.plans if name in steps]
 
 
 def _refuse_repeated(plans: Mapping[str, PrivacyPlan]) -> None:

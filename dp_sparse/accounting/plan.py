@@ -1,8 +1,8 @@
 """The privacy plan: budget, sampling, mechanism and other releases in one frozen object.
 
-`calibrate` finds the smallest noise multiplier that meets the budget; `spent` and `statement` say
-what a run of a given length costs. All costs come from privacy loss distributions (interval 1e-4),
-rounded up. One evaluation takes 0.3 to 1 s for any number of steps.
+`calibrate` finds the smallest noise multiplier that meets the budget; `spent`, `guaranteed` and
+`statement` say what a run of a given length costs. All costs come from privacy loss distributions
+(interval 1e-4), rounded up. One evaluation takes 0.3 to 1 s for any number of steps.
 """
 
 import dataclasses
@@ -26,6 +26,13 @@ from dp_sparse.accounting.plan_config import described, fields_of, identified
 from dp_sparse.accounting.releases import Release, ReleasePrice, checked_releases, place_of
 from dp_sparse.accounting.run_cost import RunCost
 from dp_sparse.accounting.statement import GROUP, NO_PRIVACY, RATES, statement
+from dp_sparse.accounting.stopping import (
+    ANY_TIME,
+    FIXED,
+    RULES,
+    epsilon_at_any_time,
+    of_all_steps,
+)
 from dp_sparse.core import fingerprint, validate
 from dp_sparse.sampling import Sampling
 
@@ -43,6 +50,10 @@ class PrivacyPlan:
         releases: Everything else released from the same data; set before `calibrate`.
         noise_multiplier: The combined σ of the Gaussian releases of a step, set by `calibrate`.
         plan_id: The name of this calibration; one plan pays for one training run (`run_id`).
+        stopping: "fixed", or "any time" for a run that may stop early because of what it saw, such
+            as with `EarlyStopping`, and whose ε is to be that of the steps it took. It spends half
+            of δ on runs of all steps T, a quarter on runs of at most T/2, and so on: ε of all steps
+            is some 2 to 4 % larger at the same noise.
 
     Examples:
         >>> import dp_sparse
@@ -55,13 +66,15 @@ class PrivacyPlan:
         >>> print(f"{plan.attack_power(false_positive_rate=0.01):.1%}")  # true positives, at most
         1.8%
         >>> print(plan.statement().splitlines()[0])
-        (1, 1e-05)-differential privacy protects one example after 10 of 10 steps; ...
+        (1, 1e-05)-differential privacy protects one example over at most 10 steps; ...
 
     ### Formal Guarantees
     The outputs of at most `sampling.steps` steps on batches of `sampling.batches(...)`, together
     with `releases`, are (ε, δ)-differentially private under `sampling.neighbouring`. The number of
     examples and every field here are public. δ includes the probabilities that a batch exceeds its
-    capacity and that noise ends too early (`mechanisms.beyond_reach`).
+    capacity and that noise ends too early (`mechanisms.beyond_reach`). That holds whatever stops
+    the run. That a shorter run has a smaller ε, `spent(steps)`, is proved only if `steps` was
+    chosen without looking at the run, or with `stopping="any time"` (`accounting.stopping`).
     """
 
     budget: PrivacyBudget
@@ -70,12 +83,15 @@ class PrivacyPlan:
     releases: tuple[Release, ...] = ()
     noise_multiplier: float | None = None
     plan_id: str | None = None
+    stopping: str = FIXED
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "releases", checked_releases(self.releases))
         for name, kind, use in _FIELDS:
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"Expected {use}, got {name}={getattr(self, name)!r}.")
+        if self.stopping not in RULES:
+            raise ValueError(f"Expected stopping in {RULES}, got stopping={self.stopping!r}.")
         if self.sampling.not_private_seed is not None:
             object.__setattr__(self, "budget", PrivacyBudget(math.inf, 1.0))
         elif math.isinf(self.budget.epsilon):
@@ -120,15 +136,23 @@ class PrivacyPlan:
         return rough_noise_multiplier(self._epsilon_of_all_steps(), self.budget.epsilon)
 
     def spent(self, steps: int) -> PrivacyBudget:
-        """The (ε, δ) after `steps` steps, at the budget's δ.
+        """The (ε, δ) after `steps` steps, a number chosen without looking at the run.
 
-        Every release counts from the start. ε is rounded up by the most that the accountant's
-        arithmetic may have lost. It is (∞, 1) for a plan of `not_private_plan`.
+        With `stopping="any time"` the number may depend on the run. Every release counts from the
+        start. ε is rounded up by the most that the accountant's arithmetic may have lost. It is
+        (∞, 1) for a plan of `not_private_plan`.
+
+        Args:
+            steps: Between 0 and `sampling.steps`.
+
+        Raises:
+            ValueError: A number of steps out of its range, a plan that is not calibrated, or one
+                with too little noise for any ε.
         """
         sigma = self._noise_for(steps)
         if self.sampling.not_private_seed is not None:
             return self.budget
-        epsilon = self.cost(sigma, steps).epsilon(self.budget) if steps or self.releases else 0.0
+        epsilon = self._epsilon(sigma, steps) if steps or self.releases else 0.0
         if epsilon == math.inf:
             raise ValueError(
                 f"Expected noise that meets delta={self.budget.delta:g} at some epsilon, got "
@@ -136,6 +160,25 @@ class PrivacyPlan:
                 "noise dp_sparse.not_private_plan(plan, seed).with_noise(...)."
             )
         return PrivacyBudget(max(epsilon, 1e-12), self.budget.delta)
+
+    def guaranteed(self, steps: int) -> PrivacyBudget:
+        """The (ε, δ) of a run that ended after `steps` steps, whatever made it end there.
+
+        With `stopping="fixed"` it is that of all steps, unless nothing was released; otherwise it
+        is `spent(steps)`.
+
+        Args:
+            steps: As `spent`.
+
+        Raises:
+            ValueError: As `spent`.
+        """
+        return self.spent(self._counted(steps) if self.stopping == FIXED else steps)
+
+    @property
+    def for_all_steps(self) -> PrivacyBudget:
+        """What all steps and releases may spend: the budget, or ε and its share of δ."""
+        return of_all_steps(self.budget, self.stopping)
 
     def attack_power(
         self, false_positive_rate: float, steps: int | None = None, *, examples: int = 1
@@ -147,10 +190,13 @@ class PrivacyPlan:
         the best attacker recognises, who wrongly suspects the part `false_positive_rate` of other
         examples. Rounded up; 1 if there is no bound.
 
+        A run that stopped early because of what it saw has the bound of all steps. So has every
+        run under `stopping="any time"`, since a test may wait for the lengths that suit it.
+
         Args:
             false_positive_rate: In (0, 1): the probability that an example which was not in the
                 data is taken for one that was.
-            steps: Between 0 and `sampling.steps`.
+            steps: Between 0 and `sampling.steps`, chosen without looking at the run.
             examples: How many examples the test asks for at once: all of one person, who is in the
                 data with all of them or none.
 
@@ -162,27 +208,38 @@ class PrivacyPlan:
         """
         rate = validate.probability("false_positive_rate", false_positive_rate)
         steps = self.sampling.steps if steps is None else steps
-        deltas = self.cost(self._noise_for(steps), steps).deltas(EPSILONS)
+        sigma = self._noise_for(steps)
+        counted = self._counted(steps) if self.stopping == ANY_TIME else steps
+        deltas = self.cost(sigma, counted).deltas(EPSILONS)
         examples = validate.positive_integer("examples", examples)
         return of_a_group(EPSILONS, deltas, rate, examples)
 
     def statement(self, steps: int | None = None) -> str:
-        """What `steps` steps (default: all) guarantee, to whom, and under which assumptions.
+        """What a run guarantees, to whom, and under which assumptions.
 
-        At most 15 short lines: the promise, what attackers can still do, limits, assumptions. A
-        claim that is not guaranteed stands above them.
+        At most 15 short lines, and 16 where the length of the run matters: the promise, what
+        attackers can still do, limits, assumptions. A claim that is not guaranteed stands above
+        them.
+
+        Args:
+            steps: How many were taken. By default the statement is that of the plan, which holds
+                for every run under it, and says nothing of steps that were taken.
         """
-        steps = self.sampling.steps if steps is None else steps
-        deltas = self.cost(self._noise_for(steps), steps).deltas(EPSILONS)
+        taken = self.sampling.steps if steps is None else steps
+        sigma, counted = self._noise_for(taken), self._counted(taken)
         if self.sampling.not_private_seed is not None:
             return NO_PRIVACY.format(self.sampling.not_private_seed)
+        guaranteed = self.guaranteed(taken)  # refuses noise that is too small for any curve
+        deltas = self.cost(sigma, counted).deltas(EPSILONS)
         rates = [of_a_group(EPSILONS, deltas, rate, n) for n in (1, GROUP) for rate in RATES]
         return statement(
-            spent=self.spent(steps),
+            guaranteed=guaranteed,
+            if_fixed=self.spent(taken) if taken < counted and self.stopping == FIXED else None,
+            any_time=self.stopping == ANY_TIME,
             budget=self.budget,
             steps=steps,
             sampling=self.sampling,
-            mechanism=self.mechanism.description(self._noise_for(steps)),
+            mechanism=self.mechanism.description(sigma),
             releases=[str(self.price(release)) for release in self.releases],
             true_positive_rates=rates,
             not_guaranteed=self.mechanism.not_guaranteed,
@@ -262,7 +319,7 @@ class PrivacyPlan:
     def fingerprint(self) -> int:
         """The name of what the plan guarantees: sampling, noise and releases, not the budget."""
         config = {k: v for k, v in self.get_config().items() if k not in ("plan_id", "budget")}
-        return fingerprint(config)
+        return fingerprint({**config, "sampling": self.sampling.drawn_by})
 
     @property
     def run_id(self) -> str:
@@ -281,15 +338,29 @@ class PrivacyPlan:
         """The plan that `get_config` described."""
         return cls(**fields_of(config))
 
+    def _epsilon(self, sigma: float, steps: int) -> float:
+        """ε of some steps at the budget's δ, by the rule of `stopping`."""
+
+        def of_length(length: int, budget: PrivacyBudget) -> float:
+            return self.cost(sigma, length).epsilon(budget)
+
+        if self.stopping == FIXED:
+            return of_length(steps, self.budget)
+        return epsilon_at_any_time(of_length, self.budget, self.sampling.steps, steps)
+
     def _epsilon_of_all_steps(self) -> Callable[[float, float], float]:
         """ε of a noise multiplier on a grid of some interval; refuses what no noise can meet."""
-        steps = self.sampling.steps
+        steps, budget = self.sampling.steps, self.for_all_steps
 
         def epsilon(sigma: float, interval: float) -> float:
-            return self.cost(sigma, steps).epsilon(self.budget, interval)
+            return self.cost(sigma, steps).epsilon(budget, interval)
 
-        refuse_infeasible(epsilon, self.budget, self.sampling, self.releases)
+        refuse_infeasible(epsilon, budget, self.sampling, self.releases)
         return epsilon
+
+    def _counted(self, steps: int) -> int:
+        """The steps that count where the number of those taken may follow from the run."""
+        return self.sampling.steps if steps or self.releases else 0
 
     def _noise_for(self, steps: int) -> float:
         """σ, if the plan has one and has at least `steps` steps."""

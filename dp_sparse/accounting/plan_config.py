@@ -8,6 +8,7 @@ from typing import Any
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.mechanisms import Mechanism
 from dp_sparse.accounting.releases import Release
+from dp_sparse.accounting.stopping import FIXED
 from dp_sparse.sampling import Sampling
 
 
@@ -23,7 +24,10 @@ def identified(plan: Any, sampling: Sampling, noise_multiplier: float) -> Any:
 
 
 def described(plan: Any) -> dict[str, Any]:
-    """The fields of a `PrivacyPlan`, from which `fields_of` makes them again."""
+    """The fields of a `PrivacyPlan`, from which `fields_of` makes them again.
+
+    The default of `stopping` is left out, so plans that were saved before it have their names.
+    """
     return {
         "budget": dataclasses.asdict(plan.budget),
         "sampling": plan.sampling.get_config(),
@@ -31,6 +35,7 @@ def described(plan: Any) -> dict[str, Any]:
         "releases": [release.get_config() for release in plan.releases],
         "noise_multiplier": plan.noise_multiplier,
         "plan_id": plan.plan_id,
+        **({} if plan.stopping == FIXED else {"stopping": plan.stopping}),
     }
 
 
@@ -43,4 +48,5 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "releases": tuple(map(Release.from_config, config["releases"])),
         "noise_multiplier": config["noise_multiplier"],
         "plan_id": config["plan_id"],
+        "stopping": config.get("stopping", FIXED),
     }

@@ -1,6 +1,7 @@
 """What a run guarantees, for a reader in a hurry: the promise, what an attacker can do, limits.
 
-At most 15 lines of one or two sentences. Other releases make their line longer.
+At most 15 lines of one or two sentences, and one more where the length of the run matters. Other
+releases make their line longer.
 """
 
 import decimal
@@ -28,6 +29,14 @@ _COVERED = (
     "LazyDP (float32 rows) covers weights and state only as fit and model methods return them, and "
     "no updated rows.",
 )
+_SHORTER = (
+    "It is {} if the number of steps was chosen without looking at the run; "
+    "else all {} steps count."
+)
+_ANY_TIME = (
+    "Epsilon is that of the steps taken, by whatever rule the run stops: ex-post privacy, with a "
+    "shared delta."
+)
 _ASSUMED = (
     "Assumed: adapted statistics, vocabularies and held-out data are public, and batches reach fit "
     "as sampled.",
@@ -38,21 +47,25 @@ _ASSUMED = (
 
 def statement(
     *,
-    spent: PrivacyBudget,
+    guaranteed: PrivacyBudget,
+    if_fixed: PrivacyBudget | None,
+    any_time: bool,
     budget: PrivacyBudget,
-    steps: int,
+    steps: int | None,
     sampling: Sampling,
     mechanism: str,
     releases: Sequence[str],
     true_positive_rates: Sequence[float],
     not_guaranteed: tuple[str, float] | None = None,
 ) -> str:
-    """Sentences on `steps` steps, one or two a line.
+    """Sentences on a run, one or two a line.
 
     Args:
-        spent: The (ε, δ) of these steps.
+        guaranteed: The (ε, δ) of the run, whatever ended it.
+        if_fixed: That of its steps if their number did not follow from the run, where it is less.
+        any_time: Whether `guaranteed` is of the steps taken by any rule that stops the run.
         budget: Of the plan.
-        steps: How many of `sampling.steps`.
+        steps: How many of `sampling.steps` were taken; None of a plan, whatever was taken.
         sampling: How batches were drawn.
         mechanism: A sentence on one step, with its noise multiplier.
         releases: Each other release with its price.
@@ -62,9 +75,10 @@ def statement(
     """
     lines = [
         *([] if not_guaranteed is None else [beside(*not_guaranteed, budget)]),
-        f"({rounded_up(spent.epsilon, 4)}, {rounded_up(spent.delta, 3)})-differential privacy "
-        f"protects one example after {steps} of {sampling.steps} steps; the budget is "
-        f"epsilon={budget.epsilon:g}.",
+        f"{_pair(guaranteed)}-differential privacy protects one example "
+        f"{_length(steps, sampling.steps)}; the budget is epsilon={budget.epsilon:g}.",
+        *([] if if_fixed is None else [_SHORTER.format(_pair(if_fixed), sampling.steps)]),
+        *([_ANY_TIME] if any_time else []),
         f"Of two neighbouring datasets, {sampling.neighbouring}.",
         *_attack(true_positive_rates),
         *_NOT_COVERED,
@@ -78,6 +92,14 @@ def statement(
         *_ASSUMED,
     ]
     return "\n".join(lines)
+
+
+def _pair(budget: PrivacyBudget) -> str:
+    return f"({rounded_up(budget.epsilon, 4)}, {rounded_up(budget.delta, 3)})"
+
+
+def _length(steps: int | None, of: int) -> str:
+    return f"over at most {of} steps" if steps is None else f"after {steps} of {of} steps"
 
 
 def beside(by: str, claimed: float, budget: PrivacyBudget) -> str:

@@ -159,7 +159,7 @@ class PlanTradeOff(TradeOff):
                 "Expected a plan that guarantees something, got one of not_private_plan: there is "
                 "no claim to audit."
             )
-        self.plan, self.delta = plan, plan.budget.delta
+        self.plan, self.delta = plan, plan.for_all_steps.delta
 
     def power(self, false_positive_rate: float, scale: float) -> float:
         """As `plan.attack_power`, of the plan with σ over `scale`."""
@@ -169,7 +169,7 @@ class PlanTradeOff(TradeOff):
         """ε at the plan's δ, read off its curve; the plan's own at 1."""
         if scale == 1.0:
             return self.plan.spent(self.plan.sampling.steps).epsilon
-        return _crossing(self._curve(scale), self.plan.budget.delta)
+        return _crossing(self._curve(scale), self.delta)
 
     def _curve(self, scale: float) -> np.ndarray:
         assert self.plan.noise_multiplier is not None

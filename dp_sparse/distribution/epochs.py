@@ -1,5 +1,6 @@
 """The course of a training run beside its steps: epochs, callbacks, what the plan has left."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ def _run_epochs(
     sampling = model.optimizer.plan.sampling
     first_step = sampling.resumed_at(source, int(model.optimizer.steps_spent.numpy()))
     left = sampling.steps - first_step
-    steps = _steps_per_epoch(left, len(epochs), steps_per_epoch)
+    steps = _steps_per_epoch(sampling, left, len(epochs), steps_per_epoch)
     callback_list.params["steps"] = steps
     step, logs = begin(first_step)
     for epoch in epochs:
@@ -124,8 +125,11 @@ def whole_batch(sampling: Sampling, steps: int) -> BatchPart:
     return BatchPart(0, sampling.batch_capacity, key, new_nonce(None))
 
 
-def _steps_per_epoch(left: int, epochs: int, wanted: int | None) -> int:
-    steps = left // epochs if wanted is None else wanted
+def _steps_per_epoch(sampling: Sampling, left: int, epochs: int, wanted: int | None) -> int:
+    """As given; else those of an epoch of the plan, as `fit` has it, or a share of what is left."""
+    steps, each = left // epochs if wanted is None else wanted, sampling.steps_per_epoch
+    if wanted is None and each is not None and epochs > 1 and round(epochs * each) < left:
+        steps = max(1, math.floor(each))
     if not 0 < steps * epochs <= left:
         raise ValueError(
             f"Expected at most {left} steps, which the plan has left, and at least one an epoch, "

@@ -121,11 +121,12 @@ def _sentence(plan: PrivacyPlan | None, steps: int) -> str:
     if plan is None or _is_public(plan):
         return _WITHOUT_PRIVACY
     try:
-        spent = plan.spent(steps)
+        guaranteed = plan.guaranteed(steps)
     except ValueError:  # too little noise for any epsilon at its delta
         return _WITHOUT_PRIVACY
     return (
         f"These weights were also trained under another plan, for {steps} of its "
-        f"{plan.sampling.steps} steps: epsilon={rounded_up(spent.epsilon, 4)} and delta="
-        f"{rounded_up(spent.delta, 3)}. For whoever was in its data, too, they add to those below."
+        f"{plan.sampling.steps} steps: epsilon={rounded_up(guaranteed.epsilon, 4)} and "
+        f"delta={rounded_up(guaranteed.delta, 3)}. For whoever was in its data, too, they add to "
+        "those below."
     )

@@ -69,6 +69,11 @@ class Sampling(Registered, abc.ABC):
         return None
 
     @property
+    def steps_per_epoch(self) -> float | None:
+        """Steps of an epoch, of a run that was planned in epochs; None of one planned in steps."""
+        return self.steps_per_pass
+
+    @property
     def not_private_seed(self) -> int | None:
         """What the keys of a run follow from, if they are no secret, for debugging; else None."""
         return None
@@ -128,6 +133,19 @@ class Sampling(Registered, abc.ABC):
         """
 
     @property
+    def drawn_by(self) -> dict[str, Any]:
+        """The configuration without `epochs`, which no batch depends on."""
+        return _without_epochs(self.get_config())
+
+    @property
     def fingerprint(self) -> int:
         """The name of this configuration in every batch that it makes."""
-        return fingerprint(self.get_config())
+        return fingerprint(self.drawn_by)
+
+
+def _without_epochs(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_epochs(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name != "epochs"
+    }

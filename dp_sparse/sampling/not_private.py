@@ -82,6 +82,11 @@ class NotPrivateSampling(Sampling):
         """As of what it draws like."""
         return self.sampling.steps_per_pass
 
+    @property
+    def steps_per_epoch(self) -> float | None:
+        """As of what it draws like."""
+        return self.sampling.steps_per_epoch
+
     def resumed_at(self, source: Any, spent: int) -> int:
         """As of what it draws like."""
         return self.sampling.resumed_at(source, spent)

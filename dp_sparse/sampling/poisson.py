@@ -35,7 +35,7 @@ class PoissonSampling(Sampling):
 
     Args:
         epochs: In place of `steps`: how often an example is expected to be drawn in all, > 0. T is
-            epochs·N/B, rounded, and at least 1.
+            epochs·N/B, rounded, and at least 1. `fit` then counts in these epochs.
 
     Examples:
         >>> import dp_sparse, numpy as np
@@ -67,12 +67,14 @@ class PoissonSampling(Sampling):
     steps: int = 0
     capacity: int | None = None
     epochs: dataclasses.InitVar[float | None] = None
+    _epochs: float | None = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self, epochs: float | None) -> None:
         self._set("num_examples", validate.positive_integer)
         self._set("expected_batch_size", validate.positive)
         if epochs is not None:
             object.__setattr__(self, "steps", self._steps_of(epochs))
+            object.__setattr__(self, "_epochs", float(epochs))
         elif self.steps == 0 and not isinstance(self.steps, bool):
             raise ValueError("Expected steps > 0, or epochs= in its place, got steps=0.")
         self._set("steps", validate.positive_integer)
@@ -86,13 +88,24 @@ class PoissonSampling(Sampling):
         self._set("capacity", validate.positive_integer)
 
     def _steps_of(self, epochs: float) -> int:
-        if self.steps:
+        drawn = validate.positive("epochs", epochs) * self.num_examples
+        steps = max(1, round(drawn / self.expected_batch_size))
+        if self.steps not in (0, steps):  # a description has both
             raise ValueError(
                 f"Expected steps= or epochs=, got both, steps={self.steps} and epochs={epochs}: "
                 "leave one."
             )
-        drawn = validate.positive("epochs", epochs) * self.num_examples
-        return max(1, round(drawn / self.expected_batch_size))
+        return steps
+
+    @property
+    def steps_per_epoch(self) -> float | None:
+        """N / B, if `epochs` were given in place of `steps`."""
+        return None if self._epochs is None else self.num_examples / self.expected_batch_size
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description from which `from_config` makes an equal object."""
+        config = {name: value for name, value in super().get_config().items() if name != "_epochs"}
+        return config if self._epochs is None else {**config, "epochs": self._epochs}
 
     @property
     def sampling_probability(self) -> float:

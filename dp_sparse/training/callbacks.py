@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from dp_sparse.accounting import FIXED, rounded_up
 from dp_sparse.core import require_matplotlib, validate
 from dp_sparse.optimizers import with_other_training
 from dp_sparse.training import findings, report_page
@@ -41,7 +42,9 @@ class RunHistory:
     Attributes:
         steps: Steps spent at each point.
         epsilon: ε spent at each point, or somewhat later, so that it is never too small: at the
-            next eighth of the plan's steps. Of the last step of a fit it is exact.
+            next eighth of the plan's steps. Of the last step of a fit it is exact. It holds if the
+            run had been meant to end there; what holds where a run stopped because of what it saw
+            is `plan.guaranteed(steps)`.
         rows: Mean rows noised a step in each table, since the previous point.
         validation: Each validation metric with its (step, value) pairs.
         diagnostics: Each value that no ε covers, with its pairs; empty unless requested.
@@ -62,10 +65,11 @@ class RunHistory:
 class PrivacyReport(keras.callbacks.Callback):
     """Shows ε while training, and writes a report.
 
-    The ε shown is that of the next eighth of the plan's steps, so it is never below what was spent.
-    Each eighth costs one evaluation of the accountant (0.3 to 1 s), and a page with it another.
-    Given to each of several `fit`s that go on with one run, it reports all of them; otherwise it
-    begins anew.
+    The ε shown is that of the next eighth of the plan's steps, so it is never below what was spent,
+    if the run was meant to end there; `plan.guaranteed` has that of a run that stopped because of
+    what it saw. Each eighth costs one evaluation of the accountant (0.3 to 1 s), and a page with it
+    another. Given to each of several `fit`s that go on with one run, it reports all of them;
+    otherwise it begins anew.
 
     Args:
         path: Where to write an HTML page: at the end of training, and while it lasts at the end of
@@ -207,7 +211,8 @@ class PrivacyReport(keras.callbacks.Callback):
         sections = [("What is guaranteed", report_page.text(self._statement()))]
         if history.epsilon and math.isfinite(history.epsilon[-1]):
             spent = {"epsilon": (history.steps, history.epsilon)}
-            sections.append(("Privacy spent", report_page.chart("step", "epsilon", spent)))
+            chart = report_page.text(self._spent()) + report_page.chart("step", "epsilon", spent)
+            sections.append(("Privacy spent", chart))
         if history.findings:
             said = report_page.text("\n".join(history.findings))
             sections.insert(0, ("What went wrong", said))
@@ -236,6 +241,17 @@ class PrivacyReport(keras.callbacks.Callback):
                 "it says of training, epsilon apart, is of the steps after them."
             )
         return "\n".join(lines)
+
+    def _spent(self) -> str:
+        """Of which runs the points of the chart are ε."""
+        plan = self._optimizer.plan
+        if plan.stopping != FIXED:
+            return "Each point is of a run that stops there, by whatever rule."
+        epsilon = rounded_up(plan.guaranteed(plan.sampling.steps).epsilon, 4)
+        return (
+            "Each point is of a run that was meant to end there. A run that stops because of what "
+            f"it saw has the epsilon of all steps, {epsilon}."
+        )
 
     def rows_chart(self) -> str:
         """Rows noised per step, by table."""

@@ -1,5 +1,6 @@
 """ε of a run step by step, for a few evaluations of the accountant."""
 
+import functools
 import math
 
 from dp_sparse.accounting import PrivacyPlan
@@ -33,4 +34,13 @@ class EpsilonPoints:
                 self._point += max(self._every, self._point // _PART // self._every * self._every)
             self._point = min(self._point, self._plan.sampling.steps)
             self._epsilon = self._plan.spent(self._point).epsilon
-        return self._epsilon if math.isfinite(self._epsilon) else None
+        return _finite(self._epsilon)
+
+    @functools.cached_property
+    def of_all_steps(self) -> float | None:
+        """ε of all steps of the plan; None if it has none."""
+        return _finite(self._plan.spent(self._plan.sampling.steps).epsilon)
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None

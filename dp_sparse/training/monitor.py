@@ -38,12 +38,13 @@ class PrivacyMonitor(keras.callbacks.Callback):
     """Writes a line every so many steps, to `log.jsonl` and as scalars for TensorBoard.
 
     A line has `step`; `epsilon`, of up to a tenth more steps, so it is never below what was spent,
-    and exact after the last one; `delta`; `epsilon_not_guaranteed`, of a plan whose noise follows
-    from such a claim; `expected_examples`, of all steps so far; and by
-    the paths of the tables `survivors` (rows noised a step, on average since the line before),
-    `expected_false_rows` (of them by noise alone) and `gradient_size` (entries noised a step). Of
-    LazyDP it has neither rows nor sizes. After each epoch with validation another line has `step`
-    and `validation`.
+    and exact after the last one; `epsilon_of_all_steps`, which holds in its place for a run that
+    stops because of what it saw, unless the plan has `stopping="any time"`; `delta`;
+    `epsilon_not_guaranteed`, of a plan whose noise follows from such a claim; `expected_examples`,
+    of all steps so far; and by the paths of the tables `survivors` (rows noised a step, on average
+    since the line before), `expected_false_rows` (of them by noise alone) and `gradient_size`
+    (entries noised a step). Of LazyDP it has neither rows nor sizes. After each epoch with
+    validation another line has `step` and `validation`.
 
     With a `PrivateCheckpoint` lines stay in memory until a checkpoint holds their steps. So a run
     that is killed has no line of a step that runs again, though lines behind its last checkpoint
@@ -186,6 +187,7 @@ class PrivacyMonitor(keras.callbacks.Callback):
         line: dict[str, Any] = {
             "step": step,
             "epsilon": self._epsilon.at_least(step),
+            "epsilon_of_all_steps": self._epsilon.of_all_steps,
             "delta": plan.budget.delta,
             **_claimed(plan),
             "expected_examples": step * plan.sampling.expected_batch_size,

@@ -1,5 +1,17 @@
-"""How `fit` shares the steps that a plan has left over its epochs, and ends when none is left."""
+"""How `fit` shares the steps that a plan has left over its epochs, and ends when none is left.
 
+Keras takes all batches of a dataset in each epoch, and a sampler's have all steps of the plan. So:
+
+- `fit(batches)` takes all steps that are left.
+- `fit(batches, epochs=E)` takes E of the plan's own epochs, if the plan was made in epochs
+  (`PoissonSampling(epochs=...)`, `StreamSampling(passes=...)`) and has more than E left. Each ends
+  where one of the plan does, so a later `fit` goes on with the next.
+- Otherwise it takes all that is left in E shares, which are smaller than the plan's epochs.
+
+`steps_per_epoch` is taken as it is given.
+"""
+
+import math
 import warnings
 import weakref
 from collections.abc import Callable
@@ -10,6 +22,7 @@ import keras
 from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.sampling import Sampling
 from dp_sparse.training.quarantine import Quarantine
 
 
@@ -29,6 +42,7 @@ class FitSteps:
         self._prepared: Callable[[], Any] = _nothing
         self._iterator: Callable[[], Any] = _nothing  # Keras' own over the epochs, while it lives
         self._divides = False  # whether epochs get their steps from here
+        self._of_plan = False  # whether these are epochs of the plan
         self._at_begin: int | None = None  # steps left when training began; None outside of fit
 
     def prepare(self, iterator: Any) -> None:
@@ -37,7 +51,8 @@ class FitSteps:
 
     def forget(self) -> None:
         """No run has begun."""
-        self._at_begin, self._divides, self._iterator = None, False, _nothing
+        self._at_begin, self._iterator = None, _nothing
+        self._divides = self._of_plan = False
 
     def begin(self) -> None:
         """A run begins: the `fit` that was prepared, or another loop."""
@@ -56,10 +71,15 @@ class FitSteps:
             if not left:
                 raise PrivacyError(_nothing_left(self._optimizer.plan))
             self._divides = self._all_in_each_epoch(left)
+            self._of_plan = self._divides and self._has_more(left, epoch, run)
         epochs, iterator = run.params.get("epochs"), self._iterator()
         if not self._divides or epochs is None:
             return
-        steps = _share(left, epochs - epoch, iterator.steps_per_execution)
+        together = iterator.steps_per_execution
+        if self._of_plan:
+            steps = _rest_of_epoch(self._optimizer.plan.sampling, left, together)
+        else:
+            steps = _share(left, epochs - epoch, together)
         iterator.steps_per_epoch = steps
         run.set_params({**run.params, "steps": steps})  # the progress bar's
 
@@ -93,6 +113,23 @@ class FitSteps:
         iterator = self._iterator()
         batches = getattr(iterator, "num_batches", None)
         return batches is not None and batches >= left and iterator.steps_per_epoch is None
+
+    def _has_more(self, left: int, epoch: int, run: keras.callbacks.CallbackList) -> bool:
+        """Whether a plan that was made in epochs has more of them left than `fit` is to take."""
+        each, epochs = self._optimizer.plan.sampling.steps_per_epoch, run.params.get("epochs")
+        if each is None or epochs is None:
+            return False
+        if epochs > 1:
+            return bool(round((epochs - epoch) * each) < left)
+        if round(each) < left:
+            warnings.warn(
+                f"fit takes all {left} steps that the plan has left, {left / each:.3g} of the "
+                f"plan's epochs, in one epoch of Keras. For one epoch of the plan use "
+                f"steps_per_epoch={round(each)}; for all of them one by one, epochs="
+                f"{math.ceil(left / each)}.",
+                stacklevel=2,
+            )
+        return False
 
     @property
     def _model(self) -> keras.Model:
@@ -155,6 +192,17 @@ def _share(left: int, epochs: int, steps_per_execution: int) -> int:
     if epochs <= 1:
         return max(1, left)
     return max(1, left // epochs // steps_per_execution * steps_per_execution)
+
+
+def _rest_of_epoch(sampling: Sampling, left: int, together: int) -> int:
+    """Steps up to where an epoch of the plan ends, in whole executions of `together` steps."""
+    each, spent = sampling.steps_per_epoch, sampling.steps - left
+    assert each is not None
+    ended = math.floor((spent + together - 0.5) / each)  # up to an execution that does not fit
+    end = round((ended + 1) * each)
+    if end >= sampling.steps:
+        return left
+    return max(1, (end - spent) // together * together)
 
 
 def _nothing_left(plan: PrivacyPlan) -> str:

@@ -249,7 +249,7 @@ def _result(
             delta=1.0,
         )
     plan, steps = model.optimizer.plan, int(model.optimizer.steps_spent.numpy())
-    spent = plan.spent(steps)
+    spent = plan.guaranteed(steps)
     return RunResult(
         **common,
         steps=steps,

@@ -242,7 +242,7 @@ def _result(
     if config.method != NON_PRIVATE:
         steps = int(optimizer.steps_spent.numpy())
         statement = f"{protected(config)}\n{optimizer.plan.statement(steps)}"
-        epsilon = optimizer.plan.spent(steps).epsilon
+        epsilon = optimizer.plan.guaranteed(steps).epsilon
     return Result(
         method=config.method,
         accuracy=found,

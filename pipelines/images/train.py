@@ -158,7 +158,7 @@ def _result(
     seconds: float,
 ) -> RunResult:
     steps = int(model.optimizer.steps_spent.numpy())
-    spent = plan.spent(steps)
+    spent = plan.guaranteed(steps)
     return RunResult(
         accuracy=accuracy,
         evaluated_on=evaluated_on,

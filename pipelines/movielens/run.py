@@ -138,7 +138,7 @@ def _protected(config: ml_collections.ConfigDict) -> str:
 
 def _result(config: ml_collections.ConfigDict, trained: Trained, users: Users) -> Result:
     last, plan = trained.curve[config.training.epochs], trained.plan
-    spent = None if plan is None else plan.spent(trained.steps)
+    spent = None if plan is None else plan.guaranteed(trained.steps)
     statement = _NONE
     if plan is not None:
         statement = f"{_protected(config)}\n{plan.statement(trained.steps)}"

@@ -67,7 +67,7 @@ def run(config: ml_collections.ConfigDict, kept: Run | None = None) -> Result:
         curve=trained.curve,
         steps=trained.steps,
         seconds=trained.seconds,
-        epsilon=None if plan is None else plan.spent(trained.steps).epsilon,
+        epsilon=None if plan is None else plan.guaranteed(trained.steps).epsilon,
         statement=statement,
         left_out=text.left_out,
     )

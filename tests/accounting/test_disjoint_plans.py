@@ -53,6 +53,35 @@ def test_the_statement_says_who_pays_what() -> None:
     assert lines[4:] == PLANS["day 2"].statement().splitlines()
 
 
+def test_a_person_in_every_part_pays_every_delta() -> None:
+    """By basic composition: the sum of the parts' δ as well as of their ε."""
+    plans = {name: plan(steps=5, delta=2e-4) for name in ("a", "b", "c", "d")}
+    person = dp_sparse.DisjointPlans(plans).statement().splitlines()[2]
+    assert "A person with an example in every part" in person
+    assert person.endswith("at delta=0.0008.")
+    begun = dp_sparse.DisjointPlans(plans).statement({"a": 5, "c": 5})
+    assert "at delta=0.0004." in begun and "at delta=0.0008." not in begun
+
+
+def test_parts_that_stopped_early_are_guaranteed_what_their_plans_cost() -> None:
+    plans, taken = dp_sparse.DisjointPlans(PLANS), {"day 1": 10, "day 2": 1}
+    assert plans.spent(taken) == PLANS["day 1"].spent(10)
+    assert plans.guaranteed(taken) == PLANS["day 2"].spent(40) == plans.guaranteed()
+    assert plans.guaranteed({"day 1": 10, "day 2": 0}) == PLANS["day 1"].spent(10)
+    promise, if_fixed, *_ = plans.statement(taken).splitlines()
+    assert f"epsilon={PLANS['day 2'].spent(40).epsilon:.2f}"[:-1] in promise
+    assert f"epsilon={PLANS['day 1'].spent(10).epsilon:.2f}"[:-1] in if_fixed
+    assert "if the numbers of steps were chosen without looking at the runs" in if_fixed
+    assert "after 1 of 40 steps" in plans.statement(taken)
+
+
+def test_parts_that_may_stop_at_any_time() -> None:
+    stopped = dataclasses.replace(plan(steps=4), stopping="any time")
+    plans, taken = dp_sparse.DisjointPlans({"a": stopped, "b": plan(steps=1)}), {"a": 2, "b": 1}
+    assert plans.guaranteed(taken) == plans.spent(taken) == stopped.spent(2)
+    assert "without looking" not in plans.statement(taken)
+
+
 def test_a_plan_without_privacy_says_so() -> None:
     debugging = dp_sparse.not_private_plan(plan(), seed=1).with_noise(1.0)
     plans = dp_sparse.DisjointPlans({"day 1": debugging})

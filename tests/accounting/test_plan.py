@@ -420,7 +420,7 @@ def test_a_statement_has_all_facts_in_order(statements: list[str]) -> None:
 def test_statement_of_poisson_sampling(small: PrivacyPlan, statements: list[str]) -> None:
     text = statements[0]
     for part in (
-        ", 1e-05)-differential privacy protects one example after 40 of 40 steps",
+        ", 1e-05)-differential privacy protects one example over at most 40 steps",
         "the budget is epsilon=2.",
         "one has an example that the other lacks (add or remove)",
         "Poisson sampling puts each of 2000 examples in each batch with probability 0.025",
@@ -451,7 +451,7 @@ def test_numbers_of_a_statement_are_bounds(small: PrivacyPlan, statements: list[
 
 def test_statement_of_a_stream(statements: list[str]) -> None:
     text = statements[2]
-    assert "after 30 of 30 steps" in text and "zero-out" in text and "Poisson" not in text
+    assert "at most 30 steps" in text and "zero-out" in text and "Poisson" not in text
     assert "1000 examples in batches of 100, each example at most once in each of 3 passes" in text
     assert "no amplification" in text and "has begun counts as a whole" in text
 

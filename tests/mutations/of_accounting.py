@@ -19,6 +19,7 @@ _STREAM = "dp_sparse/sampling/stream.py"
 _OF_PLAN = "tests/accounting/test_plan.py"
 _OF_LOSS = "tests/accounting/test_privacy_loss.py"
 _OF_GUMBEL = "tests/accounting/test_gumbel.py"
+_OF_STOPPING = "tests/accounting/test_stopping.py"
 _OF_POISSON = "tests/sampling/test_poisson.py"
 _OF_STREAM = "tests/sampling/test_stream.py"
 
@@ -334,6 +335,58 @@ FAULTS = (
         'int.from_bytes(os.urandom(16), "little")',
         "len(os.urandom(16))",
         (f"{_OF_POISSON}::test_every_pass_is_fresh",),
+    ),
+    Fault(
+        "a_run_that_stopped_early_claims_its_own_steps",
+        _PLAN,
+        "return self.spent(self._counted(steps) if self.stopping == FIXED else steps)",
+        "return self.spent(steps)",
+        (f"{_OF_STOPPING}::test_a_shorter_run_is_guaranteed_what_all_steps_cost",),
+    ),
+    Fault(
+        "every_length_of_a_run_at_all_of_delta",
+        "dp_sparse/accounting/stopping.py",
+        "epsilon(length, PrivacyBudget(budget.epsilon, share))\n        for length, share in",
+        "epsilon(length, budget)\n        for length, _ in",
+        (f"{_OF_STOPPING}::test_epsilon_at_any_time_holds_for_the_worst_rule",),
+    ),
+    Fault(
+        "a_run_counts_as_one_that_is_shorter",
+        "dp_sparse/accounting/stopping.py",
+        "        if length >= taken\n",
+        "        if 2 * length >= taken\n",
+        (f"{_OF_STOPPING}::test_epsilon_at_any_time_holds_for_the_worst_rule",),
+    ),
+    Fault(
+        "calibration_for_any_time_at_all_of_delta",
+        _PLAN,
+        "steps, budget = self.sampling.steps, self.for_all_steps",
+        "steps, budget = self.sampling.steps, self.budget",
+        (f"{_OF_STOPPING}::test_a_plan_for_any_time_meets_its_budget",),
+    ),
+    Fault(
+        "a_test_that_waits_at_the_power_of_few_steps",
+        _PLAN,
+        "counted = self._counted(steps) if self.stopping == ANY_TIME else steps",
+        "counted = steps",
+        (f"{_OF_STOPPING}::test_a_test_that_waits_has_the_power_of_all_steps",),
+    ),
+    Fault(
+        "delta_of_one_part_for_a_person_in_all",
+        "dp_sparse/accounting/disjoint_plans.py",
+        "rounded_up(len(parts) * most.delta, 3)",
+        "rounded_up(most.delta, 3)",
+        ("tests/accounting/test_disjoint_plans.py::test_a_person_in_every_part_pays_every_delta",),
+    ),
+    Fault(
+        "parts_that_stopped_early_at_the_cost_of_their_own_steps",
+        "dp_sparse/accounting/disjoint_plans.py",
+        "return self._largest([self.plans[name].guaranteed(taken) for name, taken in each])",
+        "return self._largest([self.plans[name].spent(taken) for name, taken in each])",
+        (
+            "tests/accounting/test_disjoint_plans.py"
+            "::test_parts_that_stopped_early_are_guaranteed_what_their_plans_cost",
+        ),
     ),
     Fault(
         "seeded_batches_not_marked",

@@ -17,7 +17,7 @@ from dp_sparse.training.epsilon_points import EpsilonPoints
 from tests.training_cases import click_model, clicks, plan_for
 
 N = 40
-PUBLIC = {"step", "epsilon", "delta", "expected_examples"}
+PUBLIC = {"step", "epsilon", "epsilon_of_all_steps", "delta", "expected_examples"}
 OF_TABLES = {"survivors", "expected_false_rows", "gradient_size"}
 NON_PRIVATE = {
     "time",
@@ -102,6 +102,7 @@ def test_lines_and_scalars_hold_the_known_numbers(tmp_path: pathlib.Path) -> Non
         seen = scalars[step]
         assert set(line) == PUBLIC | OF_TABLES
         assert line["epsilon"] == plan.spent(step).epsilon == pytest.approx(seen["epsilon"])
+        assert line["epsilon_of_all_steps"] == plan.spent(5).epsilon  # whatever stopped the run
         assert line["delta"] == plan.budget.delta == pytest.approx(seen["delta"])
         assert line["expected_examples"] == 10 * step == seen["expected_examples"]
         means = (rows.totals[step] - rows.totals[before]) / (step - before)
@@ -114,7 +115,7 @@ def test_lines_and_scalars_hold_the_known_numbers(tmp_path: pathlib.Path) -> Non
             }
             for name, value in known.items():
                 assert line[name][path] == value == pytest.approx(seen[f"{name}/{path}"])
-        assert len(seen) == 3 + 3 * len(TABLES)
+        assert len(seen) == 4 + 3 * len(TABLES)
         before = step
     assert sum(rows.totals[5]) > 0
 

@@ -1,5 +1,8 @@
 """`fit` shares the plan's steps over its epochs, and never dies after the last one was paid."""
 
+import dataclasses
+import secrets
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,75 @@ def test_steps_are_divided_among_epochs(steps: int, epochs: int, each: list[int]
 def test_whole_executions_are_divided() -> None:
     found = fitted(*private(14, steps_per_execution=4), epochs=2)
     assert found.steps == [4, 10]
+
+
+def in_epochs(epochs: float, **compiled: Any) -> tuple[keras.Model, dp_sparse.PrivacyPlan]:
+    """A model under a plan of so many epochs, of 3.2 steps each."""
+    model, _ = private(1)
+    sampling = dp_sparse.PoissonSampling(64, 20, epochs=epochs)
+    budget = dp_sparse.PrivacyBudget(1.0, 1e-3)
+    name = secrets.token_hex(8)
+    plan = dp_sparse.PrivacyPlan(budget, sampling, noise_multiplier=9.0, plan_id=name)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse", **compiled)
+    return model, plan
+
+
+def test_epochs_are_those_of_a_plan_that_was_made_in_epochs() -> None:
+    model, plan = in_epochs(5)
+    assert plan.sampling.steps == 16
+    assert fitted(model, plan, epochs=3).steps == [3, 3, 4]
+    assert fitted(model, plan, epochs=2).steps == [3, 3]
+
+
+def test_an_epoch_that_was_interrupted_ends_where_it_would_have() -> None:
+    model, plan = in_epochs(5)
+    assert fitted(model, plan, steps_per_epoch=4).steps == [4]
+    assert fitted(model, plan, epochs=3).steps == [2, 4, 3]
+    assert model.optimizer.steps_left == 3
+
+
+def test_more_epochs_than_the_plan_has_left_share_them() -> None:
+    assert fitted(*in_epochs(2), epochs=3).steps == [2, 2, 2]
+
+
+def test_fit_without_epochs_takes_the_whole_plan_and_says_so() -> None:
+    said = r"all 16 steps .* 5 of the plan's epochs.*steps_per_epoch=3.*epochs=5"
+    with pytest.warns(UserWarning, match=said):
+        assert fitted(*in_epochs(5)).steps == [16]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*epochs")
+        assert fitted(*in_epochs(1)).steps == [3]
+        assert fitted(*private(4)).steps == [4]
+
+
+def test_epochs_of_a_stream_are_its_passes() -> None:
+    model, _ = private(1)
+    stream = dp_sparse.StreamSampling(64, 32, passes=5)
+    plan = dp_sparse.PrivacyPlan(
+        dp_sparse.PrivacyBudget(1.0, 1e-3), stream, noise_multiplier=9.0, plan_id="stream"
+    )
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+    assert fitted(model, plan, epochs=3).steps == [2, 2, 2]
+
+
+@pytest.mark.slow
+def test_whole_executions_of_the_plans_epochs() -> None:
+    model, plan = in_epochs(5, steps_per_execution=2)
+    assert fitted(model, plan, epochs=3).steps == [2, 4, 4]
+    assert fitted(model, plan, epochs=2).steps == [2, 4]
+
+
+def test_a_saved_plan_keeps_its_epochs() -> None:
+    """Without a change of its name, by which batches and saved state know it."""
+    _, plan = in_epochs(5)
+    again = dp_sparse.PrivacyPlan.from_config(plan.get_config())
+    assert again == plan and again.sampling.steps_per_epoch == 3.2
+    in_steps = dp_sparse.PoissonSampling(64, 20, steps=16)
+    assert in_steps.steps_per_epoch is None
+    assert in_steps.fingerprint == again.sampling.fingerprint
+    assert dataclasses.replace(plan, sampling=in_steps).fingerprint == again.fingerprint
+    debugged = dp_sparse.not_private_plan(plan, seed=1).sampling
+    assert debugged.steps_per_epoch == 3.2
 
 
 def test_a_run_that_goes_on_divides_what_is_left() -> None:
@@ -156,3 +228,11 @@ def test_a_loop_of_the_package_keeps_its_own_steps() -> None:
     epochs = Epochs()
     distribution.train(model, (X, Y), epochs=2, callbacks=[epochs])
     assert epochs.steps == [3, 3]
+
+
+@pytest.mark.slow
+def test_a_loop_of_the_package_takes_epochs_of_the_plan() -> None:
+    model, _ = in_epochs(5)
+    epochs = Epochs()
+    distribution.train(model, (X, Y), epochs=3, callbacks=[epochs])
+    assert epochs.steps == [3, 3, 3]

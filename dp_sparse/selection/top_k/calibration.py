@@ -102,7 +102,7 @@ def calibrate_top_k(
             f"Expected k to leave out rows of some table, got k={k}: every table is kept whole or "
             "left out, which costs nothing. Select with any noise source."
         )
-    share, budget = validate.probability("share", share), plan.budget
+    share, budget = validate.probability("share", share), plan.for_all_steps
 
     def selection(noise: float) -> dp_accounting.DpEvent:
         return source_class(noise).event(wanted.lookups, wanted.selected)

@@ -276,7 +276,7 @@ class Run:
                 **common, epsilon=math.inf, delta=1.0, reduction=1.0, statement=statement
             )
         together = dp_sparse.DisjointPlans(plans)
-        spent = together.spent()
+        spent = together.guaranteed()
         known = [period for period in done.values() if period["reduction"] is not None]
         noised = sum(period["steps"] / period["reduction"] for period in known)
         return TimeSeriesResult(
