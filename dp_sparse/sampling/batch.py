@@ -36,6 +36,14 @@ class Examples(NamedTuple):
         places = tf.reshape(begin, [1]), tf.reshape(end, [1])  # once for all leaves
         return tf.nest.map_structure(lambda leaf: tf.strided_slice(leaf, *places), self)
 
+    def of_data(self) -> "Examples":
+        """Of each leaf whether it holds inputs or labels, bool."""
+        x, y, weights = (
+            tf.nest.map_structure(lambda _, own=own: own, part)
+            for part, own in ((self.x, True), (self.y, True), (self.sample_weight, False))
+        )
+        return Examples(x, y, weights, False)
+
 
 class Batch(NamedTuple):
     """A batch of a sampler.

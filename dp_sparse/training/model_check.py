@@ -179,7 +179,9 @@ def _of_a_batch(model: keras.Model, examples: Any, batch_size: int) -> list[str]
             return _recorded(model, company, batch_size)
 
         compiles = getattr(model, "jit_compile", False) is True
-        observer = clipping.Observer(model, recorded, examples, own_size=compiles)
+        *data, weights = (tf.nest.map_structure(lambda _: True, part) for part in examples)
+        of_data = *data, tf.nest.map_structure(lambda _: False, weights)
+        observer = clipping.Observer(model, recorded, examples, of_data, own_size=compiles)
         found[:] = observer.names
         present = tf.ones(tf.shape(tf.nest.flatten(examples)[0])[:1])
         return isolation.coupled(observer, examples, present, tf.constant(0), True)
