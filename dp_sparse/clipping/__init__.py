@@ -18,7 +18,7 @@ from dp_sparse.clipping.detached import detached
 from dp_sparse.clipping.graph_guard import guarded
 from dp_sparse.clipping.isolation_progress import IsolationProgress
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
-from dp_sparse.clipping.machine_check import self_check
+from dp_sparse.clipping.machine_check import lets_nan_through, self_check
 from dp_sparse.clipping.observation import Observer, RecordedPass, Used, count_tensors, not_zero
 from dp_sparse.clipping.recording import Recording, record
 from dp_sparse.clipping.scaling import Scaled, scaled
@@ -63,6 +63,7 @@ __all__ = [
     "exact",
     "guarded",
     "isolation",
+    "lets_nan_through",
     "metric_variables",
     "not_zero",
     "record",

@@ -17,7 +17,8 @@ between the batch itself and other companies of its examples:
   places beside others whose floats are all NaN, or 10,000 times as large, and up to 32 examples
   with NaN in a third of their floats, in other companies. One such example may switch on what
   mixes: a limit that no batch reached, the mean that fills a hole. Ids, class labels and floats of
-  which the model asserts something stay as they are (`restricted_arguments`).
+  which the model asserts something stay as they are (`restricted_arguments`), and NaN is left out
+  where products of this machine let it through (`machine_check`).
 
 The first three batches are checked, then the 257th, the 2,049th and so on, and each batch in which
 a tensor that was 0 so far is not 0 any more: what it hides from a comparison shows only then. The
@@ -111,7 +112,7 @@ def coupled(
     trial = _trial(observer, observer.observe, batch, present, seed // 2, seed % 2 > 0)
     first = tf.equal(seed, 0)
     worst = _first_found(trial, companies.OF_THE_DATA, tf.where(first, 0, 1), first)
-    if trial.alters:
+    if trial.alters and observer.takes_nan:
         holed = functools.partial(_of_holes, observer, batch, present, trial.order)
         worst = _or_else(worst, first, holed)
     if observer.observe_own_size is None:
@@ -188,7 +189,8 @@ def _first_found(
         begin: Which of these is the first, int32 scalar.
         first: Whether it is the first check, bool scalar.
     """
-    numbers = tf.constant([*of_the_data, companies.NOT_A_NUMBER, companies.EXTREME])
+    of_other_values = [companies.NOT_A_NUMBER] * trial.takes_nan + [companies.EXTREME]
+    numbers = tf.constant([*of_the_data, *of_other_values])
     extreme = first if trial.alters else tf.constant(False)
     end = tf.where(extreme, tf.size(numbers), len(of_the_data))
 
@@ -209,6 +211,7 @@ class _Trial:
     Attributes:
         observe: What is recorded of a company.
         alterable: Of each leaf of the batch, whether its floats may have any value.
+        takes_nan: Whether these floats may be NaN.
         tensors: How many tensors are compared, and the ids.
         batch: Nested tensors `[batch, ...]`.
         present: float32 `[batch]`, 0 for padding.
@@ -221,6 +224,7 @@ class _Trial:
 
     observe: Observe
     alterable: Any
+    takes_nan: bool
     tensors: int
     batch: Any
     present: tf.Tensor
@@ -253,5 +257,5 @@ def _trial(
 ) -> _Trial:
     looser = tf.constant(_HALF_PRECISION if observer.half_precision else 1.0, tf.float32)
     order = companies.order(present, seed)
-    shared = observer.alterable, observer.tensors
+    shared = observer.alterable, observer.takes_nan, observer.tensors
     return _Trial(observe, *shared, batch, present, order, first_stays, observe(batch), looser)

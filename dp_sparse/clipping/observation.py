@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping.machine_check import lets_nan_through
 from dp_sparse.clipping.restricted_arguments import restricted
 from dp_sparse.clipping.uses import Use, exact, fields_of, scalars_of
 from dp_sparse.core import seldom
@@ -61,6 +62,7 @@ class Observer:
         half_precision: Whether some layer computes in bfloat16 or float16.
         alterable: Of each leaf of a batch, whether its floats may have any value: it is not of ids
             or class labels, and the pass asserts nothing of it.
+        takes_nan: Whether alterable floats may be NaN, too.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Observer:
         self.half_precision = any(
             layer.compute_dtype in _HALF_PRECISION for layer in model._flatten_layers()
         )
+        self.takes_nan = not lets_nan_through(model)
         self._recorded = recorded
         self.observe = self._made_for(batch, lambda shape: [None, *shape[1:]])
         self.names_of_any_size = len(self.names)

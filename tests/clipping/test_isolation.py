@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
+from dp_sparse import clipping
 from dp_sparse.clipping import isolation, isolation_progress
 from dp_sparse.clipping.observation import Observation
 from dp_sparse.core.errors import PrivacyError
@@ -316,7 +317,7 @@ def test_the_first_check_takes_the_batch_and_a_later_one_a_share(
         return Observation(norms[..., tf.newaxis], norms, norms, ids, tf.constant(False))
 
     own = {"observe": observed, "observe_own_size": None, "half_precision": False}
-    observer = SimpleNamespace(**own, alterable=True, tensors=2)
+    observer = SimpleNamespace(**own, alterable=True, takes_nan=True, tensors=2)
     batch = tf.range(float(size + padding))
     present = tf.cast(batch < size, tf.float32)
     assert isolation.coupled(observer, batch, present, tf.constant(seed), whole) == -1  # type: ignore[arg-type]
@@ -439,6 +440,26 @@ def test_what_needs_its_values_as_they_are_keeps_them() -> None:
     model.fit(marked_dataset(plan, x, y.astype(np.float32)), verbose=0)
     assert dp_sparse.check_model(model, (x, y)).ok
     assert int(model.optimizer.steps_spent) == 1
+
+
+def test_nan_under_bfloat16_never_reaches_other_examples() -> None:
+    """oneDNN's products of an odd width read one number of the next example, times 0."""
+    inputs = keras.Input((33,))
+    model = keras.Model(inputs, keras.layers.Dense(1, dtype="mixed_bfloat16")(inputs))
+    x, y = np.random.default_rng(0).normal(size=(16, 33)).astype(np.float32), np.ones((16, 1))
+    x[5, 3] = np.nan
+    plan = plan_for(16)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    assert dp_sparse.check_model(model, (x[:5], y[:5])).ok
+    before, batches = weights_of(model), marked_dataset(plan, x, y.astype(np.float32))
+    if clipping.lets_nan_through(model):
+        with pytest.raises(dp_sparse.BadExampleError, match="NaN or infinity in 1 examples"):
+            model.fit(batches, verbose=0)
+        for old, new in zip(before, weights_of(model), strict=True):
+            np.testing.assert_array_equal(old, new)
+    else:
+        model.fit(batches, verbose=0)
+        assert int(model.optimizer.diagnostics.not_finite) == 1
 
 
 # ------------------------------------------------------------------------- a batch of one example
