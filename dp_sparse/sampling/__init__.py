@@ -5,7 +5,14 @@ May use: `core`. Nothing here imports Keras.
 
 from dp_sparse.sampling import offline
 from dp_sparse.sampling.base import BatchPart, Sampling
-from dp_sparse.sampling.batch import Batch, Examples, batch_of, is_sampled, real_examples
+from dp_sparse.sampling.batch import (
+    Batch,
+    Examples,
+    batch_of,
+    is_sampled,
+    real_examples,
+    weights_of_outputs,
+)
 from dp_sparse.sampling.data_source import RecordFile
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
 from dp_sparse.sampling.not_private import NotPrivateSampling
@@ -44,5 +51,6 @@ __all__ = [
     "offline_sampling",
     "parts_of",
     "real_examples",
+    "weights_of_outputs",
     "weighty_examples",
 ]

@@ -268,14 +268,14 @@ FAULTS = (
     Fault(
         "functions_that_the_graph_calls_not_read",
         _GUARD,
-        "lines += _problems(inside, inner, name, seeds.passed_on(op, function.graph))",
-        "del inside, inner",
+        "lines += _problems(inside, inner, name, passed, trains=trains)",
+        "del inside, inner, passed",
         (f"{_OF_GUARD}::test_an_operation_that_outlives_the_step_is_refused_with_its_layer",),
     ),
     Fault(
         "known_random_numbers_allowed",
         _GUARD,
-        "harmful = _is_harmful(op) or seeds.is_known_of(op)",
+        "harmful = _is_harmful(op) or (trains and seeds.is_known_of(op))",
         "harmful = _is_harmful(op)",
         (f"{_OF_BYPASS}::test_constant_seeds_of_masks", _OF_GUARD),
     ),
