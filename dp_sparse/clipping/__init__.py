@@ -18,7 +18,7 @@ from dp_sparse.clipping.detached import detached
 from dp_sparse.clipping.graph_guard import guarded
 from dp_sparse.clipping.isolation_progress import IsolationProgress
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
-from dp_sparse.clipping.machine_check import self_check
+from dp_sparse.clipping.machine_check import lets_nan_through, self_check
 from dp_sparse.clipping.named_inputs import named_inputs, take_by_name, take_by_place
 from dp_sparse.clipping.observation import Observer, RecordedPass, Used, count_tensors, not_zero
 from dp_sparse.clipping.recording import Recording, record
@@ -64,6 +64,7 @@ __all__ = [
     "exact",
     "guarded",
     "isolation",
+    "lets_nan_through",
     "metric_variables",
     "named_inputs",
     "not_zero",

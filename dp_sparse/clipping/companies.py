@@ -4,15 +4,17 @@ Nothing here depends on the model, so each function is traced once in a process,
 models it trains.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from dp_sparse.clipping.observation import Observation
 
-OF_OWN_SIZE, ALL = 2, 4  # how many companies have the size of the batch, and how many there are
+# Numbers of companies. Those in which the others are extreme come last.
+BOTH_HALVES, OF_THE_DATA, NOT_A_NUMBER, EXTREME = (0, 1), (0, 1, 2, 3), 4, 5
+_TIMES = 1e4  # larger than batches are by themselves
 _SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3
-_FEW = 32
+FEW = 32
 
 _FLAG, _NUMBER = tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.int32)
 _FLOAT, _FLOATS = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
@@ -34,12 +36,14 @@ class Company(NamedTuple):
         compared: Which of them, bool `[company]`.
         tolerance: Relative, float32 scalar.
         least: How many must differ, int32 scalar.
+        factors: What the floats of each are multiplied by, float32 `[company]`.
     """
 
     places: tf.Tensor
     compared: tf.Tensor
     tolerance: tf.Tensor
     least: tf.Tensor
+    factors: tf.Tensor
 
 
 @tf.function(autograph=False, input_signature=[_FLOATS, _NUMBER])
@@ -60,7 +64,7 @@ def company(
     random: tf.Tensor,
     looser: tf.Tensor,
 ) -> Company:
-    """One of `ALL` companies of a batch; the first `OF_OWN_SIZE` are as large as the batch.
+    """One company of a batch; all but `_few` and `_one_alone` are as large as the batch.
 
     Args:
         number: Which, int32 scalar.
@@ -77,6 +81,8 @@ def company(
             lambda: _others_replaced(order, present, first_stays),
             lambda: _few(order, present, random, looser),
             lambda: _one_alone(order, random, looser),
+            lambda: _others_not_a_number(order, present, ~first_stays),
+            lambda: _others_extreme(order, present, first_stays),
         ],
     )
 
@@ -88,13 +94,46 @@ def _others_replaced(order: tf.Tensor, present: tf.Tensor, first_stays: tf.Tenso
     example doubled before the first update; a later check keeps one half.
     """
     own, rank = tf.range(tf.size(order)), tf.argsort(order)
-    count = tf.math.count_nonzero(present > 0, dtype=tf.int32)
-    half = (count + 1) // 2
-    begin, end = tf.unstack(tf.where(first_stays, [0, half], [half, count]))
+    begin, end = _half(present, first_stays)
     kept = (rank >= begin) & (rank < end)
     copied = tf.minimum(begin + rank % tf.maximum(end - begin, 1), tf.size(rank) - 1)
     places = tf.where(kept | (present <= 0), own, tf.gather(order, copied))
-    return Company(places, kept, tf.constant(_SAME_SHAPE), tf.constant(1))
+    return Company(places, kept, tf.constant(_SAME_SHAPE), tf.constant(1), tf.ones_like(present))
+
+
+def _half(present: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Where the first or the second half of those that are there begins in the order, and ends."""
+    count = tf.math.count_nonzero(present > 0, dtype=tf.int32)
+    half = (count + 1) // 2
+    begin, end = tf.unstack(tf.where(first, [0, half], [half, count]))
+    return begin, end
+
+
+def _others_not_a_number(order: tf.Tensor, present: tf.Tensor, first_stays: tf.Tensor) -> Company:
+    """A half of the examples stays, and each float of the others is NaN.
+
+    NaN survives nearly whatever reaches across the batch: sums, maxima, norms, and comparisons of
+    them with a limit that no batch reaches by itself.
+    """
+    return _others_multiplied(order, present, first_stays, float("nan"))
+
+
+def _others_extreme(order: tf.Tensor, present: tf.Tensor, first_stays: tf.Tensor) -> Company:
+    """A half of the examples stays, and each float of the others is 10,000 times what it is.
+
+    This finds a branch on a large value, which a NaN does not take.
+    """
+    return _others_multiplied(order, present, first_stays, _TIMES)
+
+
+def _others_multiplied(
+    order: tf.Tensor, present: tf.Tensor, first_stays: tf.Tensor, factor: float
+) -> Company:
+    own, rank = tf.range(tf.size(order)), tf.argsort(order)
+    begin, end = _half(present, first_stays)
+    kept = (rank >= begin) & (rank < end)
+    factors = tf.where(kept | (present <= 0), 1.0, factor)
+    return Company(own, kept, tf.constant(_SAME_SHAPE), tf.constant(1), factors)
 
 
 def _few(order: tf.Tensor, present: tf.Tensor, random: tf.Tensor, looser: tf.Tensor) -> Company:
@@ -102,24 +141,70 @@ def _few(order: tf.Tensor, present: tf.Tensor, random: tf.Tensor, looser: tf.Ten
 
     With random layers they are the first ones in their places, which have their masks.
     """
-    few = tf.clip_by_value(tf.size(order) // 2, 1, _FEW)
+    few = tf.clip_by_value(tf.size(order) // 2, 1, FEW)
     places = tf.where(random, tf.range(few), tf.reverse(order[:few], [0]))
     again = tf.concat([places, places[:1]], 0)
     comparable = tf.gather(present > 0, again) & (~random | (tf.range(few + 1) < few))
     count = tf.math.count_nonzero(comparable, dtype=tf.int32)
     tolerance = looser * tf.where(count > 1, _OTHER_SHAPE, _ALONE)
-    return Company(again, comparable, tolerance, tf.where(count > 8, 2, 1))
+    least = tf.where(count > 8, 2, 1)
+    return Company(again, comparable, tolerance, least, tf.ones([few + 1]))
 
 
 def _one_alone(order: tf.Tensor, random: tf.Tensor, looser: tf.Tensor) -> Company:
     """The first example that is there, alone."""
     other_mask = random & (order[0] > 0)
-    return Company(order[:1], ~other_mask[tf.newaxis], looser * _ALONE, tf.constant(1))
+    compared, tolerance = ~other_mask[tf.newaxis], looser * _ALONE
+    return Company(order[:1], compared, tolerance, tf.constant(1), tf.ones([1]))
+
+
+def taken(batch: Any, alterable: Any, company: Company) -> Any:
+    """The examples of a company.
+
+    Args:
+        batch: Nested tensors `[batch, ...]`.
+        alterable: Of each leaf, whether it is multiplied by the company's factors.
+        company: The company.
+    """
+
+    def of_leaf(leaf: tf.Tensor, may_change: bool) -> tf.Tensor:
+        own = tf.gather(leaf, company.places)
+        return own * _column(tf.cast(company.factors, own.dtype), own) if may_change else own
+
+    return tf.nest.map_structure(of_leaf, batch, alterable)
+
+
+def with_holes(batch: Any, alterable: Any) -> Any:
+    """The examples with NaN in a third of their floats: what fills holes is then seen to mix.
+
+    Which third changes from example to example and from leaf to leaf.
+    """
+    leaves, flags = tf.nest.flatten(batch), tf.nest.flatten(alterable)
+
+    def of_leaf(leaf: tf.Tensor, number: int) -> tf.Tensor:
+        size = tf.shape(leaf)[0]
+        entries = tf.size(leaf) // tf.maximum(size, 1)
+        counted = number + tf.range(size)[:, tf.newaxis] + tf.range(entries)
+        holes = tf.reshape(tf.equal(counted % 3, 0), tf.shape(leaf))
+        return tf.where(holes, tf.constant(float("nan"), leaf.dtype), leaf)
+
+    numbered = enumerate(zip(leaves, flags, strict=True))
+    made = [of_leaf(leaf, number) if flag else leaf for number, (leaf, flag) in numbered]
+    return tf.nest.pack_sequence_as(batch, made)
+
+
+def _column(factors: tf.Tensor, leaf: tf.Tensor) -> tf.Tensor:
+    """Factors `[batch]` with the axes of a leaf `[batch, ...]`."""
+    return tf.reshape(factors, [-1] + [1] * (leaf.shape.rank - 1))
 
 
 @tf.function(
     autograph=False,
-    input_signature=[_OBSERVATION, _OBSERVATION, Company(_PLACES, _FLAGS, _FLOAT, _NUMBER)],
+    input_signature=[
+        _OBSERVATION,
+        _OBSERVATION,
+        Company(_PLACES, _FLAGS, _FLOAT, _NUMBER, _FLOATS),
+    ],
 )
 def worst(reference: Observation, found: Observation, company: Company) -> tf.Tensor:
     """The tensor, or after all tensors the ids, in which most of the examples differ; else -1.

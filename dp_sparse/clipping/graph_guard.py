@@ -88,7 +88,8 @@ def guarded(
     Args:
         kind: The exception to raise.
         writable: Called afterwards, for the variables that may be assigned.
-        trains: Whether it takes part in training, so that it may not read unnoised statistics.
+        trains: Whether it takes part in training, so that it may not read unnoised statistics, nor
+            draw random numbers that can be predicted.
         recorded: Called afterwards, for the variables that only recorded calls may use.
 
     Raises:
@@ -113,7 +114,7 @@ def guarded(
             _outside_of(made, guard.own + guard.recorded), handles_of(recorded())
         )
     ]
-    lines += _problems(operations, handles_of(writable()))
+    lines += _problems(operations, handles_of(writable()), trains=trains)
     lines += readings(operations) if trains else []
     if lines:
         raise kind("Cannot train privately:\n" + "\n".join(dict.fromkeys(lines)))
@@ -161,13 +162,15 @@ def _problems(
     writable: dict[Any, str],
     caller: str = "",
     seeds: KnownSeeds | None = None,
+    *,
+    trains: bool = True,
 ) -> list[str]:
     """A line for each harmful operation, also in functions that these operations call."""
     lines: list[str] = []
     seeds = (seeds or KnownSeeds()).within(operations)
     for op in operations:
         name = caller or op.name
-        harmful = _is_harmful(op) or seeds.is_known_of(op)
+        harmful = _is_harmful(op) or (trains and seeds.is_known_of(op))
         if harmful and not _assigns(op, writable):
             lines.append(f"- {name} ({op.type}): {reason(op)}.")
         for function in graphs.called(op):
@@ -176,7 +179,8 @@ def _problems(
                 continue
             inner = writable | passed_on(op, function.graph, writable)
             inside = function.graph.get_operations()
-            lines += _problems(inside, inner, name, seeds.passed_on(op, function.graph))
+            passed = seeds.passed_on(op, function.graph)
+            lines += _problems(inside, inner, name, passed, trains=trains)
     return lines
 
 

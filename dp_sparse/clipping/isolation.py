@@ -12,7 +12,13 @@ between the batch itself and other companies of its examples:
   unit on or off, so it takes two examples that differ by more than a sixty-fourth;
 - one example alone;
 - in the first check, and in that of a new tensor, both halves again in batches of training's own
-  size, if the step is traced for a size that Python knows (XLA, embedding layers of TPUs).
+  size, if the step is traced for a size that Python knows (XLA, embedding layers of TPUs);
+- in the first check also what no example of the batch may hold: half of the examples at their
+  places beside others whose floats are all NaN, or 10,000 times as large, and up to 32 examples
+  with NaN in a third of their floats, in other companies. One such example may switch on what
+  mixes: a limit that no batch reached, the mean that fills a hole. Ids, class labels and floats of
+  which the model asserts something stay as they are (`restricted_arguments`), and NaN is left out
+  where products of this machine let it through (`machine_check`).
 
 The first three batches are checked, then the 257th, the 2,049th and so on, and each batch in which
 a tensor that was 0 so far is not 0 any more: what it hides from a comparison shows only then. The
@@ -22,6 +28,7 @@ at random, but 64 at least. With micro-batches the former take all parts, the la
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -91,7 +98,8 @@ def coupled(
         observer: The pass; what it draws at random must be the same at every call.
         batch: Its argument, nested tensors `[batch, ...]`.
         present: float32 `[batch]`, 0 for padding; some example must be there.
-        seed: int32 scalar: which examples stay; for 0 both halves are tried.
+        seed: int32 scalar: which examples stay; 0 is the first check, which tries both halves and
+            values that the batch does not hold.
         whole: Whether to take all examples, as for seed 0, or a share of them.
     """
     taken = tf.cond(
@@ -102,11 +110,19 @@ def coupled(
     of_own_size = functools.partial(_of_own_size, observer, batch, present, seed)
     batch, present = tf.nest.map_structure(lambda leaf: tf.gather(leaf, taken), (batch, present))
     trial = _trial(observer, observer.observe, batch, present, seed // 2, seed % 2 > 0)
-    worst = _first_found(trial, tf.where(tf.equal(seed, 0), 0, 1), companies.ALL)
+    first = tf.equal(seed, 0)
+    worst = _first_found(trial, companies.OF_THE_DATA, tf.where(first, 0, 1), first)
+    if trial.alters and observer.takes_nan:
+        holed = functools.partial(_of_holes, observer, batch, present, trial.order)
+        worst = _or_else(worst, first, holed)
     if observer.observe_own_size is None:
         return worst
-    due = tf.equal(seed, 0) | whole
-    return tf.cond((worst < 0) & due, of_own_size, functools.partial(tf.identity, worst))
+    return _or_else(worst, first | whole, of_own_size)
+
+
+def _or_else(worst: tf.Tensor, due: tf.Tensor | bool, search: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """What was found, or what a further search finds if it is due."""
+    return tf.cond((worst < 0) & due, search, functools.partial(tf.identity, worst))
 
 
 def _coupled_in_parts(
@@ -146,22 +162,46 @@ def _of_own_size(observer: Observer, batch: Any, present: tf.Tensor, seed: tf.Te
     """
     assert observer.observe_own_size is not None
     trial = _trial(observer, observer.observe_own_size, batch, present, seed, tf.constant(False))
-    worst = _first_found(trial, 0, companies.OF_OWN_SIZE)
+    worst = _first_found(trial, companies.BOTH_HALVES, tf.constant(0), tf.equal(seed, 0))
     return tf.where(worst < 0, worst, worst + observer.names_of_any_size)
 
 
-def _first_found(trial: "_Trial", first: tf.Tensor | int, count: int) -> tf.Tensor:
-    """What `coupled` gives, of the first `count` companies in turn from the `first` on.
+def _of_holes(observer: Observer, batch: Any, present: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
+    """As `coupled`, of few examples with NaN in some of their floats, and copies of a half."""
+    few = order[: companies.FEW]
+    batch, present = tf.nest.map_structure(lambda leaf: tf.gather(leaf, few), (batch, present))
+    holed = companies.with_holes(batch, observer.alterable)
+    zero, no = tf.constant(0), tf.constant(False)
+    worst = _trial(observer, observer.observe, holed, present, zero, no).coupled_in(zero)
+    return tf.where(worst < 0, worst, worst + 3 * observer.tensors)
+
+
+def _first_found(
+    trial: "_Trial", of_the_data: Sequence[int], begin: tf.Tensor, first: tf.Tensor
+) -> tf.Tensor:
+    """What `coupled` gives, of these companies in turn, in the first check also of extreme ones.
 
     A loop, so that what compares them is traced once.
+
+    Args:
+        trial: What they are made from.
+        of_the_data: Numbers of companies whose values are those of the batch.
+        begin: Which of these is the first, int32 scalar.
+        first: Whether it is the first check, bool scalar.
     """
+    of_other_values = [companies.NOT_A_NUMBER] * trial.takes_nan + [companies.EXTREME]
+    numbers = tf.constant([*of_the_data, *of_other_values])
+    extreme = first if trial.alters else tf.constant(False)
+    end = tf.where(extreme, tf.size(numbers), len(of_the_data))
 
-    def of_one(number: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return number + 1, trial.coupled_in(number)
+    def of_one(place: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        number = numbers[place]
+        worst = trial.coupled_in(number)
+        kind = tf.maximum(number + 1 - companies.NOT_A_NUMBER, 0)
+        return place + 1, tf.where(worst < 0, worst, worst + kind * trial.tensors)
 
-    begin = tf.convert_to_tensor(first, tf.int32), tf.constant(-1, tf.int32)
-    until = lambda number, worst: (number < count) & (worst < 0)  # noqa: E731
-    return tf.while_loop(until, of_one, begin, parallel_iterations=1)[1]
+    until = lambda place, worst: (place < end) & (worst < 0)  # noqa: E731
+    return tf.while_loop(until, of_one, (begin, tf.constant(-1)), parallel_iterations=1)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +210,9 @@ class _Trial:
 
     Attributes:
         observe: What is recorded of a company.
+        alterable: Of each leaf of the batch, whether its floats may have any value.
+        takes_nan: Whether these floats may be NaN.
+        tensors: How many tensors are compared, and the ids.
         batch: Nested tensors `[batch, ...]`.
         present: float32 `[batch]`, 0 for padding.
         order: The examples in the order in which companies take them, int32 `[batch]`.
@@ -180,6 +223,9 @@ class _Trial:
     """
 
     observe: Observe
+    alterable: Any
+    takes_nan: bool
+    tensors: int
     batch: Any
     present: tf.Tensor
     order: tf.Tensor
@@ -187,12 +233,17 @@ class _Trial:
     reference: Observation
     looser: tf.Tensor
 
+    @property
+    def alters(self) -> bool:
+        """Whether some leaf may be altered."""
+        return any(tf.nest.flatten(self.alterable))
+
     def coupled_in(self, number: tf.Tensor) -> tf.Tensor:
         """What `coupled` gives of the company of this number alone."""
         company = companies.company(
             number, self.order, self.present, self.first_stays, self.reference.random, self.looser
         )
-        batch = tf.nest.map_structure(lambda t: tf.gather(t, company.places), self.batch)
+        batch = companies.taken(self.batch, self.alterable, company)
         return companies.worst(self.reference, self.observe(batch), company)
 
 
@@ -206,4 +257,5 @@ def _trial(
 ) -> _Trial:
     looser = tf.constant(_HALF_PRECISION if observer.half_precision else 1.0, tf.float32)
     order = companies.order(present, seed)
-    return _Trial(observe, batch, present, order, first_stays, observe(batch), looser)
+    shared = observer.alterable, observer.takes_nan, observer.tensors
+    return _Trial(observe, *shared, batch, present, order, first_stays, observe(batch), looser)

@@ -1,5 +1,8 @@
 """Whether this machine's TensorFlow computes what clipping rests on."""
 
+import functools
+
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -35,6 +38,31 @@ def self_check(compiled: bool = False) -> None:
                     "This machine's TensorFlow multiplies matrices wrongly "
                     f"({positions} x {width_in} x {width_out}): set TF_ENABLE_ONEDNN_OPTS=0."
                 )
+
+
+def lets_nan_through(model: keras.Model) -> bool:
+    """Whether NaN of one example may reach others in this model's products, on this machine.
+
+    oneDNN's bfloat16 products of an odd width read one number behind each row, which is the next
+    example's, and multiply it by 0. That changes nothing unless it is NaN or infinite.
+    """
+    computes = {layer.compute_dtype for layer in model._flatten_layers()}
+    return "bfloat16" in computes and _bfloat16_reads_behind_a_row()
+
+
+@functools.cache
+def _bfloat16_reads_behind_a_row() -> bool:
+    size, width = 64, 33
+
+    @tf.function(autograph=False)
+    def product(x: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(x, tf.ones([width, 16], x.dtype))
+
+    with tf.init_scope():
+        rows = np.zeros([size, width], np.float32)
+        rows[size // 2] = np.nan
+        found = product(tf.constant(rows, tf.bfloat16))
+        return bool(tf.math.count_nonzero(tf.math.is_nan(found)) > 16)
 
 
 def _norms_and_sum(use: Product, factors: tf.Tensor, compiled: bool) -> tuple[tf.Tensor, tf.Tensor]:

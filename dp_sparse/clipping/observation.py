@@ -10,10 +10,17 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping.machine_check import lets_nan_through
+from dp_sparse.clipping.restricted_arguments import restricted
 from dp_sparse.clipping.uses import Use, exact, fields_of, scalars_of
 from dp_sparse.core import seldom
 
 _HALF_PRECISION = ("bfloat16", "float16")
+_OF_OTHER_VALUES = (
+    "once other examples hold NaN",
+    "once others are 10,000 times as large",
+    "once values are missing",
+)
 
 Used = Sequence[tuple[keras.Variable, Use]]
 
@@ -49,21 +56,48 @@ class Observer:
         observe_own_size: The same of one as large as the batch at hand, whose size Python knows;
             None if that was not asked for.
         names: What each number that `coupled` gives stands for: the tensors of `observe`, then
-            those of `observe_own_size`, from `names_of_any_size` on.
+            those of `observe_own_size`, from `names_of_any_size` on; and all of them again for each
+            kind of company in which floats are not what the data holds.
+        tensors: How many names there are of each kind of company.
         half_precision: Whether some layer computes in bfloat16 or float16.
+        alterable: Of each leaf of a batch, whether its floats may have any value: it is not of ids
+            or class labels, and the pass asserts nothing of it.
+        takes_nan: Whether alterable floats may be NaN, too.
     """
 
     def __init__(
-        self, model: keras.Model, recorded: RecordedPass, batch: Any, own_size: bool = False
+        self,
+        model: keras.Model,
+        recorded: RecordedPass,
+        batch: Any,
+        data: Any,
+        own_size: bool = False,
     ) -> None:
+        """Traces the pass.
+
+        Args:
+            model: What it runs.
+            recorded: The pass.
+            batch: Its argument, nested tensors `[batch, ...]`.
+            data: Of each leaf whether it holds inputs or labels.
+            own_size: Whether to trace it for the size of this batch, too.
+        """
         self.names: list[str] = []
+        self.alterable = tf.nest.map_structure(
+            lambda leaf, of_data: of_data and leaf.dtype.is_floating, batch, data
+        )
         self.half_precision = any(
             layer.compute_dtype in _HALF_PRECISION for layer in model._flatten_layers()
         )
+        self.takes_nan = not lets_nan_through(model)
         self._recorded = recorded
         self.observe = self._made_for(batch, lambda shape: [None, *shape[1:]])
         self.names_of_any_size = len(self.names)
         self.observe_own_size = self._made_for(batch, lambda shape: shape) if own_size else None
+        tensors = self.names.copy()
+        for company in _OF_OTHER_VALUES:
+            self.names += [f"{name}, {company}" for name in tensors]
+        self.tensors = len(tensors)
 
     def _made_for(self, batch: Any, shape_for: Callable[[Any], Any]) -> Observe:
         specs = tf.nest.map_structure(
@@ -73,6 +107,7 @@ class Observer:
         apart = {"_noinline": True}
         function = tf.function(self._trace, autograph=False, experimental_attributes=apart)
         traced = function.get_concrete_function(specs)
+        self._leave_restricted(traced.graph)
 
         def observe(batch: Any) -> Observation:
             return traced(
@@ -83,7 +118,16 @@ class Observer:
 
         return observe
 
+    def _leave_restricted(self, graph: Any) -> None:
+        """Of the leaves that a trace restricts, none is alterable."""
+        found = restricted(graph)
+        given = tf.nest.pack_sequence_as(self.alterable, self._arguments)
+        self.alterable = tf.nest.map_structure(
+            lambda may, argument: may and argument.ref() not in found, self.alterable, given
+        )
+
     def _trace(self, batch: Any) -> Observation:
+        self._arguments = tf.nest.flatten(batch)
         uses, losses, random = self._recorded(batch)
         self.names += names(uses, losses)
         with tf.control_dependencies([losses]):  # which follow the check of shapes

@@ -147,7 +147,7 @@ def _as_float(cotangent: tf.Tensor | None, target: tf.Tensor, path: str) -> tf.T
     if cotangent is None:
         raise UnsupportedLayerError(
             f"{path}: its output does not reach the loss, or its gradient is hidden "
-            f"(rematerialisation). Freeze it with "
+            "(rematerialisation). Give its output a loss in compile, freeze it with "
             "trainable=False, or remove keras.RematScope."
         )
     value = tf.cast(tf.convert_to_tensor(cotangent), tf.float32)

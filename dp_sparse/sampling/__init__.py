@@ -6,7 +6,14 @@ May use: `core`. Nothing here imports Keras.
 from dp_sparse.sampling import offline
 from dp_sparse.sampling.augmentation import Augment, augmented
 from dp_sparse.sampling.base import BatchPart, Sampling
-from dp_sparse.sampling.batch import Batch, Examples, batch_of, is_sampled, real_examples
+from dp_sparse.sampling.batch import (
+    Batch,
+    Examples,
+    batch_of,
+    is_sampled,
+    real_examples,
+    weights_of_outputs,
+)
 from dp_sparse.sampling.data_source import RecordFile, text_tensors
 from dp_sparse.sampling.input_guard import check_batches, own_map
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
@@ -51,5 +58,6 @@ __all__ = [
     "parts_of",
     "real_examples",
     "text_tensors",
+    "weights_of_outputs",
     "weighty_examples",
 ]

@@ -36,6 +36,14 @@ class Examples(NamedTuple):
         places = tf.reshape(begin, [1]), tf.reshape(end, [1])  # once for all leaves
         return tf.nest.map_structure(lambda leaf: tf.strided_slice(leaf, *places), self)
 
+    def of_data(self) -> "Examples":
+        """Of each leaf whether it holds inputs or labels, bool."""
+        x, y, weights = (
+            tf.nest.map_structure(lambda _, own=own: own, part)
+            for part, own in ((self.x, True), (self.y, True), (self.sample_weight, False))
+        )
+        return Examples(x, y, weights, False)
+
 
 class Batch(NamedTuple):
     """A batch of a sampler.
@@ -62,7 +70,27 @@ def is_sampled(data: Any) -> TypeGuard[tuple[Any, Any, dict[str, Any]]]:
 def batch_of(data: tuple[Any, Any, dict[str, Any]]) -> Batch:
     """What a sampler's dataset yields, or its signature, taken apart."""
     x, y, weights = data
-    return Batch(Examples(x, y, weights["sample_weight"], weights["present"]), weights["marker"])
+    present = weights["present"]
+    sample_weight = weights_of_outputs(y, weights["sample_weight"], present)
+    return Batch(Examples(x, y, sample_weight, present), weights["marker"])
+
+
+def weights_of_outputs(y: Any, sample_weight: Any, ones: Any) -> Any:
+    """Weights for each output that has labels; those that were given none get `ones`.
+
+    Raises:
+        ValueError: Weights by name without labels of these names.
+    """
+    if not isinstance(sample_weight, dict):
+        return sample_weight
+    if not isinstance(y, dict) or not set(sample_weight) <= set(y):
+        labels = sorted(y) if isinstance(y, dict) else f"a {type(y).__name__}"
+        raise ValueError(
+            f"Expected sample weights with the names of labels, got weights for "
+            f"{sorted(sample_weight)} and labels as {labels}: give y as a dictionary, too, by the "
+            "names of the model's outputs."
+        )
+    return {name: sample_weight.get(name, ones) for name in y}
 
 
 def sampled_batch(

@@ -1,6 +1,8 @@
 """Variables are created before anything is recorded, on every replica."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -21,7 +23,8 @@ def build_for(model: keras.Model, optimizer: PrivateOptimizer, examples: Example
     x, y = examples.x, examples.y
     with tf.init_scope(), model.distribute_strategy.scope():
         if not all_built(model):
-            model._symbolic_build(data_batch=(x, y, None))  # weights may lack the losses' axes
+            with _losses_left_out(model):
+                model._symbolic_build(data_batch=(x, y, None))  # weights may lack the losses' axes
         if not all_built(model):  # as a layer that is an activation, which needs a real call
             specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), x)
             given = {"training": False} if model._call_has_training_arg else {}
@@ -35,21 +38,40 @@ def build_metrics(model: keras.Model, x: Any, y: Any) -> None:
     """Creates the compiled loss and metrics for batches of this signature.
 
     A step that creates variables while it is traced is traced a second time. What is wrong with the
-    model or its metrics is left to that step to say.
+    model or its metrics is left to that step to say. It is called with `training=True`, when it may
+    have other outputs.
     """
-    compiled = [model._compile_metrics, model._compile_loss]
-    unbuilt = [each for each in compiled if each is not None and not each.built]
+    unbuilt = _unbuilt_losses(model)
     if not unbuilt:
         return
     x, y = tf.nest.map_structure(
         lambda leaf: keras.KerasTensor(leaf.shape, tf.as_dtype(leaf.dtype).name), (x, y)
     )
     try:
-        outputs = model(x, training=False) if model._call_has_training_arg else model(x)
+        outputs = model(x, training=True) if model._call_has_training_arg else model(x)
         for each in unbuilt:
             each.build(y, outputs)
     except Exception:
         return
+
+
+def _unbuilt_losses(model: keras.Model) -> list[Any]:
+    """The compiled metrics and loss, as far as they are not built."""
+    compiled = [model._compile_metrics, model._compile_loss]
+    return [each for each in compiled if each is not None and not each.built]
+
+
+@contextlib.contextmanager
+def _losses_left_out(model: keras.Model) -> Iterator[None]:
+    """Keras builds the layers alone: it would build losses for the outputs of an evaluation."""
+    unbuilt = _unbuilt_losses(model)
+    for each in unbuilt:
+        each.built = True
+    try:
+        yield
+    finally:
+        for each in unbuilt:
+            each.built = False
 
 
 def all_built(model: keras.Model) -> bool:

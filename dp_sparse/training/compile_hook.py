@@ -35,6 +35,7 @@ from dp_sparse.training.building import (
     refuse_known_noise,
 )
 from dp_sparse.training.plan_steps import FitSteps
+from dp_sparse.training.replaced_methods import replaced_methods
 from dp_sparse.training.train_step import private_train_step
 
 _HELD_OUT = {"test_step": "model.evaluate(x, y)", "predict_step": "model.predict(x)"}
@@ -90,13 +91,9 @@ def _restore_stock_step(model: keras.Model) -> None:
 
 def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[str, Any]) -> None:
     """Refuses what would bypass the private step, and turns off what would change its gradients."""
-    for name in ("train_step", "compute_loss", "_compute_loss"):
-        owner = next(cls for cls in type(model).__mro__ if name in vars(cls))
-        if not owner.__module__.startswith("keras."):
-            raise PrivacyError(
-                f"{type(model).__name__} has a {name} of its own, which the private step would "
-                "not run: remove it and pass loss= and metrics= to compile."
-            )
+    replaced = replaced_methods(model, arguments.get("loss"))
+    if replaced:
+        raise PrivacyError("\n".join(replaced))
     for name in ("loss", "metrics", "weighted_metrics"):
         for given in tf.nest.flatten(arguments.get(name)):
             validate.of_keras_3(name, given)

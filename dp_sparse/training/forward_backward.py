@@ -122,7 +122,7 @@ def observed(
         return found.uses, found.losses, found.random
 
     known = examples.present.shape[0] is not None  # then a model may do something else by it
-    return clipping.Observer(model, observe, examples, own_size=known)
+    return clipping.Observer(model, observe, examples, examples.of_data(), own_size=known)
 
 
 def record(

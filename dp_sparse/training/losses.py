@@ -40,6 +40,7 @@ def per_example_losses(
         raise ValueError(
             "Expected a model compiled with a loss, got loss=None: pass loss= to compile."
         )
+    y, sample_weight = (_in_order(model, named, y_pred) for named in (y, sample_weight))
     if not compiled.built:
         compiled.build(y, y_pred)
     with (
@@ -50,6 +51,14 @@ def per_example_losses(
     ):
         total = compiled(y, y_pred, sample_weight)
     return total, [tracker.values for tracker in trackers]
+
+
+def _in_order(model: keras.Model, named: Any, y_pred: Any) -> Any:
+    """Values by the names of outputs as a list, if the model gives its outputs as one."""
+    names = getattr(model, "output_names", None)
+    if not isinstance(named, dict) or not isinstance(y_pred, list | tuple) or not names:
+        return named
+    return [named[name] for name in names] if set(named) == set(names) else named
 
 
 class _LossGuard(keras.StatelessScope):
@@ -112,6 +121,9 @@ class _PerExample:
         self._loss = loss
 
     def __call__(self, y_true: Any, y_pred: tf.Tensor, sample_weight: Any = None) -> tf.Tensor:
+        y_true = tf.convert_to_tensor(y_true)
+        _refuse_text(self._loss, y_true)
+        _refuse_broadcasting(self._loss, y_true, y_pred)
         mask = getattr(y_pred, "_keras_mask", None)
         y_pred = tf.cast(y_pred, self._loss.dtype)
         y_true = _checked_labels(self._loss, tf.cast(y_true, self._loss.dtype), y_pred)
@@ -131,6 +143,43 @@ class _PerExample:
         own = getattr(values, "_keras_mask", None)  # of an ignored class
         mask = own if mask is None else mask if own is None else mask & own
         return _own_mean(tf.cast(values, tf.float32), mask, sample_weight)
+
+
+def _refuse_text(loss: keras.losses.Loss, y_true: tf.Tensor) -> None:
+    """Raises ValueError for labels that are text."""
+    if y_true.dtype == tf.string:
+        raise ValueError(
+            f"Expected numbers as labels y for loss {loss.name}, got text (dtype string).\n"
+            "Give each class a number before training, for example by "
+            "keras.layers.StringLookup(vocabulary=classes, num_oov_indices=0)(y)."
+        )
+
+
+def _refuse_broadcasting(loss: keras.losses.Loss, y_true: tf.Tensor, y_pred: tf.Tensor) -> None:
+    """Raises PrivacyError if `[batch]` against `[batch, 1]` becomes `[batch, batch]` in the loss.
+
+    Keras gives both the same axes in its own losses, and in a function, but not in a `call`.
+    """
+    shapes = {1: "[batch]", 2: "[batch, 1]"}
+    ranks = y_true.shape.rank, y_pred.shape.rank
+    if hasattr(loss, "fn") or ranks not in ((1, 2), (2, 1)):
+        return
+    if (y_true if ranks == (2, 1) else y_pred).shape[-1] != 1:
+        return
+    size = 7919  # a prime that no other axis has
+    specs = [tf.TensorSpec([size, 1][:rank], loss.dtype) for rank in ranks]
+    try:
+        graph = tf.function(loss.call, autograph=False).get_concrete_function(*specs).graph
+    except Exception:
+        return  # what is wrong with it is said when it is called
+    made = [out.shape for op in graph.get_operations() for out in op.outputs]
+    if any(shape.rank and shape.as_list().count(size) > 1 for shape in made):
+        labels, outputs = map(shapes.get, ranks)
+        raise PrivacyError(
+            f"Expected labels in the shape of the outputs for loss {loss.name}, got labels "
+            f"{labels} against outputs {outputs}: it compares each example with all of its batch.\n"
+            "Give y and the outputs the same axes, for example y.reshape(-1, 1)."
+        )
 
 
 def _own_mean(values: tf.Tensor, mask: Any, sample_weight: Any) -> tf.Tensor:

@@ -5,6 +5,10 @@ turn the loss of an epoch to nan. `quarantine` warns of them. If no example of a
 the loss is not either, which callbacks such as `TerminateOnNaN` look for.
 """
 
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -31,7 +35,7 @@ def update(
     Raises:
         PrivacyError: A metric writes anything but its own variables, or runs Python code.
     """
-    with clipping.guarded(PrivacyError, lambda: _written(model), trains=False):
+    with clipping.guarded(PrivacyError, lambda: _written(model), trains=False), _named(model):
         finite = tf.cast(tf.math.is_finite(losses), tf.float32)
         if not is_part:
             some = tf.reduce_any(finite * examples.present > 0)
@@ -67,14 +71,41 @@ def after_parts(model: keras.Model, counts: tf.Tensor) -> dict[str, Any]:
 
 
 def _written(model: keras.Model) -> list[keras.Variable]:
-    """The variables of the compiled loss and metrics, which saved weights do not contain.
+    """The variables of the loss and the metrics, and the seeds of metrics.
 
     A metric may also hold variables of the model. It may not write those.
     """
-    metrics = [model._loss_tracker, model._compile_metrics, *model._compile_loss.metrics]
     kept = {id(variable) for variable in (*model.variables, *model.optimizer.variables)}
-    found = [v for metric in metrics if metric is not None for v in metric.variables]
+    held = [value for metric in _metrics(model) for value in vars(metric).values()]
+    seeds = [value.state for value in held if isinstance(value, keras.random.SeedGenerator)]
+    found = [*clipping.metric_variables(model), *seeds]
     return [variable for variable in found if id(variable) not in kept]
+
+
+def _metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """What `compile` got, and what the model owns."""
+    compiled = model._compile_metrics
+    own = [*model.metrics, *keras.Model.metrics.fget(model)]
+    found = [*([] if compiled is None else compiled.metrics), *own]
+    return list({id(metric): metric for metric in found}.values())
+
+
+@contextlib.contextmanager
+def _named(model: keras.Model) -> Iterator[None]:
+    """Operations of a metric have its name, so that a refusal says which it is."""
+    metrics = _metrics(model)
+    for metric in metrics:
+        metric.update_state = functools.partial(_in_scope, metric.name, metric.update_state)
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            del metric.update_state
+
+
+def _in_scope(name: str, update: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with tf.name_scope(re.sub(r"[^\w.]", "_", name)):
+        return update(*args, **kwargs)
 
 
 def _track_losses(

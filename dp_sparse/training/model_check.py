@@ -16,6 +16,7 @@ from dp_sparse.core import PrivacyError, UnsupportedLayerError, translated, vali
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training.losses import per_example_losses
 from dp_sparse.training.outlook import outlook
+from dp_sparse.training.replaced_methods import replaced_methods
 from dp_sparse.training.traced_pass import examples_of, same_seeds, signature_of, uses_of_pass
 
 
@@ -122,7 +123,11 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
     specs = signature_of(model, None if examples is None else examples[0])
     survey = clipping.survey(model)
     rules = _rules(model, survey)
-    problems = [*survey.problems, *_of_variables(model, rules)]
+    problems = [
+        *replaced_methods(model, getattr(model, "loss", None)),
+        *survey.problems,
+        *_of_variables(model, rules),
+    ]
     if not problems and specs is not None:
         problems = _of_a_pass(model, specs, batch_size)
     compared = examples is not None and not problems
@@ -181,7 +186,9 @@ def _of_a_batch(model: keras.Model, examples: Any, batch_size: int) -> list[str]
             return _recorded(model, company, batch_size)
 
         compiles = getattr(model, "jit_compile", False) is True
-        observer = clipping.Observer(model, recorded, examples, own_size=compiles)
+        *data, weights = (tf.nest.map_structure(lambda _: True, part) for part in examples)
+        of_data = *data, tf.nest.map_structure(lambda _: False, weights)
+        observer = clipping.Observer(model, recorded, examples, of_data, own_size=compiles)
         found[:] = observer.names
         present = tf.ones(tf.shape(tf.nest.flatten(examples)[0])[:1])
         return isolation.coupled(observer, examples, present, tf.constant(0), True)

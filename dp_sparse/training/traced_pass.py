@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping
-from dp_sparse.sampling import is_sampled, text_tensors
+from dp_sparse.sampling import is_sampled, text_tensors, weights_of_outputs
 
 
 def examples_of(model: keras.Model, batch: Any) -> tuple[Any, Any, tf.Tensor]:
@@ -28,7 +28,8 @@ def examples_of(model: keras.Model, batch: Any) -> tuple[Any, Any, tf.Tensor]:
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
     y = None if y is None else tf.nest.map_structure(tf.convert_to_tensor, y)
     size = _size((x, y, weights))
-    weights = tf.ones([size]) if weights is None else weights
+    ones = tf.ones([size])
+    weights = ones if weights is None else weights_of_outputs(y, weights, ones)
     return x, y, tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
 
 

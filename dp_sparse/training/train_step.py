@@ -14,7 +14,12 @@ from dp_sparse.clipping import ClippedSums, isolation
 from dp_sparse.core import PrivacyError, replicas
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Examples, batch_of, is_sampled
-from dp_sparse.training import batch_gradient, forward_backward, microbatches
+from dp_sparse.training import (
+    batch_gradient,
+    forward_backward,
+    microbatches,
+    nan_in_bfloat16,
+)
 from dp_sparse.training.building import build_for
 
 
@@ -34,7 +39,8 @@ def private_train_step(
     Raises:
         PrivacyError: A batch that the plan's sampler did not make, used before, or after the last
             step.
-        BadExampleError: An id or a label out of range.
+        BadExampleError: An id or a label out of range, or a value that is not finite where this
+            machine's products would pass it on.
         ValueError: x lacks an input of the model.
         UnsupportedLayerError: A layer whose per-example gradients cannot be had.
     """
@@ -47,7 +53,7 @@ def private_train_step(
         build_for(model, optimizer, examples)
     draw, spent = optimizer.begin_step(marker)
     with tf.control_dependencies([spent]):
-        examples = tf.nest.map_structure(tf.identity, examples)
+        examples = nan_in_bfloat16.refuse_nan(model, tf.nest.map_structure(tf.identity, examples))
     # Traced first: a layer that initialises itself from its first batch is then seen to mix.
     observer = forward_backward.observed(model, optimizer, examples, draw)
     sums, logs = _clipped_sums(model, optimizer, examples, draw)

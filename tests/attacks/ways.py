@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import distribution
+from dp_sparse.clipping import isolation_progress
 from dp_sparse.distribution import multi_worker
 from dp_sparse.sampling import new_nonce
 from tests.attacks.measuring import (
@@ -184,6 +185,29 @@ def measured(problem: Problem) -> Callable[[Way], float]:
         with attacking():
             trainee = Trainee(problem, way)
         with attacking(trainee.model, kept=lambda: problem.state(trainee.model)):
+            whole = trainee.on()
+        with too_late():
+            return sensitivity(whole, [trainee.on(index) for index in trainee.removable])
+
+    return attack
+
+
+def measured_after(problem: Problem, tame: Callable[[Any], Any]) -> Callable[[Way], float]:
+    """As `measured`, but the run begins with batches in which no example stands out.
+
+    Args:
+        problem: What is trained, on a batch in which one does.
+        tame: Makes such a batch out of the problem's.
+    """
+
+    def attack(way: Way) -> float:
+        with attacking():
+            trainee = Trainee(problem, way)
+        with attacking(trainee.model, kept=lambda: problem.state(trainee.model)):
+            wild, trainee.data = trainee.data, tame(trainee.data)
+            for _ in range(isolation_progress.FIRST + 1):
+                trainee.on()
+            trainee.data = wild
             whole = trainee.on()
         with too_late():
             return sensitivity(whole, [trainee.on(index) for index in trainee.removable])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,11 +88,46 @@ def test_one_alone(present: list[bool], random: bool) -> None:
     np.testing.assert_array_equal(found.compared, [present[0] or not random])
 
 
+@some
+@given(present=PRESENT, seed=SEEDS)
+def test_others_beside_a_half_hold_nan_or_are_extreme(present: list[bool], seed: int) -> None:
+    """One half stays beside NaN and the other one beside extremes; nothing moves, nor padding."""
+    compared = []
+    for number, factor in ((companies.NOT_A_NUMBER, np.nan), (companies.EXTREME, 1e4)):
+        found = company(number, present, seed)
+        np.testing.assert_array_equal(found.places, np.arange(len(present)))
+        others = np.asarray(present) & ~found.compared.numpy()
+        np.testing.assert_array_equal(found.factors, np.where(others, np.float32(factor), 1))
+        compared.append(found.compared.numpy().astype(int))
+    np.testing.assert_array_equal(compared[0] + compared[1], present)
+
+
+def test_only_alterable_leaves_change() -> None:
+    batch = {"price": tf.ones([4, 2, 3], tf.float16), "weight": tf.ones([4]), "id": tf.range(4)}
+    found = company(companies.NOT_A_NUMBER, [True] * 4, 0)
+    alterable = {"price": True, "weight": False, "id": False}
+    taken = companies.taken(batch, alterable, found)
+    lost = np.isnan(taken["price"].numpy().reshape(4, -1))
+    np.testing.assert_array_equal(lost.all(1), ~found.compared.numpy())
+    np.testing.assert_array_equal(lost.any(1), ~found.compared.numpy())
+    for name in ("weight", "id"):
+        np.testing.assert_array_equal(taken[name], batch[name])
+
+
+def test_holes_leave_something_of_each_example() -> None:
+    """Also where it has one input and one label."""
+    batch = tf.ones([6, 1]), tf.ones([6, 1]), tf.ones([6, 5])
+    x, y, ages = companies.with_holes(batch, (True, True, False))
+    holes = np.isnan(np.hstack([x, y]))
+    assert holes.any(0).all() and not holes.all(1).any() and holes[0, 0]
+    np.testing.assert_array_equal(ages, batch[2])
+
+
 def test_the_tolerance_of_each_company() -> None:
     present = [True] * 40
-    found = [float(company(number, present, 0).tolerance) for number in range(companies.ALL)]
+    found = [float(company(number, present, 0).tolerance) for number in range(6)]
     same, other, alone = companies._SAME_SHAPE, companies._OTHER_SHAPE, companies._ALONE
-    assert found == [same, same, other, alone]
+    assert found == [same, same, other, alone, same, same]
     assert float(company(2, [True, True], 0).tolerance) == other
     assert float(company(2, [True], 0).tolerance) == other
     assert float(company(2, [True, False], 0, random=True).tolerance) == alone

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
+from dp_sparse import clipping
 from dp_sparse.clipping import isolation, isolation_progress
 from dp_sparse.clipping.observation import Observation
 from dp_sparse.core.errors import PrivacyError
@@ -277,7 +278,8 @@ def test_a_tensor_that_was_zero_is_checked_when_it_is_not() -> None:
 
     @tf.custom_gradient
     def coupled(x: tf.Tensor) -> Any:
-        return tf.identity(x), lambda dy: dy + tf.reduce_mean(dy, 0)
+        finite = lambda dy: tf.where(tf.math.is_finite(dy), dy, 0.0)  # noqa: E731
+        return tf.identity(x), lambda dy: dy + tf.reduce_mean(finite(dy), 0)
 
     model = private_model(between=coupled, head="zeros", dropout=0.0)
     model.optimizer.learning_rate = 0.0
@@ -314,13 +316,15 @@ def test_the_first_check_takes_the_batch_and_a_later_one_a_share(
         ids = tf.zeros([len(values)], tf.int64)
         return Observation(norms[..., tf.newaxis], norms, norms, ids, tf.constant(False))
 
-    observer = SimpleNamespace(observe=observed, observe_own_size=None, half_precision=False)
+    own = {"observe": observed, "observe_own_size": None, "half_precision": False}
+    observer = SimpleNamespace(**own, alterable=True, takes_nan=True, tensors=2)
     batch = tf.range(float(size + padding))
     present = tf.cast(batch < size, tf.float32)
     assert isolation.coupled(observer, batch, present, tf.constant(seed), whole) == -1  # type: ignore[arg-type]
     halves = 2 if seed == 0 else 1
     large = compared + (padding if compared == size else 0)
-    assert sizes == [large] * (1 + halves) + [33, 1]
+    of_other_values = [large, large, 32, 32] if seed == 0 else []
+    assert sizes == [large] * (1 + halves) + [33, 1] + of_other_values
 
 
 def test_the_schedule() -> None:
@@ -380,6 +384,82 @@ def test_a_step_traced_anew_is_checked_anew() -> None:
     model.fit(marked_dataset(plan, x[:, :4], y.astype(np.float32), steps=4), verbose=0)
     with pytest.raises(PrivacyError, match=MIXES):
         model.fit(marked_dataset(plan, x, y.astype(np.float32)), verbose=0)
+
+
+# ---------------------------------------------------------- values that no example of the batch has
+
+
+def limited(limit: float) -> Callable[[Any], Any]:
+    @tf.custom_gradient
+    def identity(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda dy: tf.clip_by_norm(dy, limit)
+
+    return identity
+
+
+SWITCHED_ON: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a limit": (limited(1e6), "once other examples hold NaN"),
+    "a branch on a large value": (
+        lambda x: tf.cond(tf.reduce_any(x > 100), lambda: x - tf.reduce_mean(x, 0), lambda: x),
+        "once others are 10,000 times as large",
+    ),
+    "filled holes": (
+        lambda x: tf.where(
+            tf.math.is_nan(x), tf.reduce_mean(tf.where(tf.math.is_nan(x), 0.0, x), 0), x
+        ),
+        "once values are missing",
+    ),
+}
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("case", SWITCHED_ON)
+def test_what_one_example_would_switch_on_is_found_before_it_comes(case: str) -> None:
+    mixing, seen = SWITCHED_ON[case]
+    part = {"between": mixing} if case == "a limit" else {"mixing": mixing}
+    model = private_model(**part)  # type: ignore[arg-type]
+    with pytest.raises(PrivacyError, match=f"{MIXES}.*seen at .*{seen}"):
+        fit(model)
+    assert int(model.optimizer.iterations) == 0
+    x, y = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32), np.ones((N, 1))
+    [problem] = dp_sparse.check_model(model, (x, y)).problems
+    assert seen in problem
+
+
+def test_what_needs_its_values_as_they_are_keeps_them() -> None:
+    """Ids that come as floats, labels of a range, and what the model asserts something of."""
+    positive = lambda x: [tf.debugging.assert_positive(x), x][1]  # noqa: E731
+    inputs = {"id": keras.Input((1,)), "price": keras.Input((2,)), "age": keras.Input((1,))}
+    rows = keras.layers.Flatten()(keras.layers.Embedding(9, 2)(inputs["id"]))
+    price = keras.layers.Lambda(positive, output_shape=(2,))(inputs["price"])
+    joined = keras.layers.Concatenate()([rows, price, inputs["age"]])
+    model, plan = keras.Model(inputs, keras.layers.Dense(1)(joined)), plan_for(4)
+    model.compile(dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0), loss="binary_crossentropy")
+    x = {"id": np.arange(4.0)[:, None], "price": np.ones((4, 2)), "age": np.ones((4, 1))}
+    x, y = {name: value.astype(np.float32) for name, value in x.items()}, np.eye(4, 1)
+    model.fit(marked_dataset(plan, x, y.astype(np.float32)), verbose=0)
+    assert dp_sparse.check_model(model, (x, y)).ok
+    assert int(model.optimizer.steps_spent) == 1
+
+
+def test_nan_under_bfloat16_never_reaches_other_examples() -> None:
+    """oneDNN's products of an odd width read one number of the next example, times 0."""
+    inputs = keras.Input((33,))
+    model = keras.Model(inputs, keras.layers.Dense(1, dtype="mixed_bfloat16")(inputs))
+    x, y = np.random.default_rng(0).normal(size=(16, 33)).astype(np.float32), np.ones((16, 1))
+    x[5, 3] = np.nan
+    plan = plan_for(16)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    assert dp_sparse.check_model(model, (x[:5], y[:5])).ok
+    before, batches = weights_of(model), marked_dataset(plan, x, y.astype(np.float32))
+    if clipping.lets_nan_through(model):
+        with pytest.raises(dp_sparse.BadExampleError, match="NaN or infinity in 1 examples"):
+            model.fit(batches, verbose=0)
+        for old, new in zip(before, weights_of(model), strict=True):
+            np.testing.assert_array_equal(old, new)
+    else:
+        model.fit(batches, verbose=0)
+        assert int(model.optimizer.diagnostics.not_finite) == 1
 
 
 # ------------------------------------------------------------------------- a batch of one example

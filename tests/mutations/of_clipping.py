@@ -308,4 +308,14 @@ FAULTS = (
         "tf.math.divide_no_nan(total, tf.reduce_mean(count))",
         ("tests/training/test_losses.py::test_a_mask_counts_within_the_example_alone",),
     ),
+    Fault(
+        "an_ignored_class_drops_the_mask_of_the_outputs",
+        "dp_sparse/training/losses.py",
+        "mask = own if mask is None else mask if own is None else mask & own",
+        "mask = mask if own is None else own",
+        (
+            "tests/training/test_losses.py"
+            "::test_an_ignored_class_and_the_mask_of_the_outputs_hold_together",
+        ),
+    ),
 )

@@ -22,6 +22,27 @@ _OF_NEXT_ITEMS = "tests/pipelines/test_movielens_runs.py"
 
 FAULTS = (
     Fault(
+        "records_of_a_part_not_checked",
+        _MICROBATCHES,
+        "run = forward_backward.checked(run, own.present)",
+        "del part",
+        (f"{_OF_MICROBATCHES}::test_records_of_a_part_must_lead_with_the_part",),
+    ),
+    Fault(
+        "a_loss_without_its_call_is_trained",
+        "dp_sparse/training/replaced_methods.py",
+        'if issubclass(kind, keras.losses.Loss) and _is_own(kind, "__call__")',
+        'if issubclass(kind, keras.losses.Loss) and _is_own(kind, "get_config")',
+        ("tests/training/test_losses.py::test_a_loss_with_a_call_of_its_own_is_refused_by_class",),
+    ),
+    Fault(
+        "nan_under_bfloat16_not_refused",
+        "dp_sparse/training/nan_in_bfloat16.py",
+        "lost |= present & tf.reduce_any(~tf.math.is_finite(flat), axis=1)",
+        "del flat",
+        ("tests/clipping/test_isolation.py::test_nan_under_bfloat16_never_reaches_other_examples",),
+    ),
+    Fault(
         "ties_in_the_order_of_the_dataset",
         "pipelines/movielens/interactions.py",
         'np.lexsort((items, columns["timestamp"]))',

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_sparse import DPSGDOptimizer
+from dp_sparse import DPSGDOptimizer, check_model
 from dp_sparse.core.errors import BadExampleError, PrivacyError, translated
 from dp_sparse.training import losses
+from dp_sparse.training.replaced_methods import replaced_methods
 from tests.training_cases import marked_dataset, plan_for
 
 LOSSES = [
@@ -105,6 +106,21 @@ def test_a_mask_counts_within_the_example_alone() -> None:
     each = np.mean((y - prediction.numpy()) ** 2, axis=-1)
     expected = [each[0].mean(), each[1, 0], 0.0]
     np.testing.assert_allclose(values, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_an_ignored_class_and_the_mask_of_the_outputs_hold_together(weighted: bool) -> None:
+    """Neither drops the other: padding does not train, nor does the ignored class."""
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=0)
+    y, prediction = np.array([[1, 2, 0, 3], [2, 0, 1, 1]]), tf.constant(probabilities(2, 4, 4))
+    mask = np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool)
+    weights = np.array([[1, 3, 1, 1], [2, 1, 1, 1]], np.float32) if weighted else None
+    prediction._keras_mask = tf.constant(mask)
+    values = total_losses(compiled(loss), y, prediction, weights)
+    each = -np.log(np.take_along_axis(prediction.numpy(), y[..., None], -1))[..., 0]
+    each *= 1 if weights is None else weights
+    expected = [each[0, :2].mean(), each[1, 0]]
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
 
 
 def test_the_loss_of_an_example_does_not_move_with_the_others() -> None:
@@ -302,3 +318,61 @@ def test_a_loss_that_reads_a_metric_is_refused() -> None:
 def test_a_loss_may_read_what_never_changes() -> None:
     for constant in (keras.Variable(0.5), tf.Variable(0.5), tf.constant(0.5)):
         train(Centred(constant))
+
+
+class WithACallOfItsOwn(keras.losses.Loss):
+    """Doubles what Keras' `__call__` gives."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return tf.reduce_mean(tf.square(y_true - y_pred), -1)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return 2 * super().__call__(y_true, y_pred, sample_weight)
+
+
+class Squares(keras.losses.Loss):
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return tf.reduce_mean(tf.square(y_true - y_pred), -1)
+
+
+@pytest.mark.parametrize("form", ["one", "dictionary"])
+def test_a_loss_with_a_call_of_its_own_is_refused_by_class(form: str) -> None:
+    """`check_model` and `compile` say the same."""
+    loss: Any = WithACallOfItsOwn()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="out")])
+    model.compile(loss={"out": loss} if form == "dictionary" else loss)
+    [problem] = check_model(model).problems
+    assert "WithACallOfItsOwn has a __call__" in problem and "call(y_true, y_pred)" in problem
+    with pytest.raises(PrivacyError, match="WithACallOfItsOwn has a __call__ of its own"):
+        model.compile(DPSGDOptimizer("sgd", plan_for(8), 1.0), loss=model.loss)
+
+
+def test_what_a_subclass_of_keras_loss_may_do() -> None:
+    """One with a `call`, a function and a name are not refused."""
+    for loss in (Squares(), tf.square, "mse", keras.losses.MeanSquaredError(), ["mse", None]):
+        assert not replaced_methods(keras.Sequential(), loss)
+
+
+@pytest.mark.parametrize("labels", [(5,), (5, 1)])
+def test_labels_of_other_axes_than_the_outputs_are_shown(labels: tuple[int, ...]) -> None:
+    outputs = (5, 1) if labels == (5,) else (5,)
+    found = {1: r"\[batch\]", 2: r"\[batch, 1\]"}
+    match = f"labels {found[len(labels)]} against outputs {found[len(outputs)]}"
+    with pytest.raises(PrivacyError, match=match):
+        total_losses(compiled(Squares(), 1), tf.ones(labels), tf.ones(outputs), None)
+
+
+def test_labels_of_other_axes_that_mix_nothing_are_taken() -> None:
+    class OfTheFirst(keras.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return tf.square(y_true - y_pred[:, 0])
+
+    values = total_losses(compiled(OfTheFirst(), 1), tf.ones([5]), tf.zeros([5, 1]), None)
+    np.testing.assert_array_equal(values, np.ones(5))
+
+
+def test_labels_that_are_text() -> None:
+    y = tf.constant(["yes", "no"])
+    with pytest.raises(ValueError, match="Expected numbers as labels y for loss mse") as caught:
+        total_losses(compiled("mse", 1), y, tf.zeros([2, 1]), None)
+    assert len(str(caught.value).splitlines()) <= 3

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
+from dp_sparse.core.errors import translated
 from dp_sparse.sampling import marker
 from dp_sparse.training import metrics
 from tests.subprocesses import run_python
@@ -62,6 +63,23 @@ def test_the_same_weights_metrics_and_counts_as_the_whole_batch(make: Any, size:
     np.testing.assert_array_equal(
         whole.optimizer.diagnostics.rows, parts.optimizer.diagnostics.rows
     )
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_records_of_a_part_must_lead_with_the_part(size: int) -> None:
+    """In each batch, whether or not the isolation checks take it."""
+    fold = keras.layers.Lambda(lambda x: tf.reshape(x, [-1, 3]), output_shape=(3,))
+    back = keras.layers.Lambda(lambda x: tf.reshape(x, [-1, 4, 1]), output_shape=(4, 1))
+    inputs = keras.Input((4, 3))
+    model, plan = keras.Model(inputs, back(keras.layers.Dense(1)(fold(inputs)))), plan_for(4)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0, microbatch_size=size), loss="mse")
+    without_isolation_checks(model.optimizer)
+    before = weights_of(model)
+    batch = marked(plan, np.ones((4, 4, 3), np.float32), np.ones((4, 4, 1), np.float32))
+    with pytest.raises(dp_sparse.PrivacyError, match="to be the first axis of what"), translated():
+        tf.function(model.train_step, autograph=False)(batch)
+    for old, new in zip(before, weights_of(model), strict=True):
+        np.testing.assert_array_equal(old, new)
 
 
 @pytest.mark.slow

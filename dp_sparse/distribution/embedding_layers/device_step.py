@@ -85,6 +85,14 @@ def recorded_pass(
     return observe, (own, activations)
 
 
+def of_data(company: Any) -> Any:
+    """Of each leaf of what `recorded_pass` takes, whether it holds inputs or labels, bool."""
+    own, activations = company
+    no = {name: tf.nest.map_structure(lambda _: False, own[name]) for name in ("keep", "first")}
+    yes = tf.nest.map_structure(lambda _: True, activations)
+    return {"examples": own["examples"].of_data(), **no}, yes
+
+
 @dataclasses.dataclass(frozen=True)
 class _Backward:
     """A forward and a backward pass of the model, from activations that were looked up.

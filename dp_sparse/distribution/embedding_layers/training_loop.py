@@ -170,7 +170,8 @@ class _Steps:
         def of_replica(batch: _Batch, draw: _DRAW) -> tf.Tensor:
             recorded, company = self._recorded_pass(batch, draw)
             known = all(leaf.shape[0] is not None for leaf in tf.nest.flatten(company))
-            observer = clipping.Observer(self._model, recorded, company, own_size=known)
+            of_data = device_step.of_data(company)
+            observer = clipping.Observer(self._model, recorded, company, of_data, own_size=known)
             self._names = observer.names
             present = batch["examples"].present
             return isolation.coupled(observer, company, present, seed, whole)

@@ -1,0 +1,104 @@
+"""Which arguments of a traced pass cannot hold any value: ids, class labels, values it asserts.
+
+An operation that fails on some values must not get them from the isolation checks, which replace
+floats of a batch by extreme ones: a model without `Input(dtype=...)` may look up ids that come as
+floats, and a loss may take class labels as floats. The graph says so before anything is computed.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from dp_sparse.clipping.graph_reading import arguments, called
+
+_FAIL = {
+    "Assert",
+    "CheckNumerics",
+    "CheckNumericsV2",
+    "Cholesky",
+    "MatrixInverse",
+    "MatrixSolve",
+    "Range",
+    "SelfAdjointEigV2",
+    "Svd",
+}
+_OF_SHAPES = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}  # no value goes through
+
+
+def restricted(graph: Any) -> set[Any]:
+    """The arguments of a traced function, as references, from which such an operation computes.
+
+    Operations in functions that the graph calls count, too, and so do later turns of a loop.
+    """
+    callers: dict[int, list[tf.Operation]] = {}
+    waiting = [source for op in _operations(graph, callers) for source in _restricted_by(op)]
+    seen: set[Any] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.ref() not in seen:
+            seen.add(tensor.ref())
+            waiting += _sources(tensor, callers)
+    return seen & {argument.ref() for argument in graph.inputs}
+
+
+def _operations(graph: Any, callers: dict[int, list[tf.Operation]]) -> Iterator[tf.Operation]:
+    """All, also of functions that are called; `callers` gets what calls each, by its graph."""
+    waiting, calls = [graph], {}
+    while waiting:
+        for op in waiting.pop().get_operations():
+            yield op
+            kind = op.type
+            if kind not in calls:
+                kinds = {attribute.type for attribute in op.op_def.attr}
+                calls[kind] = bool(kinds & {"func", "list(func)"})
+            for function in called(op) if calls[kind] else ():
+                if function is None:
+                    continue
+                if id(function.graph) not in callers:
+                    waiting.append(function.graph)
+                callers.setdefault(id(function.graph), []).append(op)
+
+
+def _restricted_by(op: tf.Operation) -> list[tf.Tensor]:
+    """The inputs of an operation that must not have any value."""
+    if op.type == "Cast":
+        [source], [made] = op.inputs, op.outputs
+        return [source] if source.dtype.is_floating and made.dtype.is_integer else []
+    if op.type in _FAIL:
+        return list(op.inputs)[:1] if op.type == "Assert" else list(op.inputs)
+    return []
+
+
+def _sources(tensor: tf.Tensor, callers: dict[int, list[tf.Operation]]) -> list[tf.Tensor]:
+    """What a tensor is computed from, in one operation back."""
+    op, place = tensor.op, tensor.value_index
+    if op.type == "Placeholder":
+        return [
+            source for caller in callers.get(id(op.graph), []) for source in _given(caller, tensor)
+        ]
+    if op.type in _OF_SHAPES:
+        return []
+    functions = [function for function in called(op) if function is not None]
+    if not functions:
+        return list(op.inputs)
+    ends = [own.graph.outputs[place] for own in functions if place < len(own.graph.outputs)]
+    before = [op.inputs[place]] if _is_loop(op) else []  # of a loop that does not run
+    return ends + before
+
+
+def _given(caller: tf.Operation, argument: tf.Tensor) -> list[tf.Tensor]:
+    """What an operation gives to a function as this argument, also after a turn of a loop."""
+    function = argument.graph
+    places = [i for i, own in enumerate(function.inputs) if own is argument]
+    pairs = list(arguments(caller, function))
+    outside = [pairs[place][0] for place in places if place < len(pairs)]
+    if not _is_loop(caller):
+        return outside
+    bodies = [own.graph for own in called(caller) if own is not None]
+    turned = [own.outputs[i] for own in bodies for i in places if i < len(own.outputs)]
+    return outside + turned
+
+
+def _is_loop(op: tf.Operation) -> bool:
+    return op.type in ("While", "StatelessWhile")

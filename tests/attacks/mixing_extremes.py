@@ -1,0 +1,182 @@
+"""Mixing that an extreme example switches on, in runs whose first batches have none."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.attacks.entries import MEASURED, MIXES, Entry
+from tests.attacks.measuring import Problem
+from tests.attacks.mixing_batch import imputed
+from tests.attacks.mixing_gradients import with_gradient
+from tests.attacks.towers import WIDTH, numbers, problem
+from tests.attacks.ways import BATCHES_OF_ONE, measured_after
+
+ALL = ("graph", "xla", "microbatches", "train")
+
+
+def tame(data: Any) -> tuple[np.ndarray, ...]:
+    """Each example has a largest pixel of 1, as images have, and none has a NaN."""
+    x, y = data
+    x = np.clip(np.nan_to_num(x, nan=0.5), 0.0, 1.0)
+    x[:, 0] = 1.0
+    return x, np.clip(y, 0.0, 2.0)
+
+
+def wild() -> tuple[np.ndarray, np.ndarray]:
+    """The second example is 1,000 times as large as the others."""
+    return numbers(outlier=1000.0)()
+
+
+def missing() -> tuple[np.ndarray, np.ndarray]:
+    """One value is missing, of the second example."""
+    x, y = numbers(outlier=1.0)()
+    x[1, 0] = np.nan
+    return x, y
+
+
+def mostly_missing() -> tuple[np.ndarray, np.ndarray]:
+    """Most examples lack a value, of which one that has it has a large one."""
+    x, y = numbers(outlier=30.0)()
+    x[2:, 0] = np.nan
+    return x, y
+
+
+def linear() -> keras.Model:
+    inputs = keras.Input((WIDTH,))
+    return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
+
+
+def by_largest_pixel(values: Any) -> Any:
+    return values / tf.reduce_max(tf.abs(values))
+
+
+def softmax_with_the_maximum_of_all(values: Any) -> Any:
+    """Equal to a softmax of each example, until one example is so large that others underflow."""
+    powers = tf.exp(values - tf.reduce_max(values))
+    return powers / tf.reduce_sum(powers, axis=-1, keepdims=True)
+
+
+def logistic_with_the_maximum_of_all(y: Any, prediction: Any) -> tf.Tensor:
+    """log(1 + e^p) − y·p, by a log-sum-exp that takes the maximum over the batch away."""
+    largest = tf.maximum(tf.reduce_max(prediction), 0.0)
+    total = largest + tf.math.log(tf.exp(prediction - largest) + tf.exp(-largest))
+    return (total - y * prediction)[:, 0]
+
+
+def rescaled_beyond_ten(values: Any) -> Any:
+    largest = tf.reduce_max(tf.abs(values))
+    return tf.cond(largest > 10.0, lambda: values / largest, lambda: values)
+
+
+def none_beside_a_missing_one(values: Any) -> Any:
+    """A batch with a NaN anywhere trains nothing."""
+    whole = tf.reduce_all(tf.math.is_finite(values))
+    return tf.where(whole, values, tf.zeros_like(values))
+
+
+def limited(values: Any) -> Any:
+    """The gradient of the batch is limited to a norm that no ordinary batch has."""
+    return with_gradient(lambda x, dy: tf.clip_by_norm(dy, 30.0))(values)
+
+
+def imputed_by_itself(values: Any) -> Any:
+    """Honest: the mean of the example's own values."""
+    there = tf.math.is_finite(values)
+    known = tf.where(there, values, 0.0)
+    count = tf.math.count_nonzero(there, axis=-1, keepdims=True, dtype=values.dtype)
+    return tf.where(there, values, tf.math.divide_no_nan(tf.reduce_sum(known, -1, True), count))
+
+
+def asserting(values: Any) -> Any:
+    """Honest: it will not train on what is not finite."""
+    return tf.debugging.check_numerics(values, "pixels")
+
+
+def ids_as_floats() -> keras.Model:
+    """Honest: without `Input(dtype=...)` the ids of a lookup are floats."""
+    inputs = keras.Input((1,))
+    rows = keras.layers.Flatten()(keras.layers.Embedding(16, WIDTH)(inputs))
+    return keras.Model(inputs, keras.layers.Dense(1)(rows))
+
+
+def ids() -> tuple[np.ndarray, np.ndarray]:
+    return np.arange(8, dtype=np.float32)[:, None], np.full((8, 1), 5, np.float32)
+
+
+def classes() -> tuple[np.ndarray, np.ndarray]:
+    return numbers(outlier=1.0)()[0], (np.arange(8) % 3).astype(np.float32)
+
+
+def of_classes() -> keras.Model:
+    inputs = keras.Input((WIDTH,))
+    return keras.Model(inputs, keras.layers.Dense(3)(inputs))
+
+
+def classes_of_its_own(y: Any, prediction: Any) -> tf.Tensor:
+    """Honest: its labels are class numbers, which come as floats."""
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(y, tf.int32), prediction)
+
+
+def same(data: Any) -> Any:
+    return data
+
+
+_LIMIT = {"clip_norm": 0.03}
+
+ENTRIES = [
+    Entry(f"one extreme example: {name}", measured_after(of, tame), MIXES, ways, apart=apart)
+    for name, of, ways, apart in [
+        (
+            "division by the largest pixel",
+            problem(before=by_largest_pixel, data=wild),
+            ALL,
+            BATCHES_OF_ONE,
+        ),
+        (
+            "softmax with the batch's maximum",
+            problem(before=softmax_with_the_maximum_of_all, data=wild),
+            ("graph",),
+            BATCHES_OF_ONE,
+        ),
+        (
+            "log-sum-exp with the batch's maximum",
+            Problem(linear, wild, logistic_with_the_maximum_of_all, removed=(1,)),
+            ("graph",),
+            BATCHES_OF_ONE,
+        ),
+        (
+            "rescaled if the largest is above 10",
+            problem(before=rescaled_beyond_ten, data=wild),
+            ("graph",),
+            BATCHES_OF_ONE,
+        ),
+        (
+            "a batch with a NaN is left out",
+            problem(before=none_beside_a_missing_one, data=missing),
+            ("graph",),
+            BATCHES_OF_ONE,
+        ),
+        (
+            "a limit of the batch's gradient",
+            problem(after=limited, data=wild, fields=_LIMIT),
+            ("graph",),
+            BATCHES_OF_ONE,
+        ),
+        (
+            "missing values filled with the batch's mean",
+            problem(before=imputed, data=mostly_missing),
+            ("graph",),
+            BATCHES_OF_ONE,
+        ),
+    ]
+] + [
+    Entry(f"honest beside extremes: {name}", measured_after(of, made), MEASURED)
+    for name, of, made in [
+        ("imputed by itself", problem(before=imputed_by_itself, data=missing), tame),
+        ("a check of numbers", problem(before=asserting), same),
+        ("ids that come as floats", Problem(ids_as_floats, ids), same),
+        ("classes as floats", Problem(of_classes, classes, classes_of_its_own), same),
+    ]
+]
