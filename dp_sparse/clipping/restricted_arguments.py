@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dp_sparse.clipping.graph_reading import arguments, called
+from dp_sparse.core import graphs
 
 _FAIL = {
     "Assert",
@@ -52,7 +52,7 @@ def _operations(graph: Any, callers: dict[int, list[tf.Operation]]) -> Iterator[
             if kind not in calls:
                 kinds = {attribute.type for attribute in op.op_def.attr}
                 calls[kind] = bool(kinds & {"func", "list(func)"})
-            for function in called(op) if calls[kind] else ():
+            for function in graphs.called(op) if calls[kind] else ():
                 if function is None:
                     continue
                 if id(function.graph) not in callers:
@@ -79,7 +79,7 @@ def _sources(tensor: tf.Tensor, callers: dict[int, list[tf.Operation]]) -> list[
         ]
     if op.type in _OF_SHAPES:
         return []
-    functions = [function for function in called(op) if function is not None]
+    functions = [function for function in graphs.called(op) if function is not None]
     if not functions:
         return list(op.inputs)
     ends = [own.graph.outputs[place] for own in functions if place < len(own.graph.outputs)]
@@ -91,11 +91,11 @@ def _given(caller: tf.Operation, argument: tf.Tensor) -> list[tf.Tensor]:
     """What an operation gives to a function as this argument, also after a turn of a loop."""
     function = argument.graph
     places = [i for i, own in enumerate(function.inputs) if own is argument]
-    pairs = list(arguments(caller, function))
+    pairs = list(graphs.arguments(caller, function))
     outside = [pairs[place][0] for place in places if place < len(pairs)]
     if not _is_loop(caller):
         return outside
-    bodies = [own.graph for own in called(caller) if own is not None]
+    bodies = [own.graph for own in graphs.called(caller) if own is not None]
     turned = [own.outputs[i] for own in bodies for i in places if i < len(own.outputs)]
     return outside + turned
 
