@@ -15,6 +15,7 @@ from dp_sparse.sampling.batch import (
     weights_of_outputs,
 )
 from dp_sparse.sampling.data_source import RecordFile, text_tensors
+from dp_sparse.sampling.held_out import trained_on
 from dp_sparse.sampling.input_guard import check_batches, own_map
 from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
 from dp_sparse.sampling.not_private import NotPrivateSampling
@@ -58,6 +59,7 @@ __all__ = [
     "parts_of",
     "real_examples",
     "text_tensors",
+    "trained_on",
     "weights_of_outputs",
     "weighty_examples",
 ]

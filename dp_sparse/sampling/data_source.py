@@ -108,14 +108,14 @@ class _Arrays:
                 "Expected arrays of one common length, got shapes "
                 f"{', '.join(shapes[:_SHOWN])}{more}."
             )
-        self._arrays = tf.nest.map_structure(lambda leaf: _without_str(np.asarray(leaf)), arrays)
+        self.examples = tf.nest.map_structure(lambda leaf: _without_str(np.asarray(leaf)), arrays)
         self._length = len(named[0][1])
 
     def __len__(self) -> int:
         return self._length
 
     def gather(self, indices: np.ndarray) -> Example:
-        return tf.nest.map_structure(lambda leaf: leaf[indices], self._arrays)
+        return tf.nest.map_structure(lambda leaf: leaf[indices], self.examples)
 
 
 class _IndexedDataset:
@@ -132,7 +132,7 @@ class _IndexedDataset:
                 "dp_sparse.RecordFile, or StreamSampling."
             )
         input_guard.check_source(dataset)  # random numbers would crash in `at`
-        spec = dataset.element_spec
+        self.examples, spec = dataset, dataset.element_spec
 
         @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
         def gather(indices: tf.Tensor) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from dp_sparse.core import PrivacyError, require
-from dp_sparse.sampling import input_guard, marker, padding
+from dp_sparse.sampling import held_out, input_guard, marker, padding
 from dp_sparse.sampling.base import Sampling
 from dp_sparse.sampling.batch import is_sampled
 from dp_sparse.sampling.data_source import batch_hint, refuse_ragged, unpacked
@@ -36,7 +36,7 @@ def batches(source: tf.data.Dataset, sampling: Sampling, first_step: int) -> tf.
     run = tf.data.Dataset.zip(run, _nonce_of_iterator())
     run = run.map(lambda batch, nonce: _marked(sampling, batch[0], batch[1], nonce))
     run = run.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(2)
-    return input_guard.own(run)
+    return held_out.remember(input_guard.own(run), source)
 
 
 def _check(source: tf.data.Dataset, num_examples: int) -> None:

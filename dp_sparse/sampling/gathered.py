@@ -8,7 +8,15 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse.core import marked
-from dp_sparse.sampling import batch, data_source, input_guard, marker, padding, row_check
+from dp_sparse.sampling import (
+    batch,
+    data_source,
+    held_out,
+    input_guard,
+    marker,
+    padding,
+    row_check,
+)
 
 Draws = Callable[[], Iterator[tuple[np.ndarray, marker.Marker]]]
 
@@ -44,6 +52,7 @@ def dataset(
     )
     batches = tf.data.Dataset.from_generator(generate, output_signature=signature)
     batches = batches.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(2)
+    held_out.remember(batches, getattr(source, "examples", None))
     return input_guard.own(batches)
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dp_sparse.core import PrivacyError
-from dp_sparse.sampling import is_sampled, text_tensors
+from dp_sparse.sampling import is_sampled, text_tensors, trained_on
+from dp_sparse.training.callbacks import PrivacyReport
 
 Method = Callable[..., Any]
 
@@ -27,6 +28,7 @@ def checked_fit(fit: Method) -> Method:
         if is_sampled(given.arguments["x"].element_spec):
             _refuse_beside_batches(given.arguments)
             given.arguments["shuffle"] = False  # Keras warns that it cannot
+            _refuse_training_rows(given.arguments)
         held_out = given.arguments.get("validation_data")
         given.arguments["validation_data"] = text_tensors(held_out, "validation_data")
         return fit(*given.args, **given.kwargs)
@@ -64,6 +66,21 @@ def _refuse_class_weight(given: Any) -> None:
             f"Expected no class_weight in fit, got class_weight={given}: give it to the "
             "sampler, plan.sampling.batches(dataset, class_weight=...) of Poisson sampling, or "
             "give each example its weight, (x, y, sample_weight)."
+        )
+
+
+def _refuse_training_rows(given: dict[str, Any]) -> None:
+    """Callbacks take validation metrics for those of other examples, and write or steer by them."""
+    callbacks, held_out = given.get("callbacks"), given.get("validation_data")
+    each = callbacks if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
+    reports = [callback for callback in each if isinstance(callback, PrivacyReport)]
+    accepted = any(report.diagnostics == "non_private" for report in reports)
+    if each and not accepted and trained_on(given["x"], held_out):
+        raise PrivacyError(
+            "Expected validation_data that training does not use, got rows that batches(...) was "
+            "given: no epsilon covers their metrics, which callbacks write or steer by.\n"
+            "Hold rows out: batches((x[n:], y[n:])) and validation_data=(x[:n], y[:n]). Or accept "
+            "the leak with PrivacyReport(diagnostics='non_private')."
         )
 
 

@@ -290,9 +290,14 @@ def test_the_samplers_own_batches_with_validation_and_a_report(tmp_path: Any) ->
     plan, data = poisson_plan(6), clicks(60, VOCABULARIES)
     model = under_two(plan)
     report = dp_sparse.PrivacyReport(tmp_path / "report.html")
-    batches = plan.sampling.batches(data)
+    batches, held_out = plan.sampling.batches(data), clicks(60, VOCABULARIES)
     history = model.fit(
-        batches, epochs=3, steps_per_epoch=2, validation_data=data, callbacks=[report], verbose=0
+        batches,
+        epochs=3,
+        steps_per_epoch=2,
+        validation_data=held_out,
+        callbacks=[report],
+        verbose=0,
     )
     assert len(history.history["val_auc"]) == 3
     assert int(model.optimizer.steps_spent.numpy()) == 6

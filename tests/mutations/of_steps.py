@@ -187,6 +187,13 @@ FAULTS = (
         ),
     ),
     Fault(
+        "validation_on_the_rows_of_training",
+        "dp_sparse/training/fit_arguments.py",
+        "            _refuse_training_rows(given.arguments)\n",
+        "",
+        ("tests/reports/test_errors.py::test_validation_on_the_rows_of_training_is_no_validation",),
+    ),
+    Fault(
         "two_plans_on_one_prepared_draw",
         "dp_sparse/optimizers/passes.py",
         "drawn = self._prepared is not None or plan.sampling.steps_per_pass is None",

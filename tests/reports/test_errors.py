@@ -191,7 +191,8 @@ def test_averages_of_the_weights_are_swapped_in(on_epoch: bool) -> None:
     )
     batches = plan.sampling.batches((NUMBERS, np.ones(64, np.float32)))
     callbacks = [keras.callbacks.SwapEMAWeights(on_epoch), look]
-    shown = {"validation_data": (NUMBERS[:8], np.ones(8)), "callbacks": callbacks, "verbose": 0}
+    held_out = NUMBERS[:8].copy(), np.ones(8)
+    shown = {"validation_data": held_out, "callbacks": callbacks, "verbose": 0}
     model.fit(batches, epochs=2, steps_per_epoch=2, **shown)
     averages = [v.numpy() for v in wrapped._model_variables_moving_average]
     for evaluated, average, weight in zip(seen[-1], averages, state(model), strict=True):
@@ -296,3 +297,16 @@ def test_a_report_asks_the_accountant_a_few_times(monkeypatch: pytest.MonkeyPatc
     steps, epsilons = report.history.steps, report.history.epsilon
     assert steps == [*range(2, 33, 2), 33] and epsilons[-1] == 3.3 and len(set(asked)) <= 9
     assert all(s / 10 <= e <= s / 10 + 0.6 for s, e in zip(steps, epsilons, strict=True))
+
+
+def test_validation_on_the_rows_of_training_is_no_validation() -> None:
+    x, y = NUMBERS[:8], np.ones(8, np.float32)
+    model = click_model(private(plan_of(examples=8, batch=8)))
+    without_isolation_checks(model.optimizer)
+    batches = model.optimizer.plan.sampling.batches((x, y))
+    steer = keras.callbacks.ReduceLROnPlateau("val_loss")
+    with pytest.raises(dp_sparse.PrivacyError, match="Hold rows out"):
+        model.fit(batches, validation_data=(x, y), callbacks=[steer], verbose=0)
+    assert int(model.optimizer.steps_spent) == 0
+    accepted = dp_sparse.PrivacyReport(diagnostics="non_private")
+    model.fit(batches, validation_data=(x, y), callbacks=[steer, accepted], verbose=0)
