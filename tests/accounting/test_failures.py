@@ -6,12 +6,13 @@ import dp_accounting
 import pytest
 
 from dp_sparse.accounting import PrivacyBudget, PrivacyPlan
+from dp_sparse.accounting import failures as failures_module
 from dp_sparse.accounting.accountant import epsilon_of
 from dp_sparse.accounting.calibration import FINE
 from dp_sparse.accounting.failures import epsilon_beside_failures
 from dp_sparse.sampling import PoissonSampling
 
-SAMPLING = PoissonSampling(10_000, 500, epochs=1)
+SAMPLING = PoissonSampling(10_000, 500, epochs=1, capacity=659)  # for epsilon = 8
 EVENT = dp_accounting.GaussianDpEvent(2.0)
 
 
@@ -35,6 +36,25 @@ def test_the_answer_is_on_the_safe_side_and_the_smallest(scale: float) -> None:
 
     assert needed(found) <= found
     assert needed(found * (1 - 1e-3)) > found * (1 - 1e-3)
+
+
+def test_few_evaluations_where_the_budget_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ε is looked up in one curve, and not evaluated again and again until failures agree."""
+    asked: list[float] = []
+
+    def counted(event: dp_accounting.DpEvent, delta: float, interval: float) -> float:
+        asked.append(delta)
+        return epsilon_of(event, delta, interval)
+
+    monkeypatch.setattr(failures_module, "epsilon_of", counted)
+    spent = PrivacyPlan(PrivacyBudget(20.0, 1e-5), SAMPLING, noise_multiplier=0.5).spent(20)
+    assert 5 < spent.epsilon < 20 and len(asked) <= 2
+
+
+def test_the_default_capacity_leaves_room_for_a_large_epsilon() -> None:
+    sampling = PoissonSampling(10_000, 500, epochs=1)
+    assert sampling.overflow_delta(20.0, sampling.steps) <= 1e-3 / 10_000
+    assert sampling.batch_capacity < 1.06 * SAMPLING.batch_capacity
 
 
 def test_failures_that_leave_nothing() -> None:

@@ -189,6 +189,16 @@ FAULTS = (
         ),
     ),
     Fault(
+        "failures_left_out_beyond_the_budget",
+        "dp_sparse/accounting/failures.py",
+        "return accountant_of(event, interval).deltas(epsilons) + failures",
+        "return accountant_of(event, interval).deltas(epsilons)",
+        (
+            "tests/accounting/test_failures.py"
+            "::test_the_answer_is_on_the_safe_side_and_the_smallest",
+        ),
+    ),
+    Fault(
         "delta_of_overflows_without_e_to_the_epsilon",
         _POISSON,
         "* (1 + math.exp(min(epsilon, 700.0)))",

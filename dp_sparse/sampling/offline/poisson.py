@@ -35,7 +35,7 @@ class OfflinePoissonSampling(PoissonSampling):
         >>> import dp_sparse
         >>> drawn = dp_sparse.OfflinePoissonSampling(1000, 100, 20, draw_id=64 * "0")
         >>> drawn.participations(20), drawn.capacity  # as those of PoissonSampling
-        (2.0, 168)
+        (2.0, 186)
 
     ### Formal Guarantees
     Neighbouring datasets differ by adding or removing one example. Amplification needs the key of
