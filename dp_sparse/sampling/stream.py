@@ -43,9 +43,9 @@ class StreamSampling(Sampling):
     (Removing one would move all that follow it.) The order must not depend on the examples' values,
     and a data source must give each example once a pass, by itself. A dataset may shuffle, with any
     seed: where an example stands tells nothing of the others. It may not draw other numbers from a
-    known seed, since how many it draws may depend on an example. A resumed pass uses no example again: its
-    order is the package's own (arrays, `RecordFile`), or the rest of the pass is given up. Batches
-    need not be secret.
+    known seed, since how many it draws may depend on an example. A resumed pass uses no example
+    again: its order is the package's own (arrays, `RecordFile`), or the rest of the pass is given
+    up. Batches need not be secret.
     """
 
     num_examples: int
