@@ -32,6 +32,23 @@ def test_steps_and_losses_are_defined_in_keras_modules() -> None:
         assert owner.__module__.startswith("keras.")
 
 
+def test_a_dataset_tells_its_functions_and_what_it_is_made_of() -> None:
+    """As the input guard reads them."""
+    source = tf.data.Dataset.range(3)
+    mapped = source.map(lambda i: i + tf.random.uniform([], maxval=3, seed=5, dtype=tf.int64))
+    [function] = mapped._functions()
+    assert mapped.prefetch(1)._inputs() == [mapped] and mapped._inputs() == [source]
+    assert function._func.__name__ == "<lambda>"
+    graph = function.function.graph
+    drawn = [op for op in graph.get_operations() if op.type == "RandomUniformInt"]
+    assert [op.get_attr("seed2") for op in drawn] == [5]
+    assert int(function.function(tf.constant(0, tf.int64))[0]) in (0, 1, 2)
+    chosen = tf.data.Dataset.choose_from_datasets([source, mapped], tf.data.Dataset.range(2))
+    assert chosen._inputs()[1:] == [source, mapped]  # the first one chooses
+    random = tf.data.Dataset.random(seed=3)
+    assert int(random._seed) or int(random._seed2)
+
+
 def test_flatten_layers_takes_both_flags() -> None:
     inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
     model = keras.Sequential([keras.Input((2,)), inner])

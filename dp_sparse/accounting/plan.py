@@ -53,7 +53,7 @@ class PrivacyPlan:
         stopping: "fixed", or "any time" for a run that may stop early because of what it saw, such
             as with `EarlyStopping`, and whose ε is to be that of the steps it took. It spends half
             of δ on runs of all steps T, a quarter on runs of at most T/2, and so on: ε of all steps
-            is some 2 to 4 % larger at the same noise.
+            is some 3 to 5 % larger at the same noise.
 
     Examples:
         >>> import dp_sparse

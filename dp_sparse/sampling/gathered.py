@@ -66,7 +66,10 @@ def _batch(
 ) -> Any:
     begin, end = part
     own = indices[begin:end]
-    gather = lambda places: data_source.unpacked(source.gather(places))  # noqa: E731
+
+    def gather(places: np.ndarray) -> tuple[Any, Any, Any]:
+        return data_source.unpacked(source.gather(places))
+
     x, y, weights = gather(own)
     data_source.refuse_other_lengths({"x": x, "y": y, "sample_weight": weights}, len(own))
     if compared and not getattr(source, "in_order", False):

@@ -85,11 +85,10 @@ def refuse_mixing_map(function: Any, specs: Sequence[Any], capacity: int, what: 
     Raises:
         PrivacyError: A row depends on other rows, or on its place.
     """
-    lead = lambda leaf: leaf.shape.is_fully_defined() and leaf.shape[:1] == [capacity]  # noqa: E731
-    of_rows = [lead(spec) for spec in specs]
+    of_rows = [_leads(capacity, spec.shape) for spec in specs]
     if capacity < 2 or not any(of_rows):
         return
-    kept = [lead(leaf) for leaf in function.outputs]
+    kept = [_leads(capacity, leaf.shape) for leaf in function.outputs]
     rng = np.random.default_rng()
     for draw in (_made_up, _zeros):  # some parse what cannot be made up, and know padding
         given = [draw(rng, spec) for spec in specs]
@@ -108,6 +107,11 @@ def refuse_mixing_map(function: Any, specs: Sequence[Any], capacity: int, what: 
         if not same:
             raise PrivacyError(_OTHER_ROWS.format(what))
         return
+
+
+def _leads(capacity: int, shape: tf.TensorShape) -> bool:
+    """Whether a leaf has a row for each example, of a known shape."""
+    return bool(shape.is_fully_defined() and shape[:1] == [capacity])
 
 
 def _halves(count: int) -> tuple[np.ndarray, ...]:

@@ -9,6 +9,9 @@ _COMPANIES = "dp_sparse/clipping/companies.py"
 _PROGRESS = "dp_sparse/clipping/isolation_progress.py"
 _GUARD = "dp_sparse/clipping/graph_guard.py"
 _UPDATES = "dp_sparse/clipping/update_guard.py"
+_INPUT = "dp_sparse/sampling/input_guard.py"
+_ROWS = "dp_sparse/sampling/row_check.py"
+_AUGMENTATION = "dp_sparse/sampling/augmentation.py"
 
 _OF_LEDGER = "tests/optimizers/test_ledger.py"
 _OF_FINGERPRINTS = "tests/accounting/test_plan.py"
@@ -17,6 +20,9 @@ _OF_ISOLATION = "tests/clipping/test_isolation.py"
 _OF_BYPASS = "tests/training/test_bypass.py"
 _OF_GUARD = "tests/clipping/test_graph_guard.py"
 _OF_UPDATES = "tests/clipping/test_update_guard.py"
+_OF_INPUT = "tests/sampling/test_input_guard.py"
+_OF_ROWS = "tests/sampling/test_row_check.py"
+_OF_AUGMENTATION = "tests/sampling/test_augmentation.py"
 
 _COMPARED = (_OF_ISOLATION,)
 _IN_COMPANY = ("tests/clipping/test_companies.py",)
@@ -320,5 +326,68 @@ FAULTS = (
         "if isinstance(given, Mapping) and (names",
         "if not isinstance(given, Mapping) and (names",
         ("tests/clipping/test_named_inputs.py",),
+    ),
+    Fault(
+        "the_second_of_two_seeds_not_seen",
+        "dp_sparse/core/known_seeds.py",
+        'for name in ("seed", "seed2") if name in there]',
+        'for name in ("seed",) if name in there]',
+        (f"{_OF_INPUT}::test_one_seed_of_two_is_enough",),
+    ),
+    Fault(
+        "elements_as_secret_seeds",
+        "dp_sparse/core/known_seeds.py",
+        "return argument.ref() not in self.secret",
+        "return False",
+        (f"{_OF_INPUT}::test_refused_behind_the_sampler[a counter]",),
+    ),
+    Fault(
+        "batches_on_their_way_to_fit_not_read",
+        "dp_sparse/training/compile_hook.py",
+        "                check_batches(dataset)\n",
+        "",
+        (f"{_OF_INPUT}::test_fit_reads_before_a_step_is_paid",),
+    ),
+    Fault(
+        "captured_datasets_not_read",
+        _INPUT,
+        "            if outside.dtype == tf.variant:",
+        "            if False:",
+        (f"{_OF_INPUT}::test_refused_behind_the_sampler[a captured dataset]",),
+    ),
+    Fault(
+        "rows_compared_in_the_same_company",
+        _ROWS,
+        "        again = gather(indices[part])\n",
+        "        again = tuple(None if r is None else r[part] for r in gather(indices))\n",
+        (f"{_OF_ROWS}::test_refused[MixUp]",),
+    ),
+    Fault(
+        "halves_of_neighbours_compared",
+        _ROWS,
+        "places, half = np.random.default_rng().permutation(count), count // 2",
+        "places, half = np.arange(count), count // 2",
+        (f"{_OF_ROWS}::test_neighbours_are_parted",),
+    ),
+    Fault(
+        "one_seed_for_all_examples",
+        _AUGMENTATION,
+        "yield rng.integers(-(2**31), 2**31, (capacity, 2), np.int32)",
+        "yield np.tile(rng.integers(-(2**31), 2**31, 2, np.int32), (capacity, 1))",
+        (f"{_OF_AUGMENTATION}::test_each_example_has_numbers_of_its_own_in_each_reading",),
+    ),
+    Fault(
+        "one_key_for_all_readings",
+        _AUGMENTATION,
+        'key=int.from_bytes(fresh(16), "little")',
+        "key=3",
+        (f"{_OF_AUGMENTATION}::test_each_example_has_numbers_of_its_own_in_each_reading",),
+    ),
+    Fault(
+        "augment_is_not_read",
+        _AUGMENTATION,
+        '    input_guard.check_function(traced.graph, "augment", secret=traced.inputs[-1:])\n',
+        "",
+        (f"{_OF_AUGMENTATION}::test_other_seeds_are_refused",),
     ),
 )

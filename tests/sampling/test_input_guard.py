@@ -74,7 +74,6 @@ GENERATOR = tf.random.Generator.from_seed(3)
 REFUSED: dict[str, tuple[str, Change]] = {
     "tf.random": ("RandomStandardNormal in Map", on_x(noisy)),
     "tf.random in a loop": ("RandomStandardNormal in Map", on_x(of_a_loop)),
-    "seed= alone": ("RandomUniform in Map", on_x(lambda x: x * tf.random.uniform([SIZE, 1]))),
     "a Keras layer": ("random numbers", on_x(lambda x: FLIP(x[:, :, None, None], training=True))),
     "tf.random.Generator": ("RngReadAndSkip", on_x(lambda x: x + GENERATOR.normal([SIZE, 1]))),
     "keras.random": ("Stateless", on_x(lambda x: x + keras.random.normal([SIZE, 1], seed=3))),
@@ -126,6 +125,15 @@ def test_refused_behind_the_sampler(name: str) -> None:
 @pytest.mark.parametrize("name", HONEST)
 def test_allowed_behind_the_sampler(name: str) -> None:
     check_batches(HONEST[name](batches()))
+
+
+@pytest.mark.parametrize(("program", "own"), [(None, 3), (0, None), (0, 0)])
+def test_one_seed_of_two_is_enough(program: int | None, own: int | None) -> None:
+    context.context()._seed = None
+    if program is not None:
+        tf.random.set_seed(program)
+    with pytest.raises(PrivacyError, match="^Expected .*RandomUniform in Map"):
+        check_batches(on_x(lambda x: x * tf.random.uniform([SIZE, 1], seed=own))(batches()))
 
 
 def test_entropy_is_allowed() -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse.core import PrivacyError, translated
-from dp_sparse.sampling import offline_sampling
+from dp_sparse.sampling import offline_sampling, row_check
 from tests.sampling import offline_folders
 
 SIZE = 6
@@ -70,6 +70,14 @@ def test_allowed(tmp_path: Path, name: str) -> None:
             return HONEST[name](x[indices]), np.zeros(len(indices))
 
     assert len(read(Source())) == 4
+
+
+def test_neighbours_are_parted() -> None:
+    """Halves of neighbours would leave most pairs together."""
+    parts = [row_check._halves(64) for _ in range(3)]
+    for one, other in parts:
+        assert sorted([*one, *other]) == list(range(64))
+        assert sum((place in one) != (place + 1 in one) for place in range(0, 64, 2)) > 2
 
 
 class TestOffline:
