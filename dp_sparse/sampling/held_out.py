@@ -46,6 +46,6 @@ def _meet(one: np.ndarray, other: np.ndarray) -> bool:
     if not np.may_share_memory(one, other):
         return False
     try:
-        return np.shares_memory(one, other, max_work=_MOST_WORK)
+        return np.shares_memory(one, other, max_work=_MOST_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return False

@@ -44,6 +44,8 @@ _REASONS = {
     "assigned or inserted.",
     "unread": "it calls a function, or takes a dataset, that cannot be read. Build it from "
     "datasets that are passed on by zip, concatenate or flat_map.",
+    "mixed": "what it gives for an example follows from other examples. Compute that beforehand, "
+    "from an example's own record.",
     "chosen": "it takes or leaves batches by what is in them, or keeps something from one for the "
     "next. Leave it out: do it to the examples, before the sampler.",
 }
@@ -53,6 +55,10 @@ _STATE = re.compile(
     "Assign.*|Resource(Scatter|StridedSlice|Apply|CountUpTo).*|LookupTable(Insert|Import|Remove).*|"
     ".*Queue(Enqueue|Dequeue).*|(Un)?[Ss]tage|.*Accumulator.*"
 )
+_MIXERS = ("Scan", "GroupByWindow", "GroupByReducer", "Window")
+_BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
+_IN_PLACE = ("Map", "ParallelMap", "Prefetch", "Options", "Cache", "Zip")  # keep the order
+_MADE_UP = 8  # examples on which a map over batches of a source is tried
 _CHOOSERS = ("Filter", "TakeWhile", "Scan", "IgnoreErrors", "Unique", "GroupByWindow")
 _DRAWN = re.compile(f"{_RANDOM.pattern}|Stateless.*(Random|Normal|Multinomial).*|Random.*Dataset.*")
 _IGNORED = 1  # tf.data's ExternalStatePolicy.IGNORE
@@ -91,13 +97,19 @@ def check_batches(dataset: tf.data.Dataset) -> None:
 def check_source(dataset: tf.data.Dataset) -> None:
     """Reads a dataset of examples, which may begin with `from_generator`.
 
-    Python code of a generator cannot be read: it must give each example by itself.
+    Python code of a generator cannot be read: it must give each example by itself. Examples that
+    are batched, mapped and unbatched again may not mix, and none may be joined with its neighbours.
 
     Raises:
         PrivacyError: As `check_batches`.
     """
     for each in _behind_sampler(dataset):
         _check(each, "a dataset of examples", generators=True)
+        name = _name_of(each)
+        if name in _MIXERS or (name == "Zip" and _joins_neighbours(each)):
+            _refuse("a dataset of examples", name, _called_by(each), "mixed")
+        if name in ("Map", "ParallelMap") and any(_name_of(e) in _BATCHES for e in _all_of(each)):
+            _try(each, _MADE_UP, any_size=True)
 
 
 def check_functions(dataset: tf.data.Dataset, where: str) -> None:
@@ -164,13 +176,39 @@ def _check_serialized(variant: tf.Tensor, what: str, where: str) -> None:
             _refuse(what, node.op, where, why or "state")
 
 
-def _try(dataset: tf.data.Dataset, capacity: int) -> None:
+def _all_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    yield dataset
+    for each in _inputs(dataset):
+        yield from _all_of(each)
+
+
+def _joins_neighbours(zipped: tf.data.Dataset) -> bool:
+    """Whether a dataset is joined with itself in another order, as with its own `skip(1)`."""
+    branches = [list(_paths(each, in_place=True)) for each in _inputs(zipped)]
+    for one, other in itertools.combinations(branches, 2):
+        places = {id(each): in_place for each, in_place in one}
+        shared = [(places[id(e)], in_place) for e, in_place in other if id(e) in places]
+        if shared and not all(shared[0]):  # the first that both are made of
+            return True
+    return False
+
+
+def _paths(dataset: tf.data.Dataset, in_place: bool) -> Iterator[tuple[tf.data.Dataset, bool]]:
+    """What a dataset is made of, and whether the order is still that of its elements."""
+    yield dataset, in_place
+    for each in _inputs(dataset):
+        yield from _paths(each, in_place and _name_of(dataset) in _IN_PLACE)
+
+
+def _try(dataset: tf.data.Dataset, capacity: int, any_size: bool = False) -> None:
     """Tries the function of a map on made-up batches, unless it draws anew each time."""
     [source], [mapped] = dataset._inputs(), _functions(dataset)
     specs = tf.nest.flatten(source.element_spec)
     dense = all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs)
     if dense and not _draws_entropy(mapped.function.graph):
-        row_check.refuse_mixing_map(mapped.function, specs, capacity, _called_by(dataset))
+        row_check.refuse_mixing_map(
+            mapped.function, specs, capacity, _called_by(dataset), any_size=any_size
+        )
 
 
 def _draws_entropy(graph: tf.Graph) -> bool:

@@ -73,7 +73,9 @@ def same_rows_of(
     return require(same, PrivacyError, _OTHER_ROWS.format("unpack of OfflineBatches"))
 
 
-def refuse_mixing_map(function: Any, specs: Sequence[Any], capacity: int, what: str) -> None:
+def refuse_mixing_map(
+    function: Any, specs: Sequence[Any], capacity: int, what: str, any_size: bool = False
+) -> None:
     """Tries a map over batches on made-up rows, by halves; what fails on these is not compared.
 
     Args:
@@ -81,14 +83,20 @@ def refuse_mixing_map(function: Any, specs: Sequence[Any], capacity: int, what: 
         specs: Of these.
         capacity: The leading dimension of leaves with a row for each example.
         what: How a message calls the map.
+        any_size: Whether leaves of an unknown leading dimension have a row for each example, too.
 
     Raises:
         PrivacyError: A row depends on other rows, or on its place.
     """
-    of_rows = [_leads(capacity, spec.shape) for spec in specs]
+    size = (None, capacity) if any_size else (capacity,)
+    of_rows = [_leads(size, spec.shape) for spec in specs]
+    specs = [
+        tf.TensorSpec([capacity, *spec.shape[1:]], spec.dtype) if own_row else spec
+        for own_row, spec in zip(of_rows, specs, strict=True)
+    ]
     if capacity < 2 or not any(of_rows):
         return
-    kept = [_leads(capacity, leaf.shape) for leaf in function.outputs]
+    kept = [_leads(size, leaf.shape) for leaf in function.outputs]
     rng = np.random.default_rng()
     for draw in (_made_up, _zeros):  # some parse what cannot be made up, and know padding
         given = [draw(rng, spec) for spec in specs]
@@ -109,9 +117,9 @@ def refuse_mixing_map(function: Any, specs: Sequence[Any], capacity: int, what: 
         return
 
 
-def _leads(capacity: int, shape: tf.TensorShape) -> bool:
+def _leads(sizes: Sequence[int | None], shape: tf.TensorShape) -> bool:
     """Whether a leaf has a row for each example, of a known shape."""
-    return bool(shape.is_fully_defined() and shape[:1] == [capacity])
+    return bool(shape.rank and shape[1:].is_fully_defined() and shape[0] in sizes)
 
 
 def _halves(count: int) -> tuple[np.ndarray, ...]:

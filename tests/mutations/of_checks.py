@@ -356,6 +356,20 @@ FAULTS = (
         (f"{_OF_INPUT}::test_refused_behind_the_sampler[a captured dataset]",),
     ),
     Fault(
+        "maps_over_batches_of_a_source_not_tried",
+        _INPUT,
+        "            _try(each, _MADE_UP, any_size=True)\n",
+        "            pass\n",
+        (f"{_OF_INPUT}::test_a_stream_of_examples_that_are_mixed_is_refused",),
+    ),
+    Fault(
+        "a_dataset_beside_itself_in_another_order",
+        _INPUT,
+        "if shared and not all(shared[0]):",
+        "if shared and not any(shared[0]):",
+        (f"{_OF_INPUT}::test_a_stream_of_examples_that_are_mixed_is_refused[neighbours]",),
+    ),
+    Fault(
         "rows_compared_in_the_same_company",
         _ROWS,
         "        again = gather(indices[part])\n",

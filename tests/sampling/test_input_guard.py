@@ -184,3 +184,52 @@ def test_fit_reads_before_a_step_is_paid() -> None:
     with pytest.raises(PrivacyError, match="RandomStandardNormal"):
         model.fit(on_x(noisy)(made), verbose=0)
     assert int(model.optimizer.steps_spent) == 0
+
+
+def by_batches(change: Callable[[Any], Any]) -> Change:
+    return lambda made: made.batch(2).map(lambda x, y: (change(x), y)).unbatch()
+
+
+def with_the_mean_so_far(made: tf.data.Dataset) -> tf.data.Dataset:
+    return made.scan(tf.zeros([1]), lambda total, one: (total + one[0], (total, one[1])))
+
+
+def with_the_one_before(made: tf.data.Dataset) -> tf.data.Dataset:
+    before = made.take(1).concatenate(made)
+    return tf.data.Dataset.zip(made, before).map(lambda one, other: (one[0] - other[0], one[1]))
+
+
+MIXING_SOURCES: dict[str, Change] = {
+    "a state": with_the_mean_so_far,
+    "neighbours": with_the_one_before,
+    "MixUp": by_batches(lambda x: x + tf.roll(x, 1, 0)),
+    "standardised": by_batches(lambda x: x - tf.reduce_mean(x, 0)),
+    "grouped": lambda made: made.group_by_window(
+        lambda x, y: tf.cast(x[0] > 1, tf.int64), lambda key, group: group.batch(2), window_size=2
+    ).unbatch(),
+}
+HONEST_SOURCES: dict[str, Change] = {
+    "scaled by batches": by_batches(lambda x: 2 * x),
+    "parts of one dataset": lambda made: tf.data.Dataset.zip(
+        made.map(lambda x, y: x), made.map(lambda x, y: y).prefetch(1)
+    ),
+    "shuffled": lambda made: made.shuffle(4).map(lambda x, y: (2 * x, y)),
+    "numbered": lambda made: made.enumerate().map(lambda i, one: one),
+}
+
+
+def of_a_stream(change: Change) -> tf.data.Dataset:
+    source = change(tf.data.Dataset.from_tensor_slices(DATA))
+    shaped = source.map(lambda x, y: (tf.ensure_shape(x, [1]), y))
+    return dp_sparse.StreamSampling(num_examples=SIZE, batch_size=2).batches(shaped)
+
+
+@pytest.mark.parametrize("name", MIXING_SOURCES)
+def test_a_stream_of_examples_that_are_mixed_is_refused(name: str) -> None:
+    with pytest.raises(PrivacyError, match="other examples|whoever else"):
+        of_a_stream(MIXING_SOURCES[name])
+
+
+@pytest.mark.parametrize("name", HONEST_SOURCES)
+def test_a_stream_of_examples_by_themselves_is_read(name: str) -> None:
+    assert len(list(of_a_stream(HONEST_SOURCES[name]))) == SIZE // 2
