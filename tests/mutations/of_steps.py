@@ -198,7 +198,7 @@ FAULTS = (
         "dp_sparse/optimizers/passes.py",
         "drawn = self._prepared is not None or plan.sampling.steps_per_pass is None",
         "drawn = plan.sampling.steps_per_pass is None",
-        ("tests/optimizers/test_ledger.py::TestAPreparedDraw",),
+        ("tests/optimizers/test_ledger.py::TestAPreparedDraw::test_serves_one_plan",),
     ),
     Fault(
         "a_changed_copy_of_a_plan_passes_for_it",
