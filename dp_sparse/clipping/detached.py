@@ -27,7 +27,7 @@ def detached(variable: keras.Variable) -> tf.Tensor:
     """
     token = _READING.set(True)
     try:
-        with recorded_operations():
+        with recorded_operations([variable]):
             value = tf.convert_to_tensor(replicas.own_copy(variable.value))
             return tf.stop_gradient(tf.cast(value, tf.float32))
     finally:

@@ -65,12 +65,13 @@ class _Guard:
 
     Attributes:
         own: Operations of the package itself.
-        recorded: Operations of calls that are recorded.
+        recorded: Operations of calls that are recorded, with the ids of the variables that the
+            records cover.
     """
 
     graph: tf.Graph
     own: list[range] = dataclasses.field(default_factory=list)
-    recorded: list[range] = dataclasses.field(default_factory=list)
+    recorded: list[tuple[range, frozenset[int]]] = dataclasses.field(default_factory=list)
 
 
 _CURRENT: contextvars.ContextVar[_Guard | None] = contextvars.ContextVar("guard", default=None)
@@ -90,7 +91,7 @@ def guarded(
         writable: Called afterwards, for the variables that may be assigned.
         trains: Whether it takes part in training, so that it may not read unnoised statistics, nor
             draw random numbers that can be predicted.
-        recorded: Called afterwards, for the variables that only recorded calls may use.
+        recorded: Called afterwards, for the variables that only calls may use that record them.
 
     Raises:
         `kind`, with the name of each operation that is not known to be harmless.
@@ -110,9 +111,7 @@ def guarded(
         f"- {name}: uses {path} where its gradient cannot be recorded: outside of its layer, by "
         ".value, or in a function that was traced before (tf.function). Call the layer instead, "
         "or freeze it with trainable=False."
-        for name, path in _using(
-            _outside_of(made, guard.own + guard.recorded), handles_of(recorded())
-        )
+        for name, path in _not_recorded(guard, made, recorded())
     ]
     lines += _problems(operations, handles_of(writable()), trains=trains)
     lines += readings(operations) if trains else []
@@ -129,11 +128,13 @@ def own_operations() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recorded_operations() -> Iterator[None]:
-    """Marks what is traced inside as recorded, together with the weights that it uses."""
-    guard = _CURRENT.get()
-    with _in_range(guard, guard.recorded if guard else []):
+def recorded_operations(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Marks what is traced inside as a call whose records cover these variables, and no others."""
+    guard, places = _CURRENT.get(), list[range]()
+    with _in_range(guard, places):
         yield
+    if guard:
+        guard.recorded.append((places[0], frozenset(map(id, variables))))
 
 
 @contextlib.contextmanager
@@ -147,6 +148,28 @@ def _in_range(guard: _Guard | None, ranges: list[range]) -> Iterator[None]:
 def _outside_of(made: Sequence[tuple[int, Any]], ranges: list[range]) -> list[tf.Operation]:
     inside = {place for places in ranges for place in places}
     return [op for place, op in made if place not in inside]
+
+
+def _not_recorded(
+    guard: _Guard, made: Sequence[tuple[int, Any]], variables: Sequence[keras.Variable]
+) -> list[tuple[str, str]]:
+    """Operations that use a variable which no call records that they are in, and its path."""
+    if not variables:
+        return []
+    covered_at: dict[int, frozenset[int]] = {}
+    for places, covered in sorted(guard.recorded, key=lambda call: -len(call[0])):
+        covered_at.update(dict.fromkeys(places, covered))  # that of the innermost call stays
+    inside = {place for places in guard.own for place in places}
+    by_cover: dict[frozenset[int], list[tf.Operation]] = {}
+    for place, op in made:
+        if place not in inside:
+            by_cover.setdefault(covered_at.get(place, frozenset()), []).append(op)
+    handles = {id(variable): handles_of([variable]) for variable in variables}
+    found: list[tuple[str, str]] = []
+    for covered, operations in by_cover.items():
+        others = [own for key, own in handles.items() if key not in covered]
+        found += _using(operations, {ref: path for own in others for ref, path in own.items()})
+    return found
 
 
 def readings(operations: Sequence[tf.Operation]) -> list[str]:

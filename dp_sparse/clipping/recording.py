@@ -136,7 +136,7 @@ def _tapped(
     def call(*args: Any, **kwargs: Any) -> Any:
         if guard.covers_all:
             return original(*args, **kwargs)
-        with guard.inside(layer, rule), recorded_operations():
+        with guard.inside(layer, rule) as covered, recorded_operations(covered):
             return rule(layer, original, tap, *args, **kwargs)
 
     return replaced_call(layer, call)

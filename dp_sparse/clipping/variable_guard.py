@@ -26,21 +26,24 @@ class VariableGuard(keras.StatelessScope):
         self._seeds = seeds
         self._trainable = {id(variable) for variable in model.trainable_variables}
         self._of_metrics = {id(variable) for variable in metric_variables(model)}
-        self._covered: set[int] = set()
+        self._covered: dict[int, keras.Variable] = {}
         self._written: list[str] = []
         self._seeds_drawn = 0
         self._outside: list[str] = []
         self._statistics: list[str] = []
 
     @contextlib.contextmanager
-    def inside(self, layer: keras.layers.Layer, rule: Rule) -> Iterator[None]:
-        """Allows reading the variables that the layer's rule records, while its call runs."""
+    def inside(self, layer: keras.layers.Layer, rule: Rule) -> Iterator[list[keras.Variable]]:
+        """Allows reading the variables that the layer's rule records, while its call runs.
+
+        Gives them, and those of the calls that it is in.
+        """
         before = self._covered, self.covers_all
         covers_all = covers_inner_layers(rule)
         own = layer.variables if covers_all else own_variables(layer)
-        self._covered, self.covers_all = before[0] | {id(v) for v in own}, covers_all
+        self._covered, self.covers_all = before[0] | {id(v): v for v in own}, covers_all
         try:
-            yield
+            yield [*self._covered.values()]
         finally:
             self._covered, self.covers_all = before
 

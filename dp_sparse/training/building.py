@@ -84,8 +84,8 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
 
     Raises:
         ValueError: Nothing of the model is trained, or something in another type than float32.
-        PrivacyError: The plan does not pay for frequencies that the model was made with, or a run
-            whose noise is known trained a weight.
+        PrivacyError: The plan does not pay for frequencies that the model was made with, a run
+            whose noise is known trained a weight, or the optimizer was built for other variables.
     """
     with_frequencies = [x for x in model._flatten_layers() if isinstance(x, TokenVariance)]
     for layer in with_frequencies:
@@ -105,11 +105,30 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
             )
     if not optimizer.built:
         optimizer.build(model.trainable_variables)
+    _refuse_other_variables(model, optimizer)
     for layer in with_frequencies:
         if not layer.is_paid and layer.release in optimizer.plan.releases:
             layer.pay(functools.partial(_value, optimizer.steps_spent))
     if optimizer.delays_noise:
         flush_hooks.guard_layers(model, optimizer)
+
+
+def _refuse_other_variables(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    """Raises PrivacyError unless the optimizer was built for what the model trains now."""
+    built = {id(v): v.path for v in (*optimizer.dense_variables, *optimizer.tables)}
+    trained = {id(v): v.path for v in model.trainable_variables}
+    for variables, others, what in [
+        (built, trained, "is not trained any more"),
+        (trained, built, "was not trained"),
+    ]:
+        changed = [path for key, path in variables.items() if key not in others]
+        if changed:
+            raise PrivacyError(
+                f"The trainable variables of {model.name} are not those that its "
+                f"{type(optimizer).__name__} was built for: {changed[0]} {what} then (a layer was "
+                "frozen, unfrozen, added, or given LoRA). Compile the model with a new optimizer "
+                "and a new plan for the steps to come: epsilon and delta of both plans add up."
+            )
 
 
 def refuse_known_noise(model: keras.Model, optimizer: PrivateOptimizer) -> None:

@@ -284,6 +284,27 @@ def by(number: Callable[[], Any]) -> Callable[[], keras.optimizers.Optimizer]:
     return lambda: keras.optimizers.SGD(Rate(number))
 
 
+class WithATable(keras.layers.Layer):
+    """A layer with a weight, and with a table by the `tf.Variable` that holds it."""
+
+    def __init__(self, table: tf.Variable) -> None:
+        super().__init__()
+        self.table = table
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, values: Any) -> Any:
+        return values * self.scale + tf.reduce_sum(self.table[:1])
+
+
+def with_a_table() -> keras.Model:
+    inputs = keras.Input((2,), dtype="int32")
+    table = keras.layers.Embedding(9, WIDTH)
+    rows = keras.layers.Flatten()(table(inputs))
+    return keras.Model(inputs, WithATable(table.embeddings.value)(keras.layers.Dense(1)(rows)))
+
+
 NOT_NOISED = REFUSED.matching(
     "what no noise covers|a statistic of training without noise|keeps what was computed"
 )
@@ -365,4 +386,12 @@ ENTRIES += [  # the other ways show no size, or check with it
         apart=("xla",),
     )
     for name, of in _WHERE_KNOWN
+]
+ENTRIES += [
+    Entry(
+        "a table's tf.Variable in a layer with a weight",
+        measured(Problem(with_a_table, ids)),
+        REFUSED.matching("where its gradient cannot be recorded"),
+        elsewhere=False,
+    )
 ]

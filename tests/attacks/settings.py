@@ -166,6 +166,32 @@ def trainable(value: bool) -> Between:
     return change
 
 
+def compiled_again(
+    change: Callable[[keras.layers.Layer], Any], first: bool
+) -> Callable[[Way], float]:
+    """Of a model with two layers: the same optimizer goes on when one of them has changed.
+
+    Args:
+        change: What is done to the layer.
+        first: Whether the layer is trained before.
+    """
+
+    def attack(way: Way) -> float:
+        inputs, plan = keras.Input((WIDTH,)), poisson()
+        changed = keras.layers.Dense(4, trainable=first)
+        model = keras.Model(inputs, keras.layers.Dense(1)(changed(inputs)))
+        optimizer = dp_sparse.DPSGDOptimizer(keras.optimizers.SGD(1.0), plan, CLIP)
+        model.compile(optimizer, loss=linear)
+        optimizer.build(model.trainable_variables)
+        change(changed)
+        with attacking(model):
+            model.compile(optimizer, loss=linear)
+            model.fit(plan.sampling.batches(numbers()()), steps_per_epoch=1, verbose=0)
+        return np.inf
+
+    return attack
+
+
 def unfrozen(way: Way) -> float:
     """A layer that was frozen when the step was traced is trained afterwards."""
     inputs = keras.Input((WIDTH,))
@@ -182,6 +208,14 @@ def unfrozen(way: Way) -> float:
     return np.inf
 
 
+def freeze(layer: keras.layers.Layer) -> None:
+    layer.trainable = False
+
+
+def unfreeze(layer: keras.layers.Layer) -> None:
+    layer.trainable = True
+
+
 def low_rank(counter: Counter) -> None:
     counter.model.layers[-1].enable_lora(1)
 
@@ -194,6 +228,7 @@ SETTINGS = {
     "_clip_norm": 100.0,
     "microbatch_size": 1,
 }
+NEW_OPTIMIZER = REFUSED.matching("new optimizer and a new plan")
 HARMFUL = ("clip_norm", "clipping", "plan", "noise_multiplier")
 
 ENTRIES = (
@@ -226,6 +261,13 @@ ENTRIES = (
             ("frozen between fits", between_fits(trainable(False)), REFUSED_OR_MEASURED),
             ("unfrozen between fits", unfrozen, REFUSED),
             ("LoRA between fits", between_fits(low_rank), REFUSED),
+            ("frozen, compiled again", compiled_again(freeze, True), NEW_OPTIMIZER),
+            ("unfrozen, compiled again", compiled_again(unfreeze, False), NEW_OPTIMIZER),
+            (
+                "LoRA, compiled again",
+                compiled_again(lambda layer: layer.enable_lora(1), True),
+                NEW_OPTIMIZER,
+            ),
             (
                 "wrapped: EMA",
                 wrapping(lambda: keras.optimizers.SGD(1.0, use_ema=True)),

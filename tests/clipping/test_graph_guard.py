@@ -390,6 +390,36 @@ def test_noise_that_is_delayed_is_written_before_rows_are_read() -> None:
     assert int(model.optimizer.diagnostics.steps) == 2
 
 
+class ReadsATable(keras.layers.Layer):
+    """Has a weight of its own, and another layer's by the variable that it was given."""
+
+    def __init__(self, table: Any, in_a_branch: bool = False) -> None:
+        super().__init__()
+        self.table, self.in_a_branch = table, in_a_branch
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, inputs: Any) -> Any:
+        read = lambda: tf.reduce_sum(self.table[-1])  # noqa: E731
+        if self.in_a_branch:
+            return inputs * self.scale + tf.cond(tf.size(inputs) > 0, read, lambda: 0.0)
+        return inputs * self.scale + read()
+
+
+@pytest.mark.parametrize("in_a_branch", [False, True])
+@pytest.mark.parametrize("optimizer", [DPSGDOptimizer, LazyDPSGDOptimizer])
+def test_a_recorded_layer_uses_no_weight_of_another(optimizer: Any, in_a_branch: bool) -> None:
+    """Its gradient would be missing, and a row of a table may lack noise that is due."""
+    model, plan = click_model(), plan_for(SIZE)
+    table = model.trainable_variables[0]
+    read = ReadsATable(table.value, in_a_branch)
+    model = keras.Model(model.inputs, read(model.outputs[0]))
+    model.compile(optimizer("sgd", plan, 1.0), "mse")
+    with pytest.raises(UnsupportedLayerError, match=f"uses {table.path} where its gradient"):
+        model.fit(marked_dataset(plan, *clicks(SIZE)), verbose=0)
+
+
 def test_a_function_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     @tf.function(autograph=False)
     def step(values: tf.Tensor) -> tf.Tensor:

@@ -272,6 +272,13 @@ FAULTS = (
         (f"{_OF_GUARD}::test_an_operation_that_outlives_the_step_is_refused_with_its_layer",),
     ),
     Fault(
+        "a_recorded_layer_may_use_any_weight",
+        _GUARD,
+        "if key not in covered]",
+        "if not covered]",
+        (f"{_OF_GUARD}::test_a_recorded_layer_uses_no_weight_of_another",),
+    ),
+    Fault(
         "functions_that_the_graph_calls_not_read",
         _GUARD,
         "lines += _problems(inside, inner, name, passed, trains=trains)",

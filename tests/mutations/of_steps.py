@@ -404,4 +404,24 @@ FAULTS = (
         "when = tf.timestamp().numpy()",
         (f"{_OF_MONITOR}::test_nothing_that_no_epsilon_covers",),
     ),
+    Fault(
+        "an_optimizer_goes_on_with_variables_that_changed",
+        "dp_sparse/training/building.py",
+        "    _refuse_other_variables(model, optimizer)\n    for layer",
+        "    for layer",
+        (
+            "tests/training/test_changes.py::"
+            "test_the_same_optimizer_does_not_train_other_variables[built-freeze]",
+        ),
+    ),
+    Fault(
+        "an_optimizer_does_not_learn_of_new_variables",
+        "dp_sparse/training/building.py",
+        '(trained, built, "was not trained"),',
+        '(built, built, "was not trained"),',
+        (
+            "tests/training/test_changes.py::"
+            "test_the_same_optimizer_does_not_train_other_variables[built-unfreeze]",
+        ),
+    ),
 )

@@ -52,6 +52,33 @@ def test_a_change_after_the_first_fit_is_refused(
     assert all(np.any(n != o) for n, o in zip(weights_of(model), before, strict=True))
 
 
+def unfreeze(model: keras.Sequential) -> None:
+    model.layers[0].trainable = True
+
+
+@pytest.mark.parametrize("change", [freeze, unfreeze, add_lora, add_layer])
+@pytest.mark.parametrize("when", ["built", "traced"])
+def test_the_same_optimizer_does_not_train_other_variables(
+    change: Callable[[keras.Sequential], None], when: str
+) -> None:
+    """A frozen layer would go on to move by noise, and one that is new would not learn."""
+    x, y = np.ones((6, 3), np.float32), np.ones((6, 2), np.float32)
+    model, plan = two_layers(), plan_for(6, steps=4)
+    model.layers[0].trainable = change is not unfreeze
+    optimizer = dp_sparse.DPSGDOptimizer("sgd", plan, 1.0)
+    model.compile(optimizer=optimizer, loss="mse")
+    optimizer.build(model.trainable_variables)
+    if when == "traced":
+        model.make_train_function()
+    change(model)
+    model.compile(optimizer=optimizer, loss="mse")
+    before = weights_of(model)
+    with pytest.raises(PrivacyError, match="Compile the model with a new optimizer and a new plan"):
+        model.fit(marked_dataset(plan, x, y), verbose=0)
+    assert all(np.array_equal(n, o) for n, o in zip(weights_of(model), before, strict=True))
+    assert optimizer.steps_left == 4
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("microbatch_size", [None, 50])
 def test_masks_change_from_step_to_step_and_from_part_to_part(
