@@ -1,7 +1,8 @@
 """The methods by name: the plan and the optimizer of each, the same for every job.
 
 A config has `method`, `privacy` with `epsilon`, `delta` and `clip_norm`, `optimizer`, `adafest`,
-and `exponential` if the job offers that method.
+and `exponential` if the job offers that method. `privacy.clip_quantile`, if it has one, is the
+quantile of the gradients' norms that the clip norm follows.
 """
 
 import functools
@@ -92,7 +93,7 @@ def optimizer_under(
         ValueError: There is no such method, or a number of `config` is out of its range.
     """
     wrapped = optimizer_of(config) if wrapped is None else wrapped
-    given: dict[str, Any] = {"clip_norm": config.privacy.clip_norm}
+    given: dict[str, Any] = {"clip_norm": config.privacy.clip_norm, "clipping": _clipping(config)}
     if microbatch_size is not None:
         given["microbatch_size"] = microbatch_size
     by_row = {**given, "table_optimizer": table_optimizer}
@@ -112,6 +113,12 @@ def optimizer_under(
             )
         case _:
             raise ValueError(f"Expected method among {PRIVATE}, got method={config.method!r}.")
+
+
+def _clipping(config: ml_collections.ConfigDict) -> dp_sparse.QuantileClipping | None:
+    """How gradients are clipped if the config has a quantile; otherwise the clip norm stays."""
+    quantile = config.privacy.get("clip_quantile", 0.0)
+    return dp_sparse.QuantileClipping(quantile) if quantile else None
 
 
 def _adafest(config: ml_collections.ConfigDict) -> dict[str, Any]:

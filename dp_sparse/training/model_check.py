@@ -8,16 +8,19 @@ import re
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping
-from dp_sparse.clipping import isolation
+from dp_sparse.clipping import AutomaticClipping, QuantileClipping, isolation
 from dp_sparse.core import PrivacyError, UnsupportedLayerError, translated, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training.losses import per_example_losses
-from dp_sparse.training.outlook import outlook
+from dp_sparse.training.outlook import BIASED, outlook
 from dp_sparse.training.replaced_methods import replaced_methods
 from dp_sparse.training.traced_pass import examples_of, same_seeds, signature_of, uses_of_pass
+
+_NEARLY_ALL = 0.9  # of a batch's examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +38,10 @@ class ModelCheck:
             that, it is not known whether the model mixes them.
         warnings: What the optimizer of a compiled model lets expect of training, where that is bad:
             too much noise for the model, too few lookups that train, a learning rate at which noise
-            wins. From shapes, noise and settings alone; empty if there is nothing to say, or if a
-            problem was found. For inputs of any length give a batch.
+            wins. From shapes, noise and settings alone, but for one that is made of the batch where
+            the clip norm clips nearly all of it: no epsilon covers that one, and it says so. Empty
+            if there is nothing to say, or if a problem was found. For inputs of any length give a
+            batch.
 
     Examples:
         >>> import dp_sparse, keras
@@ -137,6 +142,8 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
     warnings: list[str] = []
     if isinstance(optimizer, PrivateOptimizer) and not problems and specs is not None:
         warnings = outlook(model, optimizer, batch)
+        if examples is not None:
+            warnings += _of_clip_norm(model, optimizer, examples, batch_size)
     return ModelCheck(rules, problems, specs is not None, compared, warnings)
 
 
@@ -203,6 +210,35 @@ def _of_a_batch(model: keras.Model, examples: Any, batch_size: int) -> list[str]
     except UnsupportedLayerError as error:
         return _sentences(str(error))
     return [isolation.COUPLED.format(found[worst])] if worst >= 0 else []
+
+
+def _of_clip_norm(
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Any, batch_size: int
+) -> list[str]:
+    """Whether clipping binds for nearly all of the batch's examples, with the weights as they are.
+
+    Without labels or a loss nothing is said, nor of styles that scale every gradient, or whose clip
+    norm follows the gradients.
+    """
+    style, clip_norm = optimizer.clipping, optimizer.clip_norm
+    unknown = examples[1] is None or model._compile_loss is None
+    if unknown or isinstance(style, AutomaticClipping | QuantileClipping):
+        return []
+
+    def norms(examples: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        uses, losses, _ = _recorded(model, examples, batch_size)
+        found = clipping.scaled(uses, clip_norm, losses, tf.ones_like(losses), style)
+        return tf.sqrt(found.squared_norms), found.clipped
+
+    sizes, clipped = tf.function(norms, autograph=False)(examples)
+    share = float(np.mean(clipped))
+    if share < _NEARLY_ALL:
+        return []
+    return [
+        f"clip_norm={clip_norm:g} clips {share:.0%} of the examples of this batch, whose gradients "
+        f"have a median norm of {float(np.median(sizes)):.2g}: {BIASED}. Raise clip_norm if they "
+        "are used. (No epsilon covers this line: it is of the batch that you gave.)"
+    ]
 
 
 def _recorded(

@@ -17,8 +17,12 @@ from dp_sparse.optimizers import (
     PrivateOptimizer,
 )
 from dp_sparse.training.noise_walk import noise_walk
-from dp_sparse.training.table_shapes import lookups_of, tables_by_name
+from dp_sparse.training.table_shapes import inputs_of, lookups_of, tables_by_name
 
+BIASED = (
+    "of their gradients only the direction counts, so training no longer minimises the loss, and "
+    "predicted probabilities may be far from the true rate even where AUC rises"
+)
 WIDE = 0.3  # of a weight's movement by noise: more than `recommend` allows
 _SCARCE = 0.2  # of all lookups: fewer than these train, and a user should know
 _SMALL_BATCH = 1024
@@ -161,7 +165,7 @@ def _tables_of(
 ) -> dict[str, tuple[int, int] | np.ndarray]:
     """As `tables_by_name`; empty where the number of lookups is not known."""
     try:
-        return tables_by_name(tables, lookups_of(model, batch), {})
+        return tables_by_name(tables, lookups_of(model, inputs_of(model, batch)), {})
     except ValueError:  # lists of any length
         return {}
 

@@ -18,6 +18,7 @@ from dp_sparse.accounting import (
     GaussianMechanism,
     PrivacyPlan,
 )
+from dp_sparse.clipping import ClippingStyle, FlatClipping, QuantileClipping
 from dp_sparse.core import validate
 from dp_sparse.optimizers import DPAdaFESTOptimizer, DPSGDOptimizer, PrivateOptimizer
 from dp_sparse.training.outlook import (
@@ -29,17 +30,35 @@ from dp_sparse.training.outlook import (
     of_unused,
     signal_per_weight,
 )
-from dp_sparse.training.table_shapes import lookups_of, tables_by_name
+from dp_sparse.training.table_shapes import inputs_of, lookups_of, tables_by_name
+from dp_sparse.training.traced_pass import values_of_outputs
 
 MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths of a second a step
 CLIP_NORM = 0.3
 TABLE_NOISE_RATIO = 2.0  # best around Adam (docs/results/defaults.md)
 RATE = 0.01  # of Adam, in runs of few steps
 WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
-_OF_ADAM = (
-    f"Adam at {RATE:g}, or at {WALK:g}/sqrt(steps) if that is less: in the whole run, noise "
-    f"moves a weight by at most some {WALK:g}.",
-    f"clip_norm={CLIP_NORM:g} is meant to clip most gradients; Adam makes up for their size.",
+# For a model of one output of one value, which is likely to be used as a probability or an amount:
+RATE_OF_ONE_VALUE = 0.003
+WALK_OF_ONE_VALUE = 0.35  # of the largest weight with which its largest kernel begins
+CLIP_NORM_OF_ONE_VALUE = 1.0  # where it begins
+CLIP_QUANTILE = 0.95  # of the gradients' norms: more clipping bends probabilities, less adds noise
+_CLIPPING = QuantileClipping(CLIP_QUANTILE)
+
+
+_OF_CLIP_NORM = (
+    f"clip_norm={CLIP_NORM:g} is meant to clip most gradients; Adam makes up for their size. It "
+    "suits rankings and accuracy. Where the outputs are used as probabilities, compare with "
+    f"clipping=dp_sparse.QuantileClipping({CLIP_QUANTILE:g})."
+)
+_OF_ONE_VALUE = (
+    "The model has one output value, such as a probability: a higher rate would make it too "
+    "extreme."
+)
+_OF_QUANTILE = (
+    f"The clip norm follows the norm that {CLIP_QUANTILE:.0%} of the gradients stay below, by a "
+    "noisy count that the plan pays for: where most are clipped, training no longer minimises the "
+    "loss, and predicted probabilities drift from the true rate."
 )
 
 
@@ -135,7 +154,7 @@ def recommend(
         >>> advice = dp_sparse.recommend(model, plan)
         >>> model.compile(advice.optimizer(), loss="mse")
         >>> print(advice)
-        dp_sparse.DPSGDOptimizer(keras.optimizers.Adam(learning_rate=...), plan, clip_norm=0.3)
+        dp_sparse.DPSGDOptimizer(keras.optimizers.Adam(learning_rate=...), plan, clip_norm=1, ...)
         - DP-SGD: ...
 
     ### Formal Guarantees
@@ -152,30 +171,71 @@ def recommend(
             f"noise_multiplier={plan.noise_multiplier!r} and mechanism={plan.mechanism!r}: use "
             "PrivacyPlan(budget, sampling).calibrate()."
         )
-    lookups = lookups_of(model, batch)
+    specs = inputs_of(model, batch)
+    lookups = lookups_of(model, specs)
     tables = clipping.embedding_tables(model)
     found = tables_by_name(tables, lookups, frequencies or {})
     entries = sum(math.prod(table.shape) for table in tables)
     dense = sum(math.prod(v.shape) for v in model.trainable_variables) - entries
+    own = _settings_of(plan, model, tables, values_of_outputs(model, specs) == 1)
     if entries <= MOST_DENSE_ENTRIES:
-        rare = of_rare_rows(plan, plan.noise_multiplier, tables, found)
-        return _dp_sgd(plan, dense + entries, entries, [*of_unused(found), *rare])
-    return _dp_adafest(plan, dense, tables, found, max(1, sum(lookups.values())))
+        sigma, _ = own.style.noise_multipliers(plan.noise_multiplier)
+        rare = [*of_unused(found), *of_rare_rows(plan, sigma, tables, found)]
+        return _dp_sgd(plan, own, sigma, dense + entries, entries, rare)
+    return _dp_adafest(plan, own, dense, tables, found, max(1, sum(lookups.values())))
 
 
-def _dp_sgd(plan: PrivacyPlan, entries: int, of_tables: int, rare: list[str]) -> Recommendation:
-    signal = signal_per_weight(plan, plan.noise_multiplier, entries)
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What does not depend on the method.
+
+    Attributes:
+        rate: The learning rate of Adam.
+        arguments: Of clipping.
+        style: How gradients are clipped.
+        reasons: Sentences.
+    """
+
+    rate: float
+    arguments: dict[str, Any]
+    style: ClippingStyle
+    reasons: list[str]
+
+
+def _settings_of(
+    plan: PrivacyPlan, model: keras.Model, tables: list[keras.Variable], one_value: bool
+) -> _Settings:
+    if not one_value:
+        rate = _rate_of(plan, RATE, WALK)
+        clip_norm = {"clip_norm": CLIP_NORM}
+        return _Settings(rate, clip_norm, FlatClipping(), [_of_adam(rate, plan), _OF_CLIP_NORM])
+    held = {id(table) for table in tables}
+    begin = _begin_of([v.shape for v in model.trainable_variables if id(v) not in held])
+    rate = _rate_of(plan, RATE_OF_ONE_VALUE, min(WALK, WALK_OF_ONE_VALUE * begin))
+    moving = {"clip_norm": CLIP_NORM_OF_ONE_VALUE, "clipping": _CLIPPING}
+    return _Settings(rate, moving, _CLIPPING, [_of_adam(rate, plan), _OF_ONE_VALUE, _OF_QUANTILE])
+
+
+def _dp_sgd(
+    plan: PrivacyPlan,
+    own: _Settings,
+    sigma: float,
+    entries: int,
+    of_tables: int,
+    rare: list[str],
+) -> Recommendation:
+    signal = signal_per_weight(plan, sigma, entries)
     few = f"the tables have {of_tables:,} entries in all, few enough to give noise to each of them"
     reasons = [
         f"DP-SGD: {few}, so every lookup trains." if of_tables else "DP-SGD: there is no table.",
-        *_OF_ADAM,
+        *own.reasons,
     ]
     return Recommendation(
         plan=plan,
         method=DPSGDOptimizer,
-        arguments={"clip_norm": CLIP_NORM},
+        arguments=own.arguments,
         wrapped="Adam",
-        wrapped_arguments={"learning_rate": _rate_of(plan)},
+        wrapped_arguments={"learning_rate": own.rate},
         signal_per_weight=signal,
         forecast=None,
         reasons=[*reasons, _of_signal(signal, entries)],
@@ -185,6 +245,7 @@ def _dp_sgd(plan: PrivacyPlan, entries: int, of_tables: int, rare: list[str]) ->
 
 def _dp_adafest(
     plan: PrivacyPlan,
+    own: _Settings,
     dense: int,
     tables: list[keras.Variable],
     found: dict[str, Any],
@@ -199,9 +260,9 @@ def _dp_adafest(
     return Recommendation(
         plan=plan,
         method=DPAdaFESTOptimizer,
-        arguments={"clip_norm": CLIP_NORM, **options},
+        arguments={**own.arguments, **options},
         wrapped="Adam",
-        wrapped_arguments={"learning_rate": _rate_of(plan)},
+        wrapped_arguments={"learning_rate": own.rate},
         signal_per_weight=signal,
         forecast=forecast,
         reasons=[
@@ -209,7 +270,7 @@ def _dp_adafest(
             "each of them at every step.",
             f"noise_ratio={TABLE_NOISE_RATIO:g}: most of the privacy is spent on gradients, and "
             "rows of many lookups still stand above the threshold.",
-            *_OF_ADAM,
+            *own.reasons,
             "Adam keeps two numbers for each entry of a table, and changes those of trained rows.",
             _of_signal(signal, entries),
         ],
@@ -223,9 +284,23 @@ def _dp_adafest(
     )
 
 
-def _rate_of(plan: PrivacyPlan) -> float:
+def _rate_of(plan: PrivacyPlan, highest: float, walk: float) -> float:
     """Of Adam, with two digits."""
-    return float(f"{min(RATE, WALK / math.sqrt(plan.sampling.steps)):.2g}")
+    return float(f"{min(highest, walk / math.sqrt(plan.sampling.steps)):.2g}")
+
+
+def _begin_of(shapes: list[tuple[int, ...]]) -> float:
+    """The largest weight with which Keras begins the largest kernel; 1 without any."""
+    kernels = [shape for shape in shapes if len(shape) > 1]
+    if not kernels:
+        return 1.0
+    largest = max(kernels, key=math.prod)
+    return math.sqrt(6 / (math.prod(largest[:-1]) + largest[-1]))
+
+
+def _of_adam(rate: float, plan: PrivacyPlan) -> str:
+    walk = rate * math.sqrt(plan.sampling.steps)
+    return f"Adam at {rate:g}: in the whole run, noise moves a weight by at most some {walk:.2g}."
 
 
 def _of_signal(per_weight: float, entries: float) -> str:
@@ -237,4 +312,11 @@ def _of_signal(per_weight: float, entries: float) -> str:
 
 
 def _arguments(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value:g}" for name, value in given.items())
+    """As code."""
+    return ", ".join(f"{name}={_code(value)}" for name, value in given.items())
+
+
+def _code(value: Any) -> str:
+    if isinstance(value, QuantileClipping):
+        return f"dp_sparse.QuantileClipping({value.target_quantile:g})"
+    return f"{value:g}"

@@ -11,8 +11,8 @@ from dp_sparse import clipping
 from dp_sparse.training.traced_pass import examples_of, signature_of, uses_of_pass
 
 
-def lookups_of(model: keras.Model, batch: Any) -> dict[int, int]:
-    """Lookups of an example in each table, by the table's id: from a traced pass.
+def inputs_of(model: keras.Model, batch: Any) -> Any:
+    """The signature of a model's inputs; builds it if it is not, and there is a batch.
 
     Tables that the pass does not look up are left out.
 
@@ -28,6 +28,19 @@ def lookups_of(model: keras.Model, batch: Any) -> dict[int, int]:
             f"Expected a model whose inputs are known, or a batch of them, got {model.name} alone: "
             "call recommend(model, plan, batch)."
         )
+    return specs
+
+
+def lookups_of(model: keras.Model, specs: Any) -> dict[int, int]:
+    """Lookups of an example in each table, by the table's id: from a traced pass.
+
+    Args:
+        model: A model.
+        specs: As `inputs_of`.
+
+    Raises:
+        ValueError: Their number is not known.
+    """
     found: dict[int, int] = {}
 
     def trace(x: Any) -> None:

@@ -79,6 +79,19 @@ def uses_of_pass(model: keras.Model, x: Any, batch_size: int = 1) -> clipping.Us
         return recording.uses(tape.gradient(total, recording.targets))
 
 
+def values_of_outputs(model: keras.Model, x: Any) -> int | None:
+    """How many values the model gives an example, over all outputs; None if shapes do not tell.
+
+    Args:
+        model: A built model.
+        x: The signature of its inputs.
+    """
+    traced = tf.function(lambda x: model(x), autograph=False).get_concrete_function(x)
+    shapes = [leaf.shape[1:] for leaf in tf.nest.flatten(traced.structured_outputs)]
+    counts = [shape.num_elements() for shape in shapes]
+    return None if None in counts else sum(counts)
+
+
 def same_seeds(number: int, dtype: str) -> tf.Tensor:
     """The same masks in each pass."""
     return tf.constant([number, 1], dtype)

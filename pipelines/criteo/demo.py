@@ -15,7 +15,7 @@ import ml_collections
 from configs.criteo_sample import get_config
 from pipelines.criteo.generate import generate
 from pipelines.criteo.records import load_or_prepare
-from pipelines.criteo.report import console_table, write_report
+from pipelines.criteo.report import console_table, notes, write_report
 from pipelines.criteo.train import RunResult, train
 from pipelines.memory import keep_freed_memory
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"\n{console_table(results)}\n")
+    print("\n".join(["", console_table(results), *notes(results), ""]))
     for result in results:
         print(f"{result.method}: {result.statement}\n")
     print(f"Report: {options.out / 'report.html'}")

@@ -7,13 +7,24 @@ from pathlib import Path
 from dp_sparse.training import report_page
 from pipelines.criteo.records import PreparedData
 from pipelines.criteo.train import RunResult
+from pipelines.scores import constant_log_loss, of_probabilities
 
-_HEADERS = ("method", "AUC", "epsilon", "delta", "gradient size reduction", "ms/step", "steps")
-
+_HEADERS = (
+    "method",
+    "AUC",
+    "log loss",
+    "mean prediction",
+    "epsilon",
+    "delta",
+    "gradient size reduction",
+    "ms/step",
+    "steps",
+)
 
 _CAVEAT = (
-    "No epsilon covers the held-out rows (every AUC is computed on them), the non-private run, or "
-    "step times. The number of rows, malformed ones left out, is taken to be public."
+    "No epsilon covers the held-out rows (AUC, log loss and mean prediction are computed on them), "
+    "the non-private run, or step times. The number of rows, malformed ones left out, is taken to "
+    "be public."
 )
 
 
@@ -23,6 +34,8 @@ def rows(results: Sequence[RunResult]) -> list[tuple[object, ...]]:
         (
             result.method,
             f"{result.auc:.4f}",
+            f"{result.log_loss:.4f}",
+            f"{result.mean_prediction:.4f}",
             "none" if math.isinf(result.epsilon) else f"{result.epsilon:.3f}",
             "none" if math.isinf(result.epsilon) else f"{result.delta:.2g}",
             f"{result.reduction:,.1f}x",
@@ -43,12 +56,23 @@ def console_table(results: Sequence[RunResult]) -> str:
     )
 
 
+def notes(results: Sequence[RunResult]) -> list[str]:
+    """What a constant reaches on the held-out rows, and which runs give no probabilities."""
+    rate = results[0].rate
+    constant = (
+        f"A constant has log loss {constant_log_loss(rate):.4f}; the true rate is {rate:.4f}."
+    )
+    found = [of_probabilities(r.method, r.log_loss, r.mean_prediction, r.rate) for r in results]
+    return [constant, *(line for lines in found for line in lines)]
+
+
 def write_report(path: Path, results: Sequence[RunResult], data: PreparedData, source: str) -> None:
     """One self-contained page of results.
 
     The comparison, what is guaranteed, AUC and ε over steps, survivors per table.
     """
-    sections = [("Comparison", report_page.table(_HEADERS, rows(results)))]
+    compared = report_page.table(_HEADERS, rows(results))
+    sections = [("Comparison", compared + report_page.text("\n".join(notes(results))))]
     curves = {r.method: ([s for s, _ in r.curve], [v for _, v in r.curve]) for r in results}
     sections.append(("AUC on held-out rows", report_page.chart("step", "AUC", curves)))
     private = [r for r in results if r.report is not None]

@@ -16,6 +16,7 @@ from pathlib import Path
 import ml_collections
 
 from configs import criteo_sample
+from configs.criteo_kaggle.tradeoff import with_former_settings
 from pipelines.criteo.lines import line_blocks
 from pipelines.criteo.parse import MAX_LINE_BYTES
 from pipelines.criteo.prepare.job import new_job
@@ -33,12 +34,13 @@ _HEAD = """# Offline Poisson and a stream at equal ε
 
 The same rows, once each in either way, in batches of {batch}: the first nine tenths of {lines:,}
 lines train, the rest is held out. σ is the plan's noise multiplier, of the same budget; all other
-settings are those of `configs/criteo_sample.py`. One seed.
+settings are those of `configs/criteo_sample.py`, with Adagrad and a clip norm of 1. One seed.
 
 `python -m pipelines.criteo.stream_study --data DATA --page docs/results/streams.md`
 
-| ε | method | σ, offline Poisson | σ, stream | AUC, offline Poisson | AUC, stream |
-|---|---|---|---|---|---|
+| ε | method | σ, offline Poisson | σ, stream | AUC, offline | AUC, stream | log loss, offline \
+| log loss, stream | mean prediction, offline | mean prediction, stream |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -67,6 +69,7 @@ def compare(
         for method in METHODS:
             config = criteo_sample.get_config()
             config.method, config.privacy.epsilon = method, epsilon
+            with_former_settings(config)
             config.training.epochs, config.report.verbose = 1.0, 0
             config.report.directory = str(folder / "report")
             config.update_from_flattened_dict(changes)
@@ -96,8 +99,12 @@ def page(lines: int, results: Sequence[tuple[float, str, RunResult, RunResult]],
     rows = []
     for epsilon, method, offline, streamed in results:
         noise = [_noise(result) for result in (offline, streamed)]
-        shown = f"{noise[0]:.3f} | {noise[1]:.3f} | {offline.auc:.4f} | {streamed.auc:.4f}"
-        rows.append(f"| {epsilon:g} | {method} | {shown} |")
+        auc, log_loss, mean = (
+            [f"{getattr(result, name):.4f}" for result in (offline, streamed)]
+            for name in ("auc", "log_loss", "mean_prediction")
+        )
+        shown = [f"{each:.3f}" for each in noise] + auc + log_loss + mean
+        rows.append(f"| {epsilon:g} | {method} | {' | '.join(shown)} |")
     return _HEAD.format(batch=batch, lines=lines) + "\n".join(rows) + "\n"
 
 

@@ -104,6 +104,8 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> None:
         "changes": point.changes,
         "method": result.method,
         "auc": result.auc,
+        "log_loss": result.log_loss,
+        "mean_prediction": result.mean_prediction,
         "validation_auc": result.validation_auc,
         "reduction": result.reduction,
         "epsilon": result.epsilon if math.isfinite(result.epsilon) else None,

@@ -86,15 +86,25 @@ def _hyperparameters(directory: Path, done: list[Result], labels: np.ndarray) ->
         return np.array(cells).reshape(shape)
 
     auc, size = grid(lambda r: r["auc"]), grid(lambda r: 1 / r["reduction"])
+    loss, mean = grid(lambda r: r["log_loss"]), grid(lambda r: r["mean_prediction"])
     _draw_heat_maps(directory / "heat_maps.png", ratios, thresholds, auc, size)
     _draw_effects(directory / "effects.png", ratios, thresholds, auc, size)
     rows = [
-        (f"{r:g}", f"{t:g}", f"{auc[i, j]:.4f}", f"{1 / size[i, j]:,.0f}")
+        (
+            f"{r:g}",
+            f"{t:g}",
+            f"{auc[i, j]:.4f}",
+            f"{loss[i, j]:.4f}",
+            f"{mean[i, j]:.4f}",
+            f"{1 / size[i, j]:,.0f}",
+        )
         for i, r in enumerate(ratios)
         for j, t in enumerate(thresholds)
     ]
     return [
-        _table(("sigma1/sigma2", "threshold", "AUC", "reduction"), rows),
+        _table(
+            ("sigma1/sigma2", "threshold", "AUC", "log loss", "mean prediction", "reduction"), rows
+        ),
         "![effect of each](effects.png)",
         "![joint effect](heat_maps.png)",
     ]
@@ -104,14 +114,15 @@ def _models(directory: Path, done: list[Result], labels: np.ndarray) -> list[str
     """One table of all points, without a figure."""
     del directory, labels
     rows = [
-        (*_row(group, {})[:5], _reduction(group), f"{_mean(group, 'ms_per_step'):.0f}")
+        (*_row(group, {})[:-2], _reduction(group), f"{_mean(group, 'ms_per_step'):.0f}")
         for group in _grouped(done).values()
     ]
-    return [_table((*_HEADERS[:5], "reduction", "ms a step"), rows)]
+    return [_table((*_HEADERS[:-2], "reduction", "ms a step"), rows)]
 
 
 _KINDS = {"tradeoff": _tradeoff, "hyperparameters": _hyperparameters, "models": _models}
-_HEADERS = ("point", "seeds", "AUC", "± between seeds", "validation AUC", "loss", "reduction")
+_OF_POINT = ("point", "seeds", "AUC", "± between seeds", "log loss", "mean prediction")
+_HEADERS = (*_OF_POINT, "validation AUC", "AUC loss", "reduction")
 
 
 def _method(result: Result) -> str:
@@ -152,6 +163,8 @@ def _row(group: Sequence[Result], base: Mapping[int, Result]) -> tuple[str, ...]
         str(len(group)),
         f"{np.mean(aucs):.4f}",
         spread,
+        f"{_mean(group, 'log_loss'):.4f}",
+        f"{_mean(group, 'mean_prediction'):.4f}",
         f"{_mean(group, 'validation_auc'):.4f}",
         f"{np.mean(losses):.4f}" if losses else "-",
         _reduction(group),

@@ -29,6 +29,7 @@ from pipelines.criteo.tables import LayerJob, examples_by_feature
 from pipelines.methods import METHODS, NON_PRIVATE
 from pipelines.optimizers import optimizer_of
 from pipelines.runs import Run
+from pipelines.scores import log_loss, mean_prediction
 from pipelines.steps import StepTimer, stock_batches
 
 Scores = Callable[[Any], np.ndarray]  # from inputs to logits
@@ -41,6 +42,9 @@ class RunResult:
     Attributes:
         method: One of `METHODS`.
         auc: Exact AUC on the held-out rows.
+        log_loss: Mean log loss on them.
+        mean_prediction: Mean probability of a click that is predicted for them.
+        rate: The part of them that was clicked.
         validation_auc: AUC on the validation rows before them; None without any.
         scores: Logits of the held-out rows, float32 `[examples]`.
         steps: Steps taken; of a private run those that are spent, also if their weights were lost.
@@ -56,6 +60,9 @@ class RunResult:
 
     method: str
     auc: float
+    log_loss: float
+    mean_prediction: float
+    rate: float
     validation_auc: float | None
     scores: np.ndarray
     steps: int
@@ -99,7 +106,7 @@ def train(
         )
     model = _model(config.model, data.vocabularies)
     scores_of = functools.partial(_predicted, model)
-    timer, curve = StepTimer(), _HeldOutAUC(held_out, scores_of)
+    timer, curve = StepTimer(), _HeldOutScores(held_out, scores_of)
     report, spent = None, 0
     if config.method == NON_PRIVATE:
         batches = stock_batches(training, config.training.batch_size, steps)
@@ -142,7 +149,7 @@ def _train_with_layer(
     epochs, steps, _ = schedule(config, training)
     job = LayerJob(config, data, training, steps, strategy)
     _compile(job.model, job.optimizer)
-    timer, curve = StepTimer(), _HeldOutAUC(held_out, job.scores)
+    timer, curve = StepTimer(), _HeldOutScores(held_out, job.scores)
     report = _report(config)
     dp_sparse.distribution.train_tables(
         job.model,
@@ -193,23 +200,26 @@ def _compile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
     model.compile(optimizer=optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
 
 
-class _HeldOutAUC(keras.callbacks.Callback):
-    """The exact AUC on held-out rows after each epoch, in the logs as `val_auc`."""
+class _HeldOutScores(keras.callbacks.Callback):
+    """Exact AUC, log loss and mean prediction on held-out rows after each epoch, in the logs."""
 
     reads_training_metrics = False
 
     def __init__(self, held_out: dp_sparse.RecordFile, scores_of: Scores) -> None:
         super().__init__()
         self._x, self._labels = held_out.gather(np.arange(len(held_out)))
-        self._scores_of = scores_of
+        self._scores_of, self.rate = scores_of, float(np.mean(self._labels > 0))
         self.points: list[tuple[int, float]] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.scores = self._scores_of(self._x)
         auc = exact_auc(self._labels, self.scores)
         self.points.append((int(self.model.optimizer.iterations.numpy()), auc))
+        self.log_loss = log_loss(self._labels, self.scores)
+        self.mean_prediction = mean_prediction(self.scores)
         if logs is not None:
-            logs["val_auc"] = auc
+            logs["val_auc"], logs["val_log_loss"] = auc, self.log_loss
+            logs["val_mean_prediction"] = self.mean_prediction
 
 
 def _predicted(model: keras.Model, x: Any) -> np.ndarray:
@@ -220,7 +230,7 @@ def _result(
     method: str,
     model: keras.Model,
     timer: StepTimer,
-    curve: _HeldOutAUC,
+    curve: _HeldOutScores,
     validation: dp_sparse.RecordFile | None,
     report: dp_sparse.PrivacyReport | None,
     scores_of: Scores,
@@ -233,6 +243,9 @@ def _result(
     common = {
         "method": method,
         "auc": curve.points[-1][1],
+        "log_loss": curve.log_loss,
+        "mean_prediction": curve.mean_prediction,
+        "rate": curve.rate,
         "validation_auc": validation_auc,
         "scores": curve.scores,
         "ms_per_step": milliseconds,

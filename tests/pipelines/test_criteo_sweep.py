@@ -149,6 +149,8 @@ def result(name: str, seed: int, auc: float, reduction: float, path: Path, score
         "changes": {"privacy.epsilon": 1.0},
         "method": name.partition("_k")[0],
         "auc": auc,
+        "log_loss": 0.5,
+        "mean_prediction": 0.25,
         "validation_auc": auc,
         "reduction": reduction,
         "path": str(path),

@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from configs.criteo_sample import get_config
+from configs import criteo_sample, criteo_tpu
 from pipelines.criteo.generate import generate
 from pipelines.criteo.records import prepare
-from pipelines.criteo.report import console_table, write_report
+from pipelines.criteo.report import console_table, notes, write_report
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 from pipelines.criteo.sparsity import sparsity
 from pipelines.criteo.tables import tpu_strategy
@@ -45,7 +45,7 @@ def test_auc_of_one_class_is_refused(labels: np.ndarray) -> None:
 
 
 def small_config(method: str):
-    config = get_config()
+    config = criteo_sample.get_config()
     config.method = method
     config.report.verbose = 0
     config.training.batch_size = 128
@@ -84,6 +84,8 @@ def test_every_method_and_one_report(generated, tmp_path: Path) -> None:
     assert by_method["dp_adafest_plus"].reduction > by_method["dp_fest"].reduction
     assert by_method["exponential"].reduction == pytest.approx(13 * 47 / 50, rel=0.3)
     assert len(console_table(results).splitlines()) == 1 + len(METHODS)
+    constant, *_ = notes(results)
+    assert constant.startswith("A constant has log loss 0.") and constant in body
 
 
 @pytest.mark.slow
@@ -95,6 +97,11 @@ def test_rows_to_choose_by_come_before_the_held_out_ones(generated) -> None:
     assert 0 < result.validation_auc < 1 and result.scores.shape == (300,)
     labels = generated.records()["label"][2700:]
     assert result.auc == pytest.approx(exact_auc(labels, result.scores))
+    assert result.rate == pytest.approx(labels.mean())
+    probabilities = 1 / (1 + np.exp(-result.scores.astype(float)))
+    assert result.mean_prediction == pytest.approx(probabilities.mean())
+    right = np.where(labels > 0, probabilities, 1 - probabilities)
+    assert result.log_loss == pytest.approx(-np.log(right).mean())
 
 
 def test_bad_configurations_are_refused(generated) -> None:
@@ -168,7 +175,7 @@ def test_real_rows(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     assert (tmp_path / "report.html").exists()
     row = next(line for line in finished.stdout.splitlines() if line.strip().startswith("dp_ada"))
-    method, auc, epsilon, *_ = row.split()
+    method, auc, _, _, epsilon, *_ = row.split()
     assert method == "dp_adafest" and float(auc) > 0.62 and float(epsilon) <= 1.0
 
 
@@ -180,9 +187,8 @@ def test_other_models_on_real_rows(tmp_path: Path) -> None:
     data = prepare(sample, tmp_path / "rows.records", TABLE3_VOCABULARIES, progress=False)
     auc = {}
     for model in ("pctr", "pctr with a layer", "dlrm", "dcn"):
-        config = get_config()
+        config = (criteo_tpu if "layer" in model else criteo_sample).get_config()
         config.model, config.privacy.epsilon = model.split()[0], 8.0
-        config.tables = "layer" if "layer" in model else "keras"
         config.training.epochs, config.training.evaluations = 1.0, 1
         config.report.verbose = 0
         auc[model] = train(config, data).auc

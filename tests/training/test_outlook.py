@@ -164,3 +164,25 @@ def test_a_table_that_two_layers_hold_is_found_alike_before_and_in_training() ->
     trained.compile(dp_sparse.DPAdaFESTOptimizer("sgd", given, clip_norm=1.0), "mse")
     trained.fit(given.sampling.batches(examples), verbose=0)
     assert [table.path for table in trained.optimizer.tables] == ["first/embeddings"]
+
+
+def clip_norm_line(clip_norm: float, y: Any, **options: Any) -> list[str]:
+    """What `check_model` says of the clip norm, of examples whose gradients have norms near 0.6."""
+    trained, x = model(), np.arange(64, dtype=np.int32)
+    private = dp_sparse.DPSGDOptimizer(ADAM(0.003), plan(), clip_norm, **options)
+    trained.compile(private, keras.losses.BinaryCrossentropy(from_logits=True))
+    found = dp_sparse.check_model(trained, x if y is None else (x, y))
+    assert found.ok and found.compared
+    return [line for line in found.warnings if "clip_norm" in line]
+
+
+def test_a_clip_norm_that_binds_for_nearly_all_of_a_batch() -> None:
+    y = np.arange(64, dtype=np.float32) % 2
+    (line,) = clip_norm_line(0.05, y)
+    assert line.startswith("clip_norm=0.05 clips 100% of the examples of this batch")
+    assert "predicted probabilities may be far" in line and "No epsilon covers this line" in line
+    assert clip_norm_line(3.0, y) == []
+    assert clip_norm_line(0.05, None) == []
+    for style in (dp_sparse.AutomaticClipping(), dp_sparse.QuantileClipping(0.9)):
+        assert clip_norm_line(0.05, y, clipping=style) == []
+    assert len(clip_norm_line(0.05, y, clipping=dp_sparse.PerLayerClipping())) == 1

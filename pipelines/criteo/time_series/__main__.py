@@ -63,10 +63,13 @@ def _check_folder(folder: Path, settings: dict[str, str]) -> None:
 def _report(result: TimeSeriesResult, folder: Path) -> None:
     for name, auc in result.curve:
         print(f"after {name}: AUC {auc:.4f}")
+    print(f"log loss {result.log_loss:.4f}, mean prediction {result.mean_prediction:.4f}")
     print(f"{result.steps} steps; gradients {result.reduction:.1f} times smaller than the tables")
     print(result.statement)
     described = {
         "auc": result.auc,
+        "log_loss": result.log_loss,
+        "mean_prediction": result.mean_prediction,
         "curve": result.curve,
         "epsilon": result.epsilon if math.isfinite(result.epsilon) else None,
         "delta": result.delta,

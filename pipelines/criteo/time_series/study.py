@@ -19,6 +19,7 @@ from typing import Any
 import ml_collections
 
 from configs import criteo_time_series
+from configs.criteo_kaggle.tradeoff import with_former_settings
 from pipelines.criteo.time_series.page import page
 from pipelines.criteo.time_series.train import train
 from pipelines.finished_runs import FinishedRuns
@@ -89,6 +90,7 @@ def config_of(point: Point, days: str, changes: dict[str, Any]) -> ml_collection
     """
     config = criteo_time_series.get_config()
     config.data.days = days
+    with_former_settings(config)
     config.training.batch_size, config.training.epochs = 1000, 4.0
     config.update_from_flattened_dict({**dict(point.changes), **changes})
     return config
@@ -100,6 +102,8 @@ def run(point: Point, days: str, changes: dict[str, Any]) -> dict[str, Any]:
         result = train(config_of(point, days, changes), Path(folder))
     return {
         "auc": result.auc,
+        "log_loss": result.log_loss,
+        "mean_prediction": result.mean_prediction,
         "epsilon": result.epsilon if math.isfinite(result.epsilon) else None,
         "reduction": result.reduction,
         "steps": result.steps,

@@ -35,6 +35,7 @@ from pipelines.files import whole_file
 from pipelines.methods import METHODS, NON_PRIVATE, optimizer_under, stand_in, stand_in_rows
 from pipelines.optimizers import optimizer_of
 from pipelines.runs import only_one, restored
+from pipelines.scores import log_loss, mean_prediction
 from pipelines.steps import stock_batches
 
 _DONE = "done.json"
@@ -46,6 +47,9 @@ class TimeSeriesResult:
 
     Attributes:
         auc: Exact AUC on the days of evaluation, after the last period.
+        log_loss: Mean log loss on them; NaN where the last period was trained by a version that
+            did not measure it.
+        mean_prediction: Mean probability of a click that is predicted for them; NaN likewise.
         curve: (name, AUC) after each period.
         epsilon: The largest ε of a period; infinite without privacy.
         delta: The δ of all; 1 without privacy.
@@ -55,6 +59,8 @@ class TimeSeriesResult:
     """
 
     auc: float
+    log_loss: float
+    mean_prediction: float
     curve: list[tuple[str, float]]
     epsilon: float
     delta: float
@@ -258,15 +264,23 @@ class Run:
         """
         x, labels = self._held_out
         scores = self._model.predict(x, batch_size=8192, verbose=0)[:, 0]
-        done = {"auc": exact_auc(labels, scores), "steps": steps, "reduction": reduction}
+        done = {
+            "auc": exact_auc(labels, scores),
+            "log_loss": log_loss(labels, scores),
+            "mean_prediction": mean_prediction(scores),
+            "steps": steps,
+            "reduction": reduction,
+        }
         _write_json(self._reader.folder_of(period) / _DONE, done)
 
     def _result(self, plans: Mapping[str, dp_sparse.PrivacyPlan]) -> TimeSeriesResult:
         paths = {p.name: self._reader.folder_of(p) / _DONE for p in self._periods}
         done = {name: json.loads(path.read_text()) for name, path in paths.items()}
-        steps = sum(period["steps"] for period in done.values())
+        last, steps = list(done.values())[-1], sum(period["steps"] for period in done.values())
         common = {
-            "auc": list(done.values())[-1]["auc"],
+            "auc": last["auc"],
+            "log_loss": last.get("log_loss", math.nan),
+            "mean_prediction": last.get("mean_prediction", math.nan),
             "curve": [(name, period["auc"]) for name, period in done.items()],
             "steps": steps,
         }

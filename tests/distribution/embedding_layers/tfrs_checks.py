@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 from tensorflow_recommenders.layers.embedding import tpu_embedding_layer
 
-from configs.criteo_sample import get_config
+from configs.criteo_tpu import get_config
 from dp_sparse import distribution
 from dp_sparse.core.errors import UnsupportedLayerError
 from dp_sparse.distribution.embedding_layers import layer_adapters

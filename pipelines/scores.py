@@ -1,0 +1,51 @@
+"""What predicted click probabilities are worth beside their order: log loss and mean prediction."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.special
+
+_APART = 0.25  # of the true rate: a mean prediction farther from it is told
+
+
+def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
+    """The mean log loss of logits `[examples]`, given labels of 0 and 1."""
+    values = np.asarray(logits, np.float64)
+    return float(np.mean(np.logaddexp(0.0, values) - labels * values))
+
+
+def mean_prediction(logits: np.ndarray) -> float:
+    """The mean probability that logits `[examples]` say."""
+    return float(np.mean(scipy.special.expit(np.asarray(logits, np.float64))))
+
+
+def constant_log_loss(rate: float) -> float:
+    """The log loss of the best prediction that does not see the inputs: the rate of label 1."""
+    return float(scipy.special.entr([rate, 1 - rate]).sum())
+
+
+def of_probabilities(name: str, loss: float, mean: float, rate: float) -> list[str]:
+    """Whether predictions can be used as probabilities; a sentence if not.
+
+    Args:
+        name: What predicted.
+        loss: Its log loss on held-out examples.
+        mean: Its mean prediction on them.
+        rate: The part of them that is labelled 1.
+    """
+    constant = constant_log_loss(rate)
+    wrong: Sequence[str] = [
+        *([f"log loss {loss:.3f}, a constant has {constant:.3f}"] if not loss < constant else []),
+        *(
+            [f"mean prediction {mean:.3f}, the true rate is {rate:.3f}"]
+            if math.isnan(mean) or abs(mean - rate) > _APART * rate
+            else []
+        ),
+    ]
+    if not wrong:
+        return []
+    return [
+        f"{name}: do not use its predictions as probabilities ({'; '.join(wrong)}). They order the "
+        "examples; calibrate them on public or held-out examples before anybody bids with them."
+    ]
