@@ -128,3 +128,19 @@ def test_trains_and_sees_one_example_at_a_time() -> None:
     model.compile(optimizer, loss="mse", jit_compile=True)
     model.fit(plan.sampling.batches(DATA, augment=watched), verbose=0)
     assert seen == [([3], [], [2])] and int(optimizer.steps_spent) == 2
+
+
+def test_our_own_training_loop_takes_it() -> None:
+    plan = dp_sparse.PrivacyPlan(
+        dp_sparse.PrivacyBudget(1.0, 1e-3), dp_sparse.StreamSampling(SIZE, 2)
+    ).calibrate()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    optimizer = dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0)
+    model.compile(optimizer, loss="mse")
+    with pytest.raises(PrivacyError, match="augment.*draws random"):
+        dp_sparse.distribution.train(
+            model, DATA, augment=lambda x, y, seed: (x + tf.random.normal([3], seed=1), y)
+        )
+    assert int(optimizer.steps_spent) == 0
+    dp_sparse.distribution.train(model, DATA, augment=noisy)
+    assert int(optimizer.steps_spent) == 3

@@ -72,6 +72,23 @@ def test_allowed(tmp_path: Path, name: str) -> None:
     assert len(read(Source())) == 4
 
 
+def test_a_source_that_reads_forwards_is_not_asked_again() -> None:
+    asked: list[int] = []
+
+    class Forwards:
+        in_order = True
+
+        def __len__(self) -> int:
+            return SIZE
+
+        def gather(self, indices: np.ndarray) -> Any:
+            asked.extend(indices)
+            return np.zeros((len(indices), 1)), np.zeros(len(indices))
+
+    list(dp_sparse.StreamSampling(SIZE, 2).batches(Forwards()))
+    assert asked == list(range(SIZE))
+
+
 def test_neighbours_are_parted() -> None:
     """Halves of neighbours would leave most pairs together."""
     parts = [row_check._halves(64) for _ in range(3)]
