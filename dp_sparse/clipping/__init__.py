@@ -19,7 +19,12 @@ from dp_sparse.clipping.graph_guard import guarded
 from dp_sparse.clipping.isolation_progress import IsolationProgress
 from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
 from dp_sparse.clipping.machine_check import lets_nan_through, self_check
-from dp_sparse.clipping.named_inputs import named_inputs, take_by_name, take_by_place
+from dp_sparse.clipping.named_inputs import (
+    named_inputs,
+    take_by_name,
+    take_by_place,
+    typed_inputs,
+)
 from dp_sparse.clipping.observation import Observer, RecordedPass, Used, count_tensors, not_zero
 from dp_sparse.clipping.recording import Recording, record
 from dp_sparse.clipping.scaling import Scaled, scaled
@@ -79,6 +84,7 @@ __all__ = [
     "take_by_name",
     "take_by_place",
     "tapped_layers",
+    "typed_inputs",
     "update_from",
     "zero_sums",
 ]

@@ -112,7 +112,7 @@ def coupled(
     trial = _trial(observer, observer.observe, batch, present, seed // 2, seed % 2 > 0)
     first = tf.equal(seed, 0)
     worst = _first_found(trial, companies.OF_THE_DATA, tf.where(first, 0, 1), first)
-    if False:
+    if trial.alters and observer.takes_nan:
         holed = functools.partial(_of_holes, observer, batch, present, trial.order)
         worst = _or_else(worst, first, holed)
     if observer.observe_own_size is None:
@@ -191,7 +191,7 @@ def _first_found(
     """
     of_other_values = [companies.NOT_A_NUMBER] * trial.takes_nan + [companies.EXTREME]
     numbers = tf.constant([*of_the_data, *of_other_values])
-    extreme = tf.constant(False)
+    extreme = first if trial.alters else tf.constant(False)
     end = tf.where(extreme, tf.size(numbers), len(of_the_data))
 
     def of_one(place: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

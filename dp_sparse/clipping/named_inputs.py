@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 _TOLD: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 _REPLACED = ("_standardize_inputs", "compute_output_spec")  # by which a call pairs its inputs
@@ -37,6 +38,31 @@ def named_inputs(model: keras.Model, x: Any) -> Any:
     if isinstance(x, Mapping) and (names := _names_of(struct)) is not None:
         return dict(zip(names, _inside(taken), strict=True))  # as copies of the model know them
     return taken
+
+
+def typed_inputs(model: keras.Model, x: Any) -> list[tuple[str, tf.Tensor, tf.DType]]:
+    """Each input of a functional model: its place, what it is given, and the dtype that it takes.
+
+    Args:
+        model: Any model; one that is not functional has none.
+        x: What `named_inputs` returned.
+    """
+    struct, found = _structure(model), []
+    if struct is not None:
+        _pair(struct, x, "x", found)
+    return found
+
+
+def _pair(struct: Any, given: Any, place: str, found: list[tuple[str, tf.Tensor, Any]]) -> None:
+    names = _names_of(struct) if isinstance(given, Mapping) else None
+    if names is not None:
+        for name, inner in zip(names, _inside(struct), strict=True):
+            _pair(inner, given[name], f"{place}[{name!r}]", found)
+    elif isinstance(given, list | tuple) and len(given) == len(_inside(struct)):
+        for index, (inner, each) in enumerate(zip(_inside(struct), given, strict=True)):
+            _pair(inner, each, f"{place}[{index}]", found)
+    elif isinstance(struct, keras.KerasTensor) and hasattr(given, "dtype"):
+        found.append((place, given, tf.as_dtype(struct.dtype)))
 
 
 @contextlib.contextmanager

@@ -15,10 +15,12 @@ from dp_sparse import clipping
 from dp_sparse.clipping import AutomaticClipping, QuantileClipping, isolation
 from dp_sparse.core import PrivacyError, UnsupportedLayerError, translated, validate
 from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.sampling import Examples
 from dp_sparse.training.losses import per_example_losses
 from dp_sparse.training.outlook import BIASED, outlook
 from dp_sparse.training.replaced_methods import replaced_methods
 from dp_sparse.training.traced_pass import examples_of, same_seeds, signature_of, uses_of_pass
+from dp_sparse.training.wrapped_ids import refuse_wrapped
 
 _NEARLY_ALL = 0.9  # of a batch's examples
 
@@ -118,6 +120,10 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
         )
     batch_size = validate.positive_integer("batch_size", batch_size)
     examples = None if batch is None else examples_of(model, batch)
+    if examples is not None:
+        present = tf.ones(tf.shape(tf.nest.flatten(examples)[0])[:1])
+        with translated():
+            refuse_wrapped(model, Examples(*examples, present))
     if not model.built:
         if examples is None:
             raise ValueError(

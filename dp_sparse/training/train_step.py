@@ -19,6 +19,7 @@ from dp_sparse.training import (
     forward_backward,
     microbatches,
     nan_in_bfloat16,
+    wrapped_ids,
 )
 from dp_sparse.training.building import build_for
 
@@ -54,6 +55,7 @@ def private_train_step(
     draw, spent = optimizer.begin_step(marker)
     with tf.control_dependencies([spent]):
         examples = nan_in_bfloat16.refuse_nan(model, tf.nest.map_structure(tf.identity, examples))
+        examples = wrapped_ids.refuse_wrapped(model, examples)
     # Traced first: a layer that initialises itself from its first batch is then seen to mix.
     observer = forward_backward.observed(model, optimizer, examples, draw)
     sums, logs = _clipped_sums(model, optimizer, examples, draw)

@@ -76,6 +76,11 @@ def none_beside_a_missing_one(values: Any) -> Any:
     return tf.where(whole, values, tf.zeros_like(values))
 
 
+def times_zero(values: Any) -> Any:
+    """A product with a batch mean whose other factor is 0, which a NaN makes NaN."""
+    return values + 0.0 * tf.reduce_mean(values, axis=0)
+
+
 def limited(values: Any) -> Any:
     """The gradient of the batch is limited to a norm that no ordinary batch has."""
     return with_gradient(lambda x, dy: tf.clip_by_norm(dy, 30.0))(values)
@@ -155,6 +160,12 @@ ENTRIES = [
         (
             "a batch with a NaN is left out",
             problem(before=none_beside_a_missing_one, data=missing),
+            ("graph",),
+            BATCHES_OF_ONE,
+        ),
+        (
+            "a product of the batch's mean and 0",
+            problem(before=times_zero, data=missing),
             ("graph",),
             BATCHES_OF_ONE,
         ),

@@ -35,8 +35,9 @@ def straight_through(values: tf.Tensor) -> tf.Tensor:
 
 
 def gated(values: tf.Tensor) -> tf.Tensor:
-    """A product with a batch mean whose other factor is 0."""
-    return values + tf.stop_gradient(values - values) * tf.reduce_mean(values, axis=0)
+    """A product with a batch mean whose other factor is 0, also where the mean is NaN."""
+    mean = tf.zeros_like(values) + tf.reduce_mean(values, axis=0)
+    return values + tf.math.multiply_no_nan(mean, tf.zeros_like(values))
 
 
 CHANGES: dict[str, Callable[[Any, Any], Any]] = {

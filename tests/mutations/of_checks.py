@@ -328,6 +328,16 @@ FAULTS = (
         ("tests/clipping/test_float_ids.py",),
     ),
     Fault(
+        "ids_beyond_their_input_wrap",
+        "dp_sparse/training/train_step.py",
+        "        examples = wrapped_ids.refuse_wrapped(model, examples)\n",
+        "",
+        (
+            "tests/reports/test_inputs.py"
+            "::test_ids_that_an_input_is_too_narrow_for_train_no_other_rows",
+        ),
+    ),
+    Fault(
         "a_column_more_is_paired_by_its_place",
         "dp_sparse/clipping/named_inputs.py",
         "if isinstance(given, Mapping) and (names",

@@ -320,3 +320,26 @@ def test_all_preprocessing_layers_train_in_one_model() -> None:
     )
     assert int(model.optimizer.steps_spent) == 2
     assert model.predict(x, verbose=0).shape == (N, 1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "dtype"),
+    [
+        (2**32 + np.arange(N), "int32"),
+        (256 + np.arange(N), "uint8"),
+        (np.arange(N).astype(np.uint64) + np.uint64(2**32), "int32"),
+    ],
+)
+def test_ids_that_an_input_is_too_narrow_for_train_no_other_rows(ids: Any, dtype: str) -> None:
+    inputs = keras.Input((), dtype=dtype, name="item")
+    rows = keras.layers.Embedding(2 * N, 2)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1)(rows))
+    compiled(model)
+    for check in (
+        lambda: dp_sparse.check_model(model, (ids, labels())),
+        lambda: model.fit(model.optimizer.plan.sampling.batches((ids, labels())), verbose=0),
+    ):
+        with pytest.raises(dp_sparse.BadExampleError, match=f"integers within {dtype} in x, .*got"):
+            check()
+    small = np.arange(N, dtype=ids.dtype)
+    assert dp_sparse.check_model(model, (small, labels())).ok
