@@ -47,7 +47,8 @@ def typed_inputs(model: keras.Model, x: Any) -> list[tuple[str, tf.Tensor, tf.DT
         model: Any model; one that is not functional has none.
         x: What `named_inputs` returned.
     """
-    struct, found = _structure(model), []
+    struct = _structure(model)
+    found: list[tuple[str, tf.Tensor, tf.DType]] = []
     if struct is not None:
         _pair(struct, x, "x", found)
     return found

@@ -26,8 +26,8 @@ def refuse_wrapped(model: keras.Model, examples: Examples) -> Examples:
             require(
                 tf.size(lost) < 1,
                 BadExampleError,
-                f"Expected integers within {dtype.name} in {place}, the Input's dtype, got {{}}: the "
-                "rows of other ids would train. Give the Input dtype='int64', or map ids to fewer "
+                f"Expected integers of {place} within its Input's {dtype.name}, got {{}}: the rows "
+                "of other ids would train.\nGive the Input dtype='int64', or map ids to fewer "
                 "numbers.",
                 tf.strings.as_string(lost[:1]),
             )
