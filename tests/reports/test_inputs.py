@@ -339,7 +339,8 @@ def test_ids_that_an_input_is_too_narrow_for_train_no_other_rows(ids: Any, dtype
         lambda: dp_sparse.check_model(model, (ids, labels())),
         lambda: model.fit(model.optimizer.plan.sampling.batches((ids, labels())), verbose=0),
     ):
-        with pytest.raises(dp_sparse.BadExampleError, match=f"integers of x within its Input's {dtype}, got"):
+        wanted = f"integers of x within its Input's {dtype}, got"
+        with pytest.raises(dp_sparse.BadExampleError, match=wanted):
             check()
     small = np.arange(N, dtype=ids.dtype)
     assert dp_sparse.check_model(model, (small, labels())).ok
