@@ -42,7 +42,7 @@ def export_delta(
         FileExistsError: `path` is there.
         ValueError: As `export_model`, or `base` is no export, or one of another architecture, or
             one whose weights Keras' file does not have as they are, as with LoRA.
-        PrivacyError: The model trains with LazyDP.
+        PrivacyError: The model trains with LazyDP, or another thread trained it meanwhile.
 
     Examples:
         >>> import dp_sparse, keras, numpy as np, tempfile
@@ -76,6 +76,7 @@ def export_delta(
         )
     require_mapped(last)
     with whole_folder(path) as folder:
+        check = optimizer.watch_steps(f"the delta {path}")
         steps, statement, _ = full.released(model, optimizer, plans)
         layout = keras_folder.layout(model)
         of = _architecture_of(model, layout, last)
@@ -85,6 +86,7 @@ def export_delta(
                 _difference(values, old, new, whole=_changes_whole(values, optimizer))
                 for values in layout.weights
             )
+        check()
         digest = manifest.digest(of, statement, steps, found)
         delta = ExportDelta(Path(path), last.digest, digest, steps, statement, of, found)
         manifest.write(delta, folder)

@@ -50,8 +50,8 @@ def export_model(
         FileExistsError: `path` is there.
         ValueError: A path that is not local, a model without a private optimizer or not built, one
             with its tables in an embedding layer of TPUs, or `plans` without the optimizer's own.
-        PrivacyError: The model's predictions use a metric of training, which has no noise, or no
-            plan pays for frequencies that it was made with.
+        PrivacyError: The model's predictions use a metric of training, which has no noise, no plan
+            pays for frequencies that it was made with, or another thread trained it meanwhile.
 
     Examples:
         >>> import dp_sparse, keras, numpy as np, tempfile
@@ -130,13 +130,12 @@ def released(
     plans: DisjointPlans | None,
     as_model: AsModel | None = None,
 ) -> tuple[int, str, keras.Model]:
-    """Makes the weights what the plan has released, for good.
+    """What is exported, of weights that `optimizer.settled` keeps at what the plan has released.
 
     Returns the steps, their statement, and the model to export.
 
     Parts other than the optimizer's own count with all their steps.
     """
-    optimizer.flush()
     optimizer.before_publishing()
     exported = model if as_model is None else as_model(model)
     counting = [optimizer.plan] if plans is None else [*plans.plans.values()]
@@ -165,14 +164,16 @@ def written(
     as_model: AsModel | None = None,
     note: str = "",
 ) -> Export:
-    """Writes the export."""
-    with whole_folder(path) as folder:
+    """Writes the export, unless a step of another thread began meanwhile (PrivacyError)."""
+    with whole_folder(path) as folder, optimizer.settled():
+        check = optimizer.watch_steps(f"the export {path}")
         steps, statement, model = released(model, optimizer, plans, as_model)
         statement = f"{note}\n{statement}" if note else statement
         layout = keras_folder.layout(model)
         digests = keras_folder.write(model, layout, folder / manifest.KERAS)
         variables = {v.name: v.variable for v in layout.weights if v.variable is not None}
         keys = saved_model.write(model, [*variables.values()], folder / manifest.SAVED_MODEL)
+        check()
         key_of = dict(zip(variables, keys, strict=False))
         found = tuple(
             Weight(v.name, v.shape, v.dtype, digests[v.name], key_of.get(v.name))

@@ -6,6 +6,7 @@ says which rows a step may touch, and which noise each part of the sums gets.
 """
 
 import abc
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -153,6 +154,28 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         """Steps that the plan still has, for this and every other optimizer of the plan."""
         return self._account.steps_left()
 
+    def watch_steps(self, what: str) -> Callable[[], None]:
+        """Remembers the steps so far, before what they gave is written or stated.
+
+        Args:
+            what: That which is written, for errors.
+
+        Returns:
+            A function for afterwards: it raises PrivacyError if a step began meanwhile, in another
+            thread, since the weights may then hold more steps than what was written says.
+        """
+        before = self._account.counts()
+
+        def check() -> None:
+            if self._account.counts() != before:
+                raise PrivacyError(
+                    f"Steps were taken while {what} was written, in another thread: its weights "
+                    "may hold more steps than it names. Remove it if it is there, and write it in "
+                    "the thread that trains, as in on_epoch_end of a callback."
+                )
+
+        return check
+
     @property
     def clip_norm(self) -> float:
         """C, for good; where it moves, where it begins."""
@@ -186,6 +209,10 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
 
     def flush(self) -> None:
         """Brings the tables to what a step has promised; here they always are."""
+
+    def settled(self) -> contextlib.AbstractContextManager[None]:
+        """Keeps the tables at what steps have promised while the code inside reads them."""
+        return contextlib.nullcontext()
 
     def before_lookup(self, draw: noise.Draw) -> BeforeLookup | None:
         """What the forward pass must do to a table's rows before it reads them."""

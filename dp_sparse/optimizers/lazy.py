@@ -5,7 +5,8 @@ step reads, and those that leave the optimizer, have the distribution of DP-SGD'
 its lookups cost, whatever the size of the tables.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -105,7 +106,8 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
 
         def settle(table: keras.Variable, row_ids: tf.Tensor) -> None:
             unique = tf.unique(tf.reshape(row_ids, [-1]))[0]
-            self._delayed.settle(table, unique, draw, next(lookups))
+            with self._delayed.lock.writing([unique]):
+                self._delayed.settle(table, unique, draw, next(lookups))
 
         return settle
 
@@ -134,17 +136,20 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
         rate = tf.cast(self.optimizer.learning_rate, tf.float64)
         scale = rate / self.plan.sampling.expected_batch_size
         deviation, most = scale * norm * self.noise_multiplier, scale * norm
-        key = self._account.noise_key
-        room = self._delayed.room(deviation, most * self.plan.sampling.batch_capacity, key)
-        with tf.control_dependencies([room]):
-            before = [table.value.sparse_read(rows.indices) for table, rows in noisy.tables]
-        with tf.control_dependencies([room, self._delayed.refuse_vanishing(deviation)]):
-            for (table, rows), weights in zip(noisy.tables, before, strict=True):
-                after = tf.cast(weights, tf.float64) - scale * rows.values
-                released = self._delayed.on_grid(after, deviation)
-                table.value.scatter_update(tf.IndexedSlices(released, rows.indices))
-            self._delayed.delay(deviation, [(table, rows.indices) for table, rows in noisy.tables])
-            waiting = [(variable, tf.identity(mean)) for variable, mean in noisy.dense]
+        with self._delayed.lock.writing(noisy.tensors()):
+            room = self._delayed.room(
+                deviation, most * self.plan.sampling.batch_capacity, self._account.noise_key
+            )
+            with tf.control_dependencies([room]):
+                before = [table.value.sparse_read(rows.indices) for table, rows in noisy.tables]
+            with tf.control_dependencies([room, self._delayed.refuse_vanishing(deviation)]):
+                for (table, rows), weights in zip(noisy.tables, before, strict=True):
+                    after = tf.cast(weights, tf.float64) - scale * rows.values
+                    released = self._delayed.on_grid(after, deviation)
+                    table.value.scatter_update(tf.IndexedSlices(released, rows.indices))
+                given = [(table, rows.indices) for table, rows in noisy.tables]
+                self._delayed.delay(deviation, given)
+                waiting = [(variable, tf.identity(mean)) for variable, mean in noisy.dense]
         return super().update_tables(noisy._replace(dense=waiting))
 
     def get_config(self) -> dict[str, Any]:
@@ -154,8 +159,19 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
         return config
 
     def flush(self) -> None:
-        """Adds the noise that rows lack: the tables are then as DP-SGD's. O(table entries)."""
-        self._delayed.settle_all(self._account.noise_key)
+        """Adds the noise that rows lack: the tables are then as DP-SGD's. O(table entries).
+
+        In another thread than `fit` it waits until a step has written; read them in `settled`.
+        """
+        with self.settled():
+            pass
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """Tables as DP-SGD's while the code inside runs; steps of other threads wait to write."""
+        with self._delayed.lock.reading():
+            self._delayed.settle_all(self._account.noise_key)
+            yield
 
 
 def _noisy_sums(

@@ -14,10 +14,13 @@ is rounded away. Whether it does is judged by a bound on all weights that knows 
 batches: the largest weight when all noise had arrived, which DP-SGD would have released, and the
 most that each step since can have added. When that is too coarse, all rows are settled and measured
 again; a step is refused only if that does not help.
+Steps and readers in other threads exclude each other by `lock`: noise that a step adds to what is
+due while another thread settles all rows would be forgotten.
 Weights are released on a grid of the smallest deviation that any row can lack, public and the same
 for all rows, so that the low bits of a weight near 0 do not tell which sum it came from.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 
 import keras
@@ -26,6 +29,7 @@ import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.core import PrivacyError, require
+from dp_sparse.optimizers.table_lock import TableLock
 
 _ENTRIES_AT_ONCE = 2**22  # of a table, when all its rows get their noise
 _LARGEST_NORMAL = 9.2  # that `noise.normal` draws, rounded up
@@ -38,10 +42,12 @@ class DelayedNoise:
 
     Attributes:
         tables: The tables.
+        lock: Held while a step writes, and while `settle_all` and readers after it run.
     """
 
     def __init__(self, tables: list[keras.Variable]) -> None:
-        self.tables = tables
+        self.tables, self.lock = tables, TableLock()
+        self._one_settles = threading.Lock()
         with tf.init_scope():
             self._variance = tf.Variable(0.0, trainable=False, dtype=tf.float64)
             self._largest = tf.Variable(np.inf, trainable=False, dtype=tf.float64)  # inf: unknown
@@ -179,17 +185,18 @@ class DelayedNoise:
         self._settled[id(table)].scatter_update(tf.IndexedSlices(values, row_ids))
 
     def settle_all(self, key: noise.NoiseKey) -> None:
-        """Adds the noise that is due to every row; called eagerly.
+        """Adds the noise that is due to every row; called eagerly, under `lock.reading`.
 
         O(table entries), a bounded part in memory at a time; nothing if nothing is due.
         """
-        self._largest.assign(np.inf)  # who asked for it may change weights
-        if float(self._variance.numpy()) == 0.0:
-            return
-        for table, settle_range in zip(self.tables, self._settle_range, strict=True):
-            for start, stop in _parts(table):
-                settle_range(key, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
-        self._start_again()
+        with self._one_settles:
+            self._largest.assign(np.inf)  # who asked for it may change weights
+            if float(self._variance.numpy()) == 0.0:
+                return
+            for table, settle_range in zip(self.tables, self._settle_range, strict=True):
+                for start, stop in _parts(table):
+                    settle_range(key, tf.constant(start, tf.int64), tf.constant(stop, tf.int64))
+            self._start_again()
 
     def _start_again(self) -> None:
         """V and what rows have of it at 0; in an order that, if interrupted, only adds noise."""

@@ -74,6 +74,10 @@ class StepAccount:
         """Steps that the plan still has."""
         return self._ledger.steps_left(self._saved)
 
+    def counts(self) -> tuple[int, int]:
+        """Steps left and the optimizer's own count: a step changes both before it moves weights."""
+        return self.steps_left(), self._saved.values()[0]
+
     def before_loading(self) -> tuple[int, int]:
         """What is spent so far, for `loaded`; nothing where it fits no plan."""
         return self._saved.values() if self._saved.fits(self._plan) else (0, 0)

@@ -1,5 +1,6 @@
 """`PrivateCheckpoint`: training that goes on after it was killed, within what its plan pays for."""
 
+import threading
 import time
 import warnings
 from typing import Any
@@ -78,6 +79,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         self._restored: keras.Model | None = None
         self._covered = CoveredSteps()
         self._saving = False
+        self._one_saves = threading.RLock()  # an export of another thread also does
         self._sigterm = Sigterm()
 
     @property
@@ -193,17 +195,19 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         return int(self._optimizer.steps_spent.numpy())
 
     def _save(self) -> None:
-        step = self._step()
-        if step > self._covered.step and not self._saving:
-            self._saving = True  # which calls save_weights, before which it would save
-            try:
-                self._folder.save(self._restored, self._optimizer.plan.fingerprint, step)
-            finally:
-                self._saving = False
-            self._covered.step = step  # logs may tell of it from now on
-            for old in self._folder.steps()[: -self.keep]:
-                self._folder.remove(old)
-        self._when = time.monotonic()
+        with self._one_saves:
+            check = self._optimizer.watch_steps(f"a checkpoint in {self._folder.path}")
+            step = self._step()
+            if step > self._covered.step and not self._saving:
+                self._saving = True  # which calls save_weights, before which it would save
+                try:
+                    self._folder.save(self._restored, self._optimizer.plan.fingerprint, step, check)
+                finally:
+                    self._saving = False
+                self._covered.step = step  # logs may tell of it from now on
+                for old in self._folder.steps()[: -self.keep]:
+                    self._folder.remove(old)
+            self._when = time.monotonic()
 
     def _end_if_terminated(self) -> None:
         if self._sigterm.came:

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,16 +117,23 @@ class CheckpointFolder:
         found = [n.split("-")[1].split(".")[0] for n in names if n.startswith("step-")]
         return sorted({int(n) for n in found if n.isdigit()})
 
-    def save(self, model: keras.Model, plan: int, step: int) -> None:
+    def save(self, model: keras.Model, plan: int, step: int, check: Callable[[], None]) -> None:
         """Writes the weights and their description, publishes the step, then names both.
 
         All that needs room on the disk is there before the step is published.
+
+        Args:
+            model: The model.
+            plan: The fingerprint of the plan.
+            step: The steps that its weights hold.
+            check: Called when they are written; raises if they hold another step by now.
         """
         unnamed = self._of(f".{_weights(step)}")
         place = self.path if self._local else None
         with tempfile.TemporaryDirectory(prefix=self._own_prefix, dir=place) as folder:
             own = f"{folder}/{_weights(step)}"
             model.save_weights(own)
+            check()
             size, digest = _described(own)
             if self._local:
                 synced(own)

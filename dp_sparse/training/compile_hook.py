@@ -191,12 +191,18 @@ def _refusing_batches(step: Callable[[Any], Any], instead: str) -> Callable[[Any
 
 
 def _covered_first(optimizer: PrivateOptimizer, write: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that writes weights, once a checkpoint holds them if the run has any."""
+    """A method that writes weights, once a checkpoint holds them if the run has any.
+
+    It raises PrivacyError if a step was taken meanwhile.
+    """
 
     @functools.wraps(write)
     def run(*args: Any, **kwargs: Any) -> Any:
+        check = optimizer.watch_steps(f"the model's {write.__name__}")
         optimizer.before_publishing()
-        return write(*args, **kwargs)
+        result = write(*args, **kwargs)
+        check()
+        return result
 
     return run
 

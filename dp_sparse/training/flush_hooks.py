@@ -3,8 +3,8 @@
 Between two steps of an optimizer that delays noise, a table in memory lacks noise on the rows that
 no batch has looked up since, so it tells which rows were looked up. `fit` and `train_on_batch`
 flush (add the delayed noise) when they end. The methods of a model that read its weights, and the
-saving of layers that own tables, flush before they read. A callback that acts on batches could
-read a table without calling a method, and is refused.
+saving of layers that own tables, flush before they read; while they read, a step of another thread
+waits. A callback that acts on batches could read a table without calling a method, and is refused.
 """
 
 import functools
@@ -86,8 +86,8 @@ class _FlushAtEpochEnd(keras.callbacks.Callback):
 def _flushing_first(optimizer: PrivateOptimizer, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def flush_and_call(*args: Any, **kwargs: Any) -> Any:
-        optimizer.flush()
-        return method(*args, **kwargs)
+        with optimizer.settled():
+            return method(*args, **kwargs)
 
     flush_and_call._dp_sparse_flushes = optimizer  # type: ignore[attr-defined]
     return flush_and_call

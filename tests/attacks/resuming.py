@@ -110,6 +110,22 @@ def of_the_same_plan(carry: Carry) -> Callable[[Way], float]:
     return attack
 
 
+def saved_amid_steps(way: Way) -> float:
+    """A step that another thread takes while weights are saved: the file counts fewer."""
+    counter = spent_by(built(way, poisson(STEPS)))
+    layer = counter.model.layers[-1]
+    save = layer.save_own_variables
+
+    def after_a_step(store: Any) -> None:
+        counter.fit(counter.batches(), steps_per_epoch=1)
+        save(store)
+
+    layer.save_own_variables = after_a_step
+    with tempfile.TemporaryDirectory() as folder, attacking():
+        counter.model.save_weights(pathlib.Path(folder) / "m.weights.h5")
+    return np.inf
+
+
 class forgotten:
     """A new process: the ledger has counted nothing."""
 
@@ -259,6 +275,14 @@ ENTRIES = (
     + [
         Entry(f"set back: {name}", set_back(change), REFUSED_OR_MEASURED, apart=_APART)
         for name, change in BACK.items()
+    ]
+    + [
+        Entry(
+            "saved amid steps",
+            saved_amid_steps,
+            REFUSED.matching("Steps were taken"),
+            apart=_APART,
+        )
     ]
     + [
         Entry(f"a copy by {name}", copied(make), REFUSED_OR_MEASURED, apart=_APART)

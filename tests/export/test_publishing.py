@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,7 +10,7 @@ import pytest
 
 import dp_sparse
 from dp_sparse import PrivateCheckpoint
-from dp_sparse.export import full
+from dp_sparse.export import full, keras_folder
 from dp_sparse.training.checkpoint_files import CheckpointFolder
 from tests.export import exported
 from tests.subprocesses import run_python, start_python
@@ -88,6 +89,56 @@ def test_what_cannot_be_recorded_is_not_exported(
         with pytest.raises(OSError, match="no space"):
             write()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("kind", ["export", "delta", "save", "save_weights", "checkpoint"])
+def test_what_another_thread_trains_meanwhile_is_not_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The weights would hold a step that the statement, or the count beside them, does not."""
+    model = exported.trained(steps=0)
+    checkpoint = PrivateCheckpoint(str(tmp_path / "run"))
+    checkpoint.restore(model)
+    if kind == "delta":
+        dp_sparse.export_model(model, tmp_path / "base")
+    model.optimizer.count_spent(1)
+    write: dict[str, tuple[Any, str, Callable[[], Any]]] = {
+        "export": (
+            keras_folder,
+            "layout",
+            lambda: dp_sparse.export_model(model, tmp_path / "new"),
+        ),
+        "delta": (
+            keras_folder,
+            "layout",
+            lambda: dp_sparse.export_delta(model, tmp_path / "new", tmp_path / "base"),
+        ),
+        "save": (model.layers[-1], SAVES, lambda: model.save(tmp_path / "m.keras")),
+        "save_weights": (
+            model.layers[-1],
+            SAVES,
+            lambda: model.save_weights(tmp_path / "m.weights.h5"),
+        ),
+        "checkpoint": (CheckpointFolder, "save", lambda: checkpoint.on_epoch_end(0)),
+    }
+    owner, name, written = write[kind]
+    if kind in ("save", "save_weights"):
+        checkpoint.on_epoch_end(0)
+    before = getattr(owner, name)
+
+    def amid_steps(*arguments: Any) -> Any:
+        model.optimizer.count_spent(2)
+        return before(*arguments)
+
+    monkeypatch.setattr(owner, name, amid_steps)
+    with pytest.raises(dp_sparse.PrivacyError, match="Steps were taken while"):
+        written()
+    assert not (tmp_path / "new").exists()
+    assert published(tmp_path) == (0 if kind == "checkpoint" else 1)
+    assert checkpoint.steps == ([] if kind == "checkpoint" else [1])
+
+
+SAVES = "save_own_variables"
 
 
 def interrupted(model: keras.Model, checkpoint: PrivateCheckpoint) -> None:

@@ -18,6 +18,37 @@ FAULTS = (
         (_OF_PUBLISHING,),
     ),
     Fault(
+        "an_export_amid_steps",
+        _FULL,
+        "        check()\n",
+        "",
+        (f"{_OF_PUBLISHING}::test_what_another_thread_trains_meanwhile_is_not_written[export]",),
+    ),
+    Fault(
+        "a_delta_amid_steps",
+        _DELTA,
+        "        check()\n",
+        "",
+        (f"{_OF_PUBLISHING}::test_what_another_thread_trains_meanwhile_is_not_written[delta]",),
+    ),
+    Fault(
+        "a_saved_model_amid_steps",
+        "dp_sparse/training/compile_hook.py",
+        "        check()\n",
+        "",
+        (f"{_OF_PUBLISHING}::test_what_another_thread_trains_meanwhile_is_not_written[save]",),
+    ),
+    Fault(
+        "a_checkpoint_amid_steps",
+        "dp_sparse/training/checkpoint_files.py",
+        "            check()\n",
+        "",
+        (
+            f"{_OF_PUBLISHING}::"
+            "test_what_another_thread_trains_meanwhile_is_not_written[checkpoint]",
+        ),
+    ),
+    Fault(
         "steps_between_two_runs_count_as_saved",
         "dp_sparse/training/checkpoint.py",
         "        self._sigterm.wait()\n",

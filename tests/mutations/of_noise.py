@@ -12,6 +12,7 @@ _DELAYED = "dp_sparse/optimizers/lazy_noise.py"
 _OF_GAUSSIAN = "tests/noise/test_gaussian.py"
 _OF_STEP = "tests/optimizers/test_noise_of_a_step.py"
 _OF_LAZY = "tests/optimizers/test_lazy.py"
+_OF_LOCK = "tests/optimizers/test_table_lock.py"
 
 FAULTS = (
     Fault(
@@ -269,7 +270,21 @@ FAULTS = (
         "flush_left_out",
         _LAZY,
         "self._delayed.settle_all(self._account.noise_key)",
-        "return",
+        "pass",
         (f"{_OF_LAZY}::test_every_way_out_settles_first",),
+    ),
+    Fault(
+        "a_flush_forgets_what_a_step_beside_it_adds",
+        "dp_sparse/optimizers/table_lock.py",
+        "self._held = tf.raw_ops.MutexLock(mutex=self._mutex)",
+        "self._held = None",
+        (f"{_OF_LOCK}::test_a_flush_forgets_no_noise_of_a_step_of_another_thread",),
+    ),
+    Fault(
+        "a_step_writes_while_a_model_is_read",
+        "dp_sparse/training/flush_hooks.py",
+        "        with optimizer.settled():\n            return method(*args, **kwargs)\n",
+        "        optimizer.flush()\n        return method(*args, **kwargs)\n",
+        (f"{_OF_LOCK}::test_a_step_of_another_thread_waits_until_a_reader_is_done",),
     ),
 )

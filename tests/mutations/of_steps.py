@@ -338,15 +338,15 @@ FAULTS = (
     Fault(
         "steps_count_as_covered_before_the_checkpoint_is_written",
         "dp_sparse/training/checkpoint.py",
-        "            self._saving = True  # which calls save_weights, before which it would save\n",
-        "            self._saving = True\n            self._covered.step = step\n",
+        "self._saving = True  # which calls save_weights, before which it would save\n",
+        "self._saving = True\n                self._covered.step = step\n",
         (f"{_OF_CHECKPOINT}::TestPublished::test_only_once_a_checkpoint_holds_it",),
     ),
     Fault(
         "a_checkpoint_that_failed_is_the_last_one",
         "dp_sparse/training/checkpoint.py",
-        "            finally:\n                self._saving = False\n",
-        "            finally:\n                assert self._saving\n",
+        "                finally:\n                    self._saving = False\n",
+        "                finally:\n                    assert self._saving\n",
         (f"{_OF_CHECKPOINT}::TestPublished::test_only_once_a_checkpoint_holds_it",),
     ),
     Fault(
