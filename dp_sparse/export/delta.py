@@ -76,7 +76,7 @@ def export_delta(
         )
     require_mapped(last)
     with whole_folder(path) as folder:
-        check = optimizer.watch_steps(f"the delta {path}")
+        check = optimizer.watch_steps(f"the delta {path} was written")
         steps, statement, _ = full.released(model, optimizer, plans)
         layout = keras_folder.layout(model)
         of = _architecture_of(model, layout, last)

@@ -166,7 +166,7 @@ def written(
 ) -> Export:
     """Writes the export, unless a step of another thread began meanwhile (PrivacyError)."""
     with whole_folder(path) as folder, optimizer.settled():
-        check = optimizer.watch_steps(f"the export {path}")
+        check = optimizer.watch_steps(f"the export {path} was written")
         steps, statement, model = released(model, optimizer, plans, as_model)
         statement = f"{note}\n{statement}" if note else statement
         layout = keras_folder.layout(model)

@@ -158,7 +158,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         """Remembers the steps so far, before what they gave is written or stated.
 
         Args:
-            what: That which is written, for errors.
+            what: Says what is written, for errors, such as "save wrote the model".
 
         Returns:
             A function for afterwards: it raises PrivacyError if a step began meanwhile, in another
@@ -169,9 +169,9 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         def check() -> None:
             if self._account.counts() != before:
                 raise PrivacyError(
-                    f"Steps were taken while {what} was written, in another thread: its weights "
-                    "may hold more steps than it names. Remove it if it is there, and write it in "
-                    "the thread that trains, as in on_epoch_end of a callback."
+                    f"Steps were taken while {what}, in another thread: its weights may hold more "
+                    "steps than are named beside them. Remove it if it is there, and write in the "
+                    "thread that trains, as in on_epoch_end of a callback."
                 )
 
         return check

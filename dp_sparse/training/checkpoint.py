@@ -196,7 +196,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
 
     def _save(self) -> None:
         with self._one_saves:
-            check = self._optimizer.watch_steps(f"a checkpoint in {self._folder.path}")
+            check = self._optimizer.watch_steps(f"a checkpoint was written in {self._folder.path}")
             step = self._step()
             if step > self._covered.step and not self._saving:
                 self._saving = True  # which calls save_weights, before which it would save

@@ -198,7 +198,7 @@ def _covered_first(optimizer: PrivateOptimizer, write: Callable[..., Any]) -> Ca
 
     @functools.wraps(write)
     def run(*args: Any, **kwargs: Any) -> Any:
-        check = optimizer.watch_steps(f"the model's {write.__name__}")
+        check = optimizer.watch_steps(f"{write.__name__} wrote the model")
         optimizer.before_publishing()
         result = write(*args, **kwargs)
         check()
