@@ -31,11 +31,11 @@ _COVERED = (
 )
 _SHORTER = (
     "It is {} if the number of steps was chosen without looking at the run; "
-    "else all {} steps count."
+    "otherwise all {} steps count."
 )
 _ANY_TIME = (
-    "Epsilon is that of the steps taken, by whatever rule the run stops: ex-post privacy, with a "
-    "shared delta."
+    "This holds whatever rule stops the run, with the epsilon of the steps taken: ex-post privacy, "
+    "one delta in all."
 )
 _ASSUMED = (
     "Assumed: adapted statistics, vocabularies and held-out data are public, and batches reach fit "

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 
 
@@ -20,7 +21,7 @@ def stderr_without(*expected: str) -> Iterator[None]:
     except OSError:  # closed, as in some services
         yield
         return
-    with open(os.memfd_create("stderr"), "w+b") as held:
+    with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:
             yield

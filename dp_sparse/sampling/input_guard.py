@@ -46,6 +46,8 @@ _REASONS = {
     "datasets that are passed on by zip, concatenate or flat_map.",
     "mixed": "what it gives for an example follows from other examples. Compute that beforehand, "
     "from an example's own record.",
+    "joined": "it joins the batches of several passes. Read plan.sampling.batches(...) once, and "
+    "join other data to the examples, before the sampler.",
     "chosen": "it takes or leaves batches by what is in them, or keeps something from one for the "
     "next. Leave it out: do it to the examples, before the sampler.",
 }
@@ -88,7 +90,7 @@ def check_batches(dataset: tf.data.Dataset) -> None:
         if name in _CHOOSERS:
             _refuse("the sampler's batches", name, _called_by(each), "chosen")
         if name == "Zip" and sum(map(_has_own, each._inputs())) > 1:
-            _refuse("batches of one pass", name, "batches of several", "chosen")
+            _refuse("batches of one pass", name, "batches of several", "joined")
         _check(each, "the sampler's batches", generators=False)
         if name in ("Map", "ParallelMap"):
             _try(each, capacity)

@@ -56,7 +56,7 @@ class PoissonSampling(Sampling):
         >>> images = np.zeros((1000, 8, 8, 3), np.float32)
         >>> batches = sampling.batches((images, np.ones(1000)), augment=augment)
         >>> batches.element_spec[0].shape.as_list()
-        [164, 8, 8, 3]
+        [183, 8, 8, 3]
 
     ### Formal Guarantees
     Neighbouring datasets differ by adding or removing one example. Amplification needs the sampling

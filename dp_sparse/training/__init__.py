@@ -15,6 +15,7 @@ from dp_sparse.training.forward_backward import (
 )
 from dp_sparse.training.model_check import ModelCheck, check_model
 from dp_sparse.training.monitor import PrivacyMonitor
+from dp_sparse.training.nan_in_bfloat16 import refuse_nan
 from dp_sparse.training.recommendation import Recommendation, recommend
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "losses_with_padding",
     "metrics",
     "recommend",
+    "refuse_nan",
     "report_page",
     "sigterm",
 ]

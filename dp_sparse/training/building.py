@@ -118,16 +118,17 @@ def _refuse_other_variables(model: keras.Model, optimizer: PrivateOptimizer) -> 
     built = {id(v): v.path for v in (*optimizer.dense_variables, *optimizer.tables)}
     trained = {id(v): v.path for v in model.trainable_variables}
     for variables, others, what in [
-        (built, trained, "is not trained any more"),
-        (trained, built, "was not trained"),
+        (built, trained, "is no longer trained"),
+        (trained, built, "was not trained then"),
     ]:
         changed = [path for key, path in variables.items() if key not in others]
         if changed:
             raise PrivacyError(
                 f"The trainable variables of {model.name} are not those that its "
-                f"{type(optimizer).__name__} was built for: {changed[0]} {what} then (a layer was "
-                "frozen, unfrozen, added, or given LoRA). Compile the model with a new optimizer "
-                "and a new plan for the steps to come: epsilon and delta of both plans add up."
+                f"{type(optimizer).__name__} was built for: {changed[0]} {what} (a layer was "
+                "frozen, unfrozen, added, or given LoRA).\nCompile the model with a new optimizer "
+                "and a new plan for the remaining steps: the epsilons and deltas of both plans "
+                "add up."
             )
 
 

@@ -79,7 +79,7 @@ def _refuse_training_rows(given: dict[str, Any]) -> None:
         raise PrivacyError(
             "Expected validation_data that training does not use, got rows that batches(...) was "
             "given: no epsilon covers their metrics, which callbacks write or steer by.\n"
-            "Hold rows out: batches((x[n:], y[n:])) and validation_data=(x[:n], y[:n]). Or accept "
+            "Hold rows out: batches((x[:n], y[:n])) and validation_data=(x[n:], y[n:]). Or accept "
             "the leak with PrivacyReport(diagnostics='non_private')."
         )
 
@@ -95,6 +95,6 @@ def _refuse_beside_batches(given: dict[str, Any]) -> None:
     if given.get("batch_size") is not None:
         raise ValueError(
             f"Expected no batch_size beside batches, got batch_size={given['batch_size']}: the "
-            "plan's sampling says it, PoissonSampling(..., expected_batch_size=...); "
-            "validation_batch_size is that of validation_data."
+            "plan's sampling sets it, PoissonSampling(..., expected_batch_size=...); "
+            "for validation_data use validation_batch_size."
         )

@@ -12,9 +12,7 @@ from dp_sparse.training.traced_pass import examples_of, signature_of, uses_of_pa
 
 
 def inputs_of(model: keras.Model, batch: Any) -> Any:
-    """The signature of a model's inputs; builds it if it is not, and there is a batch.
-
-    Tables that the pass does not look up are left out.
+    """The signature of a model's inputs; builds the model from the batch if it is not built.
 
     Raises:
         ValueError: The inputs are not known.
@@ -33,6 +31,8 @@ def inputs_of(model: keras.Model, batch: Any) -> Any:
 
 def lookups_of(model: keras.Model, specs: Any) -> dict[int, int]:
     """Lookups of an example in each table, by the table's id: from a traced pass.
+
+    Tables that the pass does not look up are left out.
 
     Args:
         model: A model.

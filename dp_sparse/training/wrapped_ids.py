@@ -17,8 +17,8 @@ def refuse_wrapped(model: keras.Model, examples: Examples) -> Examples:
     """
     present, checks = examples.present > 0, []
     for place, given, dtype in clipping.typed_inputs(model, examples.x):
-        wider = given.dtype.is_integer and dtype.is_integer and given.dtype.size >= dtype.size
-        if not wider or given.dtype == dtype:
+        integers = given.dtype.is_integer and dtype.is_integer
+        if not integers or (dtype.min <= given.dtype.min and given.dtype.max <= dtype.max):
             continue
         values = tf.reshape(tf.boolean_mask(given, present), [-1])
         lost = values[tf.not_equal(tf.cast(tf.cast(values, dtype), given.dtype), values)]

@@ -150,7 +150,7 @@ def test_statement_of_a_plan_for_any_time(at_any_time: dp_sparse.PrivacyPlan) ->
         promise, rule, *_ = at_any_time.statement(steps).splitlines()
         spent = at_any_time.spent(40 if steps is None else steps).epsilon
         assert spent <= float(promise[1 : promise.index(",")]) <= 1.001 * spent
-        assert "by whatever rule the run stops" in rule and len(rule) <= 115
+        assert "This holds whatever rule stops the run" in rule and len(rule) <= 115
         assert "without looking" not in rule
 
 

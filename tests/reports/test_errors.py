@@ -50,9 +50,8 @@ def test_advice_for_a_model_with_a_table_that_it_does_not_look_up(
     model, x = WithASpareTable(), np.arange(8)
     advice = dp_sparse.recommend(model, plan_of(), x)
     expected = "The model looks up no row of spare, which can learn nothing"
-    assert [w for w in advice.warnings if "spare" in w] == [
-        w for w in advice.warnings if w.startswith(expected)
-    ]
+    (said,) = [w for w in advice.warnings if "spare" in w]
+    assert said.startswith(expected)
     model.compile(advice.optimizer(), "mse")
     assert any(w.startswith(expected) for w in dp_sparse.check_model(model, x).warnings)
 

@@ -106,7 +106,7 @@ def test_a_run_that_may_stop_at_any_time_is_guaranteed_its_own_steps() -> None:
     steps = fit(model, plan, callbacks=[StopsByHand()], steps_per_epoch=4)
     guaranteed = plan.guaranteed(steps)
     assert guaranteed == plan.spent(3) and guaranteed.epsilon < plan.spent(20).epsilon
-    assert "by whatever rule the run stops" in plan.statement(steps).splitlines()[1]
+    assert "This holds whatever rule stops the run" in plan.statement(steps).splitlines()[1]
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
     assert optimizer.plan.guaranteed(steps) == guaranteed
     fixed = dataclasses.replace(plan, stopping="fixed")

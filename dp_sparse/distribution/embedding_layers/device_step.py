@@ -13,7 +13,7 @@ from dp_sparse.core import UnsupportedLayerError, replicas, xla
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, Table
 from dp_sparse.sampling import Examples, real_examples
-from dp_sparse.training import led_by_batch, losses_with_padding
+from dp_sparse.training import led_by_batch, losses_with_padding, refuse_nan
 
 PreparedBatch = dict[str, Any]
 
@@ -38,6 +38,7 @@ def sums_of(
         `outputs`; and the checks.
     """
     with xla.postponing() as checks:
+        batch = {**batch, "examples": refuse_nan(model, batch["examples"])}
         lookup = layer.look_up(batch["features"], batch["id_weights"])
         activations = {f.name: lookup.activations[f.name] for f in tables.features}
         run = _backward(model, tables, batch, activations, draw)
