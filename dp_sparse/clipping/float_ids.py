@@ -36,6 +36,14 @@ def floats_of(ids: tf.Tensor) -> list[tf.Tensor]:
     return [tensor for tensor, moved in tensors if moved and tensor.dtype in _EXACT]
 
 
+def rounded_to_ids(ids: tf.Tensor) -> list[tf.Tensor]:
+    """Of `floats_of`, those that a cast made integers of."""
+    floats = {tensor.ref() for tensor in floats_of(ids)}
+    casts = [op for key in floats for op in key.deref().consumers() if op.type == "Cast"]
+    found = {op.inputs[0].ref() for op in casts if op.outputs[0].dtype.is_integer}
+    return [key.deref() for key in found]
+
+
 def refuse_rounded_ids(model: keras.Model, operations: Sequence[tf.Operation]) -> None:
     """Raises UnsupportedLayerError for lookups in weights whose rows such floats cannot name.
 

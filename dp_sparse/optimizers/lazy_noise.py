@@ -136,8 +136,11 @@ class DelayedNoise:
         """
         variance = self._variance.assign_add(tf.square(deviation), read_value=True)
         self._smallest.assign(self._smaller(deviation))
+        own = tf.square(deviation)  # another thread's step may have added its own meanwhile
         for table, row_ids in given:
-            self._mark_settled(table, row_ids, tf.identity(variance))
+            before = self._settled[id(table)].sparse_read(row_ids)
+            values = tf.IndexedSlices(tf.minimum(before + own, variance), row_ids)
+            self._settled[id(table)].scatter_update(values)
 
     def on_grid(self, values: tf.Tensor, deviation: tf.Tensor | float) -> tf.Tensor:
         """Weights as they are released, float32, rounded to 2⁻²⁰ of the smallest deviation or less.

@@ -58,6 +58,7 @@ _STATE = re.compile(
     ".*Queue(Enqueue|Dequeue).*|(Un)?[Ss]tage|.*Accumulator.*"
 )
 _MIXERS = ("Scan", "GroupByWindow", "GroupByReducer", "Window")
+_TAKES_APART = ("Unbatch", "FlatMap")
 _BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
 _IN_PLACE = ("Map", "ParallelMap", "Prefetch", "Options", "Cache", "Zip")  # keep the order
 _MADE_UP = 8  # examples on which a map over batches of a source is tried
@@ -105,13 +106,17 @@ def check_source(dataset: tf.data.Dataset) -> None:
     Raises:
         PrivacyError: As `check_batches`.
     """
-    for each in _behind_sampler(dataset):
+    every = list(_behind_sampler(dataset))
+    apart = (each for each in every if _name_of(each) in _TAKES_APART)
+    taken_apart = {id(inner) for each in apart for inner in _all_of(each)}
+    for each in every:
         _check(each, "a dataset of examples", generators=True)
         name = _name_of(each)
         if name in _MIXERS or (name == "Zip" and _joins_neighbours(each)):
             _refuse("a dataset of examples", name, _called_by(each), "mixed")
-        if name in ("Map", "ParallelMap") and any(_name_of(e) in _BATCHES for e in _all_of(each)):
-            _try(each, _MADE_UP, any_size=True)
+        batched = id(each) in taken_apart or any(_name_of(e) in _BATCHES for e in _all_of(each))
+        if name in ("Map", "ParallelMap") and batched:
+            _try(each, None)
 
 
 def check_functions(dataset: tf.data.Dataset, where: str) -> None:
@@ -202,15 +207,26 @@ def _paths(dataset: tf.data.Dataset, in_place: bool) -> Iterator[tuple[tf.data.D
         yield from _paths(each, in_place and _name_of(dataset) in _IN_PLACE)
 
 
-def _try(dataset: tf.data.Dataset, capacity: int, any_size: bool = False) -> None:
-    """Tries the function of a map on made-up batches, unless it draws anew each time."""
+def _try(dataset: tf.data.Dataset, capacity: int | None) -> None:
+    """Tries the function of a map on made-up batches.
+
+    Args:
+        dataset: Made by the map.
+        capacity: The leading dimension of leaves with a row for each example; None for that of the
+            map's own input, or any where it is unknown.
+    """
     [source], [mapped] = dataset._inputs(), _functions(dataset)
     specs = tf.nest.flatten(source.element_spec)
-    dense = all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs)
-    if dense and not _draws_entropy(mapped.function.graph):
-        row_check.refuse_mixing_map(
-            mapped.function, specs, capacity, _called_by(dataset), any_size=any_size
-        )
+    if not all(isinstance(s, tf.TensorSpec) and s.shape.rank is not None for s in specs):
+        return
+    leads = [spec.shape[0] for spec in specs if spec.shape.rank]
+    any_size = capacity is None and None in leads
+    if capacity is None:
+        capacity = _MADE_UP if None in leads or not leads else max(leads, key=leads.count)
+    ask = row_check.refuse_mixing_map
+    if _draws_entropy(mapped.function.graph):
+        ask = row_check.refuse_mixing_random_map
+    ask(mapped.function, specs, capacity, _called_by(dataset), any_size=any_size)
 
 
 def _draws_entropy(graph: tf.Graph) -> bool:

@@ -5,13 +5,14 @@ draws random numbers by their place, or mixes examples, one example less changes
 So it is asked for each half of a batch once more, without the other half: in another company and in
 other places. Sources are asked on the first batches of a pass, then ever more
 seldom, which costs one more reading of such a batch. Maps are asked once, before the first batch,
-about rows that are made up.
+about rows that are made up. What draws from TensorFlow's own entropy differs each time: of such a
+map NaN in half of the rows may not reach the others.
 
 ### Formal Guarantees
-None for rows that were not compared: it finds what differs for the rows that it sees. What draws
-from TensorFlow's own entropy differs each time, so maps that do are not asked.
+None for rows that were not compared: it finds what differs for the rows that it sees.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ import tensorflow as tf
 from dp_sparse.core import PrivacyError, require
 
 _TOLERANCE = 1e-5  # of the largest entry of a feature: matrix products differ with their size
+_DRAWS = 8  # of a map that draws anew each time
 _OTHER_ROWS = (
     "Expected the same row of an example whoever else is in its batch, got another one from {}, "
     "which draws random numbers, or mixes examples or their places.\n"
@@ -88,26 +90,12 @@ def refuse_mixing_map(
     Raises:
         PrivacyError: A row depends on other rows, or on its place.
     """
-    size = (None, capacity) if any_size else (capacity,)
-    of_rows = [_leads(size, spec.shape) for spec in specs]
-    specs = [
-        tf.TensorSpec([capacity, *spec.shape[1:]], spec.dtype) if own_row else spec
-        for own_row, spec in zip(of_rows, specs, strict=True)
-    ]
-    if capacity < 2 or not any(of_rows):
-        return
-    kept = [_leads(size, leaf.shape) for leaf in function.outputs]
+    trial = _Trial(function, specs, capacity, any_size)
     rng = np.random.default_rng()
-    for draw in (_made_up, _zeros):  # some parse what cannot be made up, and know padding
-        given = [draw(rng, spec) for spec in specs]
-
-        def on(rows: Sequence[tf.Tensor], given: Sequence[tf.Tensor] = given) -> list[tf.Tensor]:
-            own = iter(rows)
-            pairs = zip(of_rows, given, strict=True)
-            found = function(*(next(own) if own_row else other for own_row, other in pairs))
-            return [leaf for leaf, keep in zip(found, kept, strict=True) if keep]
-
-        rows = [leaf for leaf, own_row in zip(given, of_rows, strict=True) if own_row]
+    for draw in (_made_up, _zeros) if trial.has_rows else ():  # some parse, and know padding
+        given = trial.given(draw, rng)
+        on = functools.partial(trial.run, given)
+        rows = trial.rows(given)
         try:
             same = bool(_same_halves(on, rows, on(rows)))
         except tf.errors.OpError:
@@ -117,9 +105,77 @@ def refuse_mixing_map(
         return
 
 
+def refuse_mixing_random_map(
+    function: Any, specs: Sequence[Any], capacity: int, what: str, any_size: bool = False
+) -> None:
+    """Tries a map that draws anew each time: NaN in half of the rows may not reach the others.
+
+    Args: as `refuse_mixing_map`.
+
+    Raises:
+        PrivacyError: It does.
+    """
+    trial, rng = _Trial(function, specs, capacity, any_size), np.random.default_rng()
+    given = trial.given(_made_up, rng)
+    rows = trial.rows(given)
+    if not trial.has_rows or not any(row.dtype.is_floating for row in rows):
+        return
+    for _ in range(_DRAWS):
+        own, _ = _halves(trial.capacity)
+        lost = ~np.isin(np.arange(trial.capacity), own)
+        holed = [_with_nan(row, lost) if row.dtype.is_floating else row for row in rows]
+        try:
+            whole, found = trial.run(given, rows), trial.run(given, holed)
+        except tf.errors.OpError:
+            return
+        floats = [(a, b) for a, b in zip(whole, found, strict=True) if a.dtype.is_floating]
+        if not all(bool(tf.reduce_all(tf.math.is_finite(leaf))) for leaf, _ in floats):
+            return  # of its own
+        if not all(bool(tf.reduce_all(tf.math.is_finite(tf.gather(b, own)))) for _, b in floats):
+            raise PrivacyError(_OTHER_ROWS.format(what))
+
+
+class _Trial:
+    """A map over batches, as a function of those leaves that have a row for each example.
+
+    Args: as `refuse_mixing_map`.
+    """
+
+    def __init__(self, function: Any, specs: Sequence[Any], capacity: int, any_size: bool) -> None:
+        sizes = (None, capacity) if any_size else (capacity,)
+        self.capacity, self._function = capacity, function
+        self._of_rows = [_leads(sizes, spec.shape) for spec in specs]
+        self._kept = [_leads(sizes, leaf.shape) for leaf in function.outputs]
+        self._specs = [
+            tf.TensorSpec([capacity, *spec.shape[1:]], spec.dtype) if own_row else spec
+            for own_row, spec in zip(self._of_rows, specs, strict=True)
+        ]
+        self.has_rows = capacity > 1 and any(self._of_rows)
+
+    def given(self, draw: Callable[..., tf.Tensor], rng: np.random.Generator) -> list[tf.Tensor]:
+        """A made-up batch."""
+        return [draw(rng, spec) for spec in self._specs]
+
+    def rows(self, given: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Its leaves with a row for each example."""
+        return [leaf for leaf, own_row in zip(given, self._of_rows, strict=True) if own_row]
+
+    def run(self, given: Sequence[tf.Tensor], rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """What the map makes of a batch with these rows, of leaves with a row for each example."""
+        own = iter(rows)
+        pairs = zip(self._of_rows, given, strict=True)
+        found = self._function(*(next(own) if own_row else other for own_row, other in pairs))
+        return [leaf for leaf, keep in zip(found, self._kept, strict=True) if keep]
+
+
+def _with_nan(row: tf.Tensor, lost: np.ndarray) -> tf.Tensor:
+    chosen = tf.reshape(tf.constant(lost), [-1, *([1] * (row.shape.rank - 1))])
+    return tf.where(chosen, tf.constant(np.nan, row.dtype), row)
+
+
 def _leads(sizes: Sequence[int | None], shape: tf.TensorShape) -> bool:
-    """Whether a leaf has a row for each example, of a known shape."""
-    return bool(shape.rank and shape[1:].is_fully_defined() and shape[0] in sizes)
+    """Whether a leaf has a row for each example."""
+    return bool(shape.rank and shape[0] in sizes)
 
 
 def _halves(count: int) -> tuple[np.ndarray, ...]:

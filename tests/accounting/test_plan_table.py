@@ -80,7 +80,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("--epsilon=-1", "Expected epsilon > 0 and finite, got epsilon=-1"),
         ("--batch-size=9000", "Expected expected_batch_size <= num_examples=5000"),
         ("--epochs=0", "Expected epochs > 0 and finite, got epochs=0"),
-        ("--plot=/nowhere/plans.png", "No such file"),
+        ("--plot=/proc/plans.png", "No such file"),
     ],
 )
 def test_wrong_arguments(changed: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def by_a_loop(model: keras.Model) -> None:
 
 def said(model: keras.Model) -> str:
     """What else a statement of the model's plan says."""
-    return with_other_training("", model.variables, [model.optimizer.plan.plan_id])
+    return with_other_training("", model.variables, [model.optimizer.plan.run_id])
 
 
 def test_nothing_is_said_of_its_own_plan() -> None:

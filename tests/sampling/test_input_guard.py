@@ -186,6 +186,11 @@ def test_fit_reads_before_a_step_is_paid() -> None:
     assert int(model.optimizer.steps_spent) == 0
 
 
+def unseeded(shape: Any) -> tf.Tensor:
+    """0 or 1 of TensorFlow's own entropy, though a seed is set."""
+    return tf.raw_ops.RandomUniformInt(shape=shape, minval=0, maxval=2, seed=0, seed2=0)
+
+
 def by_batches(change: Callable[[Any], Any]) -> Change:
     return lambda made: made.batch(2).map(lambda x, y: (change(x), y)).unbatch()
 
@@ -204,6 +209,13 @@ MIXING_SOURCES: dict[str, Change] = {
     "neighbours": with_the_one_before,
     "MixUp": by_batches(lambda x: x + tf.roll(x, 1, 0)),
     "standardised": by_batches(lambda x: x - tf.reduce_mean(x, 0)),
+    "standardised by whole batches": lambda made: (
+        made.batch(3, drop_remainder=True).map(lambda x, y: (x - tf.reduce_mean(x, 0), y)).unbatch()
+    ),
+    "all at once": lambda made: (
+        tf.data.Dataset.from_tensors(DATA).map(lambda x, y: (x - tf.reduce_mean(x, 0), y)).unbatch()
+    ),
+    "MixUp by entropy": by_batches(lambda x: x + tf.gather(x, unseeded(tf.shape(x)[:1]))),
     "grouped": lambda made: made.group_by_window(
         lambda x, y: tf.cast(x[0] > 1, tf.int64), lambda key, group: group.batch(2), window_size=2
     ).unbatch(),
@@ -213,6 +225,7 @@ HONEST_SOURCES: dict[str, Change] = {
     "parts of one dataset": lambda made: tf.data.Dataset.zip(
         made.map(lambda x, y: x), made.map(lambda x, y: y).prefetch(1)
     ),
+    "noisy by entropy": by_batches(lambda x: x + tf.cast(unseeded(tf.shape(x)), tf.float32)),
     "shuffled": lambda made: made.shuffle(4).map(lambda x, y: (2 * x, y)),
     "numbered": lambda made: made.enumerate().map(lambda i, one: one),
 }

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.float_ids import floats_of
+from dp_sparse.clipping.float_ids import rounded_to_ids
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Product, Rows, Tied, Use
 from dp_sparse.core import BadExampleError, replicas, require
@@ -158,7 +158,7 @@ def in_range(name: str, values: tf.Tensor, limit: int, path: str, fix: str) -> t
     worst = tf.reduce_max(tf.bitcast(values, tf.uint64))  # negative values wrap to the largest
     message = f"Expected {name} in [0, {limit}) at layer {path}, got {{}}. {fix}"
     inside = worst < tf.constant(limit, tf.uint64)
-    with tf.control_dependencies(_finite(floats_of(values), message)):
+    with tf.control_dependencies(_finite(rounded_to_ids(values), message)):
         check = require(inside, BadExampleError, message, tf.bitcast(worst, tf.int64))
     with tf.control_dependencies([check]):
         return tf.identity(values)
