@@ -6,12 +6,15 @@ models it trains.
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from dp_sparse.clipping.observation import Observation
 
-# Numbers of companies. Those in which the others are extreme come last.
-BOTH_HALVES, OF_THE_DATA, NOT_A_NUMBER, EXTREME = (0, 1), (0, 1, 2, 3), 4, 5
+# Numbers of companies. Those in which the others hold what the data need not hold come last.
+BOTH_HALVES, OF_THE_DATA = (0, 1), (0, 1, 2, 3)
+NOT_A_NUMBER, EXTREME, OPPOSITE, ZERO, INFINITE = 4, 5, 6, 7, 8
+HOLES = INFINITE + 2 - NOT_A_NUMBER  # the kind of company with holes; the first is 1
 _TIMES = 1e4  # larger than batches are by themselves
 _SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3
 FEW = 32
@@ -36,14 +39,16 @@ class Company(NamedTuple):
         compared: Which of them, bool `[company]`.
         tolerance: Relative, float32 scalar.
         least: How many must differ, int32 scalar.
-        factors: What the floats of each are multiplied by, float32 `[company]`.
+        replaced: Which of them hold `value` in place of their own numbers, bool `[company]`.
+        value: NaN, an infinity, 0, or a factor of numbers moved away from 0; float32 scalar.
     """
 
     places: tf.Tensor
     compared: tf.Tensor
     tolerance: tf.Tensor
     least: tf.Tensor
-    factors: tf.Tensor
+    replaced: tf.Tensor
+    value: tf.Tensor
 
 
 @tf.function(autograph=False, input_signature=[_FLOATS, _NUMBER])
@@ -81,8 +86,11 @@ def company(
             lambda: _others_replaced(order, present, first_stays),
             lambda: _few(order, present, random, looser),
             lambda: _one_alone(order, random, looser),
-            lambda: _others_not_a_number(order, present, ~first_stays),
-            lambda: _others_extreme(order, present, first_stays),
+            lambda: _others_hold(float("nan"), order, present, ~first_stays),
+            lambda: _others_hold(_TIMES, order, present, first_stays),
+            lambda: _others_hold(-_TIMES, order, present, ~first_stays),
+            lambda: _others_hold(0.0, order, present, first_stays),
+            lambda: _others_hold(float("inf"), order, present, first_stays),
         ],
     )
 
@@ -98,7 +106,7 @@ def _others_replaced(order: tf.Tensor, present: tf.Tensor, first_stays: tf.Tenso
     kept = (rank >= begin) & (rank < end)
     copied = tf.minimum(begin + rank % tf.maximum(end - begin, 1), tf.size(rank) - 1)
     places = tf.where(kept | (present <= 0), own, tf.gather(order, copied))
-    return Company(places, kept, tf.constant(_SAME_SHAPE), tf.constant(1), tf.ones_like(present))
+    return _unaltered(places, kept, tf.constant(_SAME_SHAPE), tf.constant(1))
 
 
 def _half(present: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -109,31 +117,30 @@ def _half(present: tf.Tensor, first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return begin, end
 
 
-def _others_not_a_number(order: tf.Tensor, present: tf.Tensor, first_stays: tf.Tensor) -> Company:
-    """A half of the examples stays, and each float of the others is NaN.
+def _others_hold(
+    value: float, order: tf.Tensor, present: tf.Tensor, first_stays: tf.Tensor
+) -> Company:
+    """A half of the examples stays, and each number of the others is replaced.
 
     NaN survives nearly whatever reaches across the batch: sums, maxima, norms, and comparisons of
-    them with a limit that no batch reaches by itself.
+    them with a limit that no batch reaches by itself. The other values find branches that a NaN
+    does not take: on a large value of either sign, on an infinity, on an example that is 0.
     """
-    return _others_multiplied(order, present, first_stays, float("nan"))
-
-
-def _others_extreme(order: tf.Tensor, present: tf.Tensor, first_stays: tf.Tensor) -> Company:
-    """A half of the examples stays, and each float of the others is 10,000 times what it is.
-
-    This finds a branch on a large value, which a NaN does not take.
-    """
-    return _others_multiplied(order, present, first_stays, _TIMES)
-
-
-def _others_multiplied(
-    order: tf.Tensor, present: tf.Tensor, first_stays: tf.Tensor, factor: float
-) -> Company:
-    own, rank = tf.range(tf.size(order)), tf.argsort(order)
+    rank = tf.argsort(order)
     begin, end = _half(present, first_stays)
     kept = (rank >= begin) & (rank < end)
-    factors = tf.where(kept | (present <= 0), 1.0, factor)
-    return Company(own, kept, tf.constant(_SAME_SHAPE), tf.constant(1), factors)
+    alike, replaced = tf.constant(_SAME_SHAPE), ~kept & (present > 0)
+    return Company(
+        tf.range(tf.size(order)), kept, alike, tf.constant(1), replaced, tf.constant(value)
+    )
+
+
+def _unaltered(
+    places: tf.Tensor, compared: tf.Tensor, tolerance: tf.Tensor, least: tf.Tensor
+) -> Company:
+    """A company whose examples hold their own numbers."""
+    none = tf.zeros_like(places, tf.bool)
+    return Company(places, compared, tolerance, least, none, tf.constant(1.0))
 
 
 def _few(order: tf.Tensor, present: tf.Tensor, random: tf.Tensor, looser: tf.Tensor) -> Company:
@@ -148,14 +155,14 @@ def _few(order: tf.Tensor, present: tf.Tensor, random: tf.Tensor, looser: tf.Ten
     count = tf.math.count_nonzero(comparable, dtype=tf.int32)
     tolerance = looser * tf.where(count > 1, _OTHER_SHAPE, _ALONE)
     least = tf.where(count > 8, 2, 1)
-    return Company(again, comparable, tolerance, least, tf.ones([few + 1]))
+    return _unaltered(again, comparable, tolerance, least)
 
 
 def _one_alone(order: tf.Tensor, random: tf.Tensor, looser: tf.Tensor) -> Company:
     """The first example that is there, alone."""
     other_mask = random & (order[0] > 0)
     compared, tolerance = ~other_mask[tf.newaxis], looser * _ALONE
-    return Company(order[:1], compared, tolerance, tf.constant(1), tf.ones([1]))
+    return _unaltered(order[:1], compared, tolerance, tf.constant(1))
 
 
 def taken(batch: Any, alterable: Any, company: Company) -> Any:
@@ -163,15 +170,37 @@ def taken(batch: Any, alterable: Any, company: Company) -> Any:
 
     Args:
         batch: Nested tensors `[batch, ...]`.
-        alterable: Of each leaf, whether it is multiplied by the company's factors.
+        alterable: Of each leaf, whether its numbers are replaced as the company says.
         company: The company.
     """
 
     def of_leaf(leaf: tf.Tensor, may_change: bool) -> tf.Tensor:
         own = tf.gather(leaf, company.places)
-        return own * _column(tf.cast(company.factors, own.dtype), own) if may_change else own
+        if not may_change:
+            return own
+        replaced = tf.reshape(company.replaced, [-1] + [1] * (leaf.shape.rank - 1))
+        return tf.where(replaced, _altered(own, company.value), own)
 
     return tf.nest.map_structure(of_leaf, batch, alterable)
+
+
+def _altered(own: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """The value itself, or so many times numbers that are 1 farther from 0, also where they are 0.
+
+    Integers are never NaN or infinite; they end at the limits of their dtype, or at the numbers of
+    float64 next to them.
+    """
+    numbers = own if own.dtype.is_floating else tf.cast(own, tf.float64)
+    value = tf.cast(value, numbers.dtype)
+    away = numbers + tf.where(numbers < 0, -tf.ones_like(numbers), tf.ones_like(numbers))
+    times = tf.math.is_finite(value) & tf.not_equal(value, 0)
+    made = tf.where(times, value * away, value)
+    if own.dtype.is_floating:
+        return made
+    most = np.float64(own.dtype.max)
+    most = most if int(most) == own.dtype.max else np.nextafter(most, 0)
+    within = tf.clip_by_value(made, np.float64(own.dtype.min), most)
+    return tf.where(tf.math.is_finite(value), tf.cast(within, own.dtype), own)
 
 
 def with_holes(batch: Any, alterable: Any) -> Any:
@@ -189,13 +218,11 @@ def with_holes(batch: Any, alterable: Any) -> Any:
         return tf.where(holes, tf.constant(float("nan"), leaf.dtype), leaf)
 
     numbered = enumerate(zip(leaves, flags, strict=True))
-    made = [of_leaf(leaf, number) if flag else leaf for number, (leaf, flag) in numbered]
+    made = [
+        of_leaf(leaf, number) if flag and leaf.dtype.is_floating else leaf
+        for number, (leaf, flag) in numbered
+    ]
     return tf.nest.pack_sequence_as(batch, made)
-
-
-def _column(factors: tf.Tensor, leaf: tf.Tensor) -> tf.Tensor:
-    """Factors `[batch]` with the axes of a leaf `[batch, ...]`."""
-    return tf.reshape(factors, [-1] + [1] * (leaf.shape.rank - 1))
 
 
 @tf.function(
@@ -203,7 +230,7 @@ def _column(factors: tf.Tensor, leaf: tf.Tensor) -> tf.Tensor:
     input_signature=[
         _OBSERVATION,
         _OBSERVATION,
-        Company(_PLACES, _FLAGS, _FLOAT, _NUMBER, _FLOATS),
+        Company(_PLACES, _FLAGS, _FLOAT, _NUMBER, _FLAGS, _FLOAT),
     ],
 )
 def worst(reference: Observation, found: Observation, company: Company) -> tf.Tensor:

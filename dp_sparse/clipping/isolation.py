@@ -13,12 +13,14 @@ between the batch itself and other companies of its examples:
 - one example alone;
 - in the first check, and in that of a new tensor, both halves again in batches of training's own
   size, if the step is traced for a size that Python knows (XLA, embedding layers of TPUs);
-- in the first check also what no example of the batch may hold: half of the examples at their
-  places beside others whose floats are all NaN, or 10,000 times as large, and up to 32 examples
-  with NaN in a third of their floats, in other companies. One such example may switch on what
-  mixes: a limit that no batch reached, the mean that fills a hole. Ids, class labels and floats of
-  which the model asserts something stay as they are (`restricted_arguments`), and NaN is left out
-  where products of this machine let it through (`machine_check`).
+- in the first check, and in that of a new tensor, also what no example of the batch may hold: half
+  of the examples at their places beside others whose numbers are all NaN, 10,000 times as large
+  with either sign, 0 or infinite, and up to 32 examples with NaN in a third of their floats, in
+  other companies. One such example may switch on what mixes: a limit that no batch reached, the
+  mean that fills a hole. Ids, class labels and numbers of which the model asserts something stay
+  as they are
+  (`restricted_arguments`), and NaN and infinity are left out where products of this machine let
+  them through (`machine_check`).
 
 The first three batches are checked, then the 257th, the 2,049th and so on, and each batch in which
 a tensor that was 0 so far is not 0 any more: what it hides from a comparison shows only then. The
@@ -98,9 +100,9 @@ def coupled(
         observer: The pass; what it draws at random must be the same at every call.
         batch: Its argument, nested tensors `[batch, ...]`.
         present: float32 `[batch]`, 0 for padding; some example must be there.
-        seed: int32 scalar: which examples stay; 0 is the first check, which tries both halves and
-            values that the batch does not hold.
-        whole: Whether to take all examples, as for seed 0, or a share of them.
+        seed: int32 scalar: which examples stay; 0 is the first check, which tries both halves.
+        whole: Whether to take all examples and to try values that the batch does not hold, as for
+            seed 0, or to take a share of them as they are.
     """
     taken = tf.cond(
         tf.equal(seed, 0) | whole,
@@ -111,10 +113,10 @@ def coupled(
     batch, present = tf.nest.map_structure(lambda leaf: tf.gather(leaf, taken), (batch, present))
     trial = _trial(observer, observer.observe, batch, present, seed // 2, seed % 2 > 0)
     first = tf.equal(seed, 0)
-    worst = _first_found(trial, companies.OF_THE_DATA, tf.where(first, 0, 1), first)
+    worst = _first_found(trial, companies.OF_THE_DATA, tf.where(first, 0, 1), first | whole)
     if trial.alters and observer.takes_nan:
         holed = functools.partial(_of_holes, observer, batch, present, trial.order)
-        worst = _or_else(worst, first, holed)
+        worst = _or_else(worst, first | whole, holed)
     if observer.observe_own_size is None:
         return worst
     return _or_else(worst, first | whole, of_own_size)
@@ -173,13 +175,13 @@ def _of_holes(observer: Observer, batch: Any, present: tf.Tensor, order: tf.Tens
     holed = companies.with_holes(batch, observer.alterable)
     zero, no = tf.constant(0), tf.constant(False)
     worst = _trial(observer, observer.observe, holed, present, zero, no).coupled_in(zero)
-    return tf.where(worst < 0, worst, worst + 3 * observer.tensors)
+    return tf.where(worst < 0, worst, worst + companies.HOLES * observer.tensors)
 
 
 def _first_found(
-    trial: "_Trial", of_the_data: Sequence[int], begin: tf.Tensor, first: tf.Tensor
+    trial: "_Trial", of_the_data: Sequence[int], begin: tf.Tensor, others: tf.Tensor
 ) -> tf.Tensor:
-    """What `coupled` gives, of these companies in turn, in the first check also of extreme ones.
+    """What `coupled` gives, of these companies in turn, and of those of other values if wanted.
 
     A loop, so that what compares them is traced once.
 
@@ -187,12 +189,14 @@ def _first_found(
         trial: What they are made from.
         of_the_data: Numbers of companies whose values are those of the batch.
         begin: Which of these is the first, int32 scalar.
-        first: Whether it is the first check, bool scalar.
+        others: Whether companies of other values follow, bool scalar.
     """
-    of_other_values = [companies.NOT_A_NUMBER] * trial.takes_nan + [companies.EXTREME]
+    of_other_values = [companies.EXTREME, companies.OPPOSITE, companies.ZERO]
+    if trial.takes_nan:
+        of_other_values = [companies.NOT_A_NUMBER, *of_other_values, companies.INFINITE]
     numbers = tf.constant([*of_the_data, *of_other_values])
-    extreme = first if trial.alters else tf.constant(False)
-    end = tf.where(extreme, tf.size(numbers), len(of_the_data))
+    altered = others if trial.alters else tf.constant(False)
+    end = tf.where(altered, tf.size(numbers), len(of_the_data))
 
     def of_one(place: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         number = numbers[place]
@@ -210,8 +214,8 @@ class _Trial:
 
     Attributes:
         observe: What is recorded of a company.
-        alterable: Of each leaf of the batch, whether its floats may have any value.
-        takes_nan: Whether these floats may be NaN.
+        alterable: Of each leaf of the batch, whether its numbers may have any value.
+        takes_nan: Whether floats among them may be NaN.
         tensors: How many tensors are compared, and the ids.
         batch: Nested tensors `[batch, ...]`.
         present: float32 `[batch]`, 0 for padding.

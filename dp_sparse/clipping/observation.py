@@ -19,6 +19,9 @@ _HALF_PRECISION = ("bfloat16", "float16")
 _OF_OTHER_VALUES = (
     "once other examples hold NaN",
     "once others are 10,000 times as large",
+    "once others are 10,000 times as large with the other sign",
+    "once others are 0",
+    "once others are infinite",
     "once values are missing",
 )
 
@@ -60,7 +63,7 @@ class Observer:
             kind of company in which floats are not what the data holds.
         tensors: How many names there are of each kind of company.
         half_precision: Whether some layer computes in bfloat16 or float16.
-        alterable: Of each leaf of a batch, whether its floats may have any value: it is not of ids
+        alterable: Of each leaf of a batch, whether its numbers may have any value: it is not of ids
             or class labels, and the pass asserts nothing of it.
         takes_nan: Whether alterable floats may be NaN, too.
     """
@@ -84,7 +87,9 @@ class Observer:
         """
         self.names: list[str] = []
         self.alterable = tf.nest.map_structure(
-            lambda leaf, of_data: of_data and leaf.dtype.is_floating, batch, data
+            lambda leaf, of_data: of_data and (leaf.dtype.is_floating or leaf.dtype.is_integer),
+            batch,
+            data,
         )
         self.half_precision = any(
             layer.compute_dtype in _HALF_PRECISION for layer in model._flatten_layers()

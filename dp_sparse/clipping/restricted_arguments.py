@@ -1,11 +1,12 @@
 """Which arguments of a traced pass cannot hold any value: ids, class labels, values it asserts.
 
 An operation that fails on some values must not get them from the isolation checks, which replace
-floats of a batch by extreme ones: a model without `Input(dtype=...)` may look up ids that come as
-floats, and a loss may take class labels as floats. The graph says so before anything is computed.
+numbers of a batch by extreme ones: integers may be ids, a model without `Input(dtype=...)` may look
+up ids that come as floats, and a loss may take class labels. The graph says so before anything is
+computed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +24,21 @@ _FAIL = {
     "SelfAdjointEigV2",
     "Svd",
 }
+# Operations that no integer in these inputs makes fail. Of others any integer may be an index, a
+# size or a divisor.
+_ALL, _FIRST = slice(None), slice(1)
+_TAKE_ANY_INTEGER = {
+    **dict.fromkeys(("Identity", "IdentityN", "StopGradient", "PreventGradient", "Cast"), _ALL),
+    **dict.fromkeys(("Add", "AddV2", "AddN", "Sub", "Mul", "Neg", "Abs", "Sign", "Square"), _ALL),
+    **dict.fromkeys(("Maximum", "Minimum", "ClipByValue", "Select", "SelectV2"), _ALL),
+    **dict.fromkeys(("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"), _ALL),
+    **dict.fromkeys(("Pack", "Unpack", "Squeeze", "AsString", "StringToHashBucketFast"), _ALL),
+    **dict.fromkeys(("Reshape", "ExpandDims", "Transpose", "StridedSlice", "Slice"), _FIRST),
+    **dict.fromkeys(("BroadcastTo", "Tile", "SplitV", "GatherV2", "OneHot"), _FIRST),
+    **dict.fromkeys(("Sum", "Mean", "Prod", "Max", "Min", "ArgMax", "ArgMin"), _FIRST),
+    "ConcatV2": slice(-1),
+    "Split": slice(1, 2),
+}
 _OF_SHAPES = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}  # no value goes through
 
 
@@ -32,14 +48,32 @@ def restricted(graph: Any) -> set[Any]:
     Operations in functions that the graph calls count, too, and so do later turns of a loop.
     """
     callers: dict[int, list[tf.Operation]] = {}
-    waiting = [source for op in _operations(graph, callers) for source in _restricted_by(op)]
+    failing, integers = [], []
+    for op in list(_operations(graph, callers)):
+        failing += _restricted_by(op)
+        integers += _integers_restricted_by(op)
+    found = _computed_from(integers, callers, _is_integer_or_bool)
+    found |= _computed_from(failing, callers, lambda tensor: True)
+    return found & {argument.ref() for argument in graph.inputs}
+
+
+def _is_integer_or_bool(tensor: tf.Tensor) -> bool:
+    return bool(tensor.dtype.is_integer or tensor.dtype.is_bool)
+
+
+def _computed_from(
+    waiting: list[tf.Tensor],
+    callers: dict[int, list[tf.Operation]],
+    through: Callable[[tf.Tensor], bool],
+) -> set[Any]:
+    """These tensors, and all from which they are computed by tensors that it goes through."""
     seen: set[Any] = set()
     while waiting:
         tensor = waiting.pop()
-        if tensor.ref() not in seen:
+        if tensor.ref() not in seen and through(tensor):
             seen.add(tensor.ref())
             waiting += _sources(tensor, callers)
-    return seen & {argument.ref() for argument in graph.inputs}
+    return seen
 
 
 def _operations(graph: Any, callers: dict[int, list[tf.Operation]]) -> Iterator[tf.Operation]:
@@ -68,6 +102,23 @@ def _restricted_by(op: tf.Operation) -> list[tf.Tensor]:
     if op.type in _FAIL:
         return list(op.inputs)[:1] if op.type == "Assert" else list(op.inputs)
     return []
+
+
+def _integers_restricted_by(op: tf.Operation) -> list[tf.Tensor]:
+    """The inputs of an operation that must not be any integer, and what ends a loop.
+
+    What a function is called with is judged inside of the function.
+    """
+    functions = [function for function in graphs.called(op) if function is not None]
+    if functions:
+        return [own for function in functions for own in function.graph.outputs if _ends(op, own)]
+    harmless = list(op.inputs)[_TAKE_ANY_INTEGER[op.type]] if op.type in _TAKE_ANY_INTEGER else []
+    kept = {id(own) for own in harmless}
+    return [own for own in op.inputs if own.dtype.is_integer and id(own) not in kept]
+
+
+def _ends(op: tf.Operation, output: tf.Tensor) -> bool:
+    return _is_loop(op) and output.dtype == tf.bool and output.shape.rank == 0
 
 
 def _sources(tensor: tf.Tensor, callers: dict[int, list[tf.Operation]]) -> list[tf.Tensor]:

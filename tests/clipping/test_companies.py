@@ -88,18 +88,42 @@ def test_one_alone(present: list[bool], random: bool) -> None:
     np.testing.assert_array_equal(found.compared, [present[0] or not random])
 
 
-@some
-@given(present=PRESENT, seed=SEEDS)
-def test_others_beside_a_half_hold_nan_or_are_extreme(present: list[bool], seed: int) -> None:
-    """One half stays beside NaN and the other one beside extremes; nothing moves, nor padding."""
-    compared = []
-    for number, factor in ((companies.NOT_A_NUMBER, np.nan), (companies.EXTREME, 1e4)):
-        found = company(number, present, seed)
-        np.testing.assert_array_equal(found.places, np.arange(len(present)))
-        others = np.asarray(present) & ~found.compared.numpy()
-        np.testing.assert_array_equal(found.factors, np.where(others, np.float32(factor), 1))
-        compared.append(found.compared.numpy().astype(int))
-    np.testing.assert_array_equal(compared[0] + compared[1], present)
+OTHERS = {
+    companies.NOT_A_NUMBER: ([np.nan] * 3, [2, -3, 0]),
+    companies.INFINITE: ([np.inf] * 3, [2, -3, 0]),
+    companies.EXTREME: ([3e4, -4e4, 1e4], [127, -128, 127]),
+    companies.OPPOSITE: ([-3e4, 4e4, -1e4], [-128, 127, -128]),
+    companies.ZERO: ([0, 0, 0], [0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("number", OTHERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_others_beside_a_half_hold_what_no_example_holds(number: int, seed: int) -> None:
+    """Nothing moves, padding keeps its numbers, and integers stay within their dtype."""
+    present = [True, False, True, True, True]
+    found = company(number, present, seed)
+    np.testing.assert_array_equal(found.places, np.arange(5))
+    others = np.asarray(present) & ~found.compared.numpy()
+    assert others.sum() == 2 and not found.compared.numpy()[1]
+    own = np.tile([2, -3, 0], (5, 1))
+    batch = tf.constant(own, tf.float32), tf.constant(own, tf.int8)
+    for made, altered in zip(
+        companies.taken(batch, (True, True), found), OTHERS[number], strict=True
+    ):
+        np.testing.assert_array_equal(made, np.where(others[:, None], altered, own))
+
+
+def test_every_example_is_compared_beside_extreme_ones() -> None:
+    """One half beside numbers of one sign, the other beside those of the other."""
+    halves = [company(n, [True] * 6, 0) for n in (companies.EXTREME, companies.OPPOSITE)]
+    assert np.all(halves[0].compared.numpy() ^ halves[1].compared.numpy())
+
+
+def test_large_integers_end_at_the_limits_of_their_dtype() -> None:
+    found = company(companies.EXTREME, [True, True], 0)
+    made = companies.taken(tf.constant([2**62, 2**62], tf.int64), True, found)
+    assert set(made.numpy()) == {2**62, 2**63 - 2**10}
 
 
 def test_only_alterable_leaves_change() -> None:
@@ -125,9 +149,9 @@ def test_holes_leave_something_of_each_example() -> None:
 
 def test_the_tolerance_of_each_company() -> None:
     present = [True] * 40
-    found = [float(company(number, present, 0).tolerance) for number in range(6)]
+    found = [float(company(number, present, 0).tolerance) for number in range(9)]
     same, other, alone = companies._SAME_SHAPE, companies._OTHER_SHAPE, companies._ALONE
-    assert found == [same, same, other, alone, same, same]
+    assert found == [same, same, other, alone] + [same] * 5
     assert float(company(2, [True, True], 0).tolerance) == other
     assert float(company(2, [True], 0).tolerance) == other
     assert float(company(2, [True, False], 0, random=True).tolerance) == alone

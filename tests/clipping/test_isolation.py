@@ -323,7 +323,7 @@ def test_the_first_check_takes_the_batch_and_a_later_one_a_share(
     assert isolation.coupled(observer, batch, present, tf.constant(seed), whole) == -1  # type: ignore[arg-type]
     halves = 2 if seed == 0 else 1
     large = compared + (padding if compared == size else 0)
-    of_other_values = [large, large, 32, 32] if seed == 0 else []
+    of_other_values = [large] * 5 + [32, 32] if seed == 0 or whole else []
     assert sizes == [large] * (1 + halves) + [33, 1] + of_other_values
 
 

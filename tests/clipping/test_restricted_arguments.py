@@ -42,8 +42,40 @@ FREE: dict[str, Function] = {
 }
 
 
-def of(function: Function) -> list[bool]:
-    spec = tf.TensorSpec([2], tf.float32)
+def turns(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """As many as the largest x says."""
+    most = tf.reduce_max(x)
+    return tf.while_loop(lambda i, _: i < most, lambda i, v: (i + 1, v + 1), (0, y))[1]
+
+
+OF_INTEGERS: dict[str, Function] = {
+    "an index": lambda x, y: y + tf.gather(tf.range(9), x + 1),
+    "an index of a function": lambda x, y: y + tf.cast(looked_up(x), tf.int32),
+    "classes": lambda x, y: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        x, tf.cast(y[:, None] * [[1, 2]], tf.float32)
+    ),
+    "a divisor": lambda x, y: y + 6 // x,
+    "a size": lambda x, y: y + tf.fill([tf.reduce_sum(x)], 2)[0],
+    "a segment": lambda x, y: y[0] + tf.math.segment_sum([1, 2], x)[0],
+    "a count": lambda x, y: y[0] + tf.math.bincount(x, minlength=3, maxlength=3),
+    "turns of a loop": turns,
+    "a table's rows": lambda x, y: y + tf.math.abs(tf.gather(tf.constant([1, 2]), tf.abs(x))),
+}
+FREE_INTEGERS: dict[str, Function] = {
+    "pixels": lambda x, y: tf.cast(x, tf.float32) / 255.0 * tf.cast(y, tf.float32),
+    "a comparison": lambda x, y: tf.where(x > 3, y, 0),
+    "one of several": lambda x, y: tf.one_hot(x, 3) * tf.cast(y[:, None], tf.float32),
+    "hashed": lambda x, y: (
+        tf.cast(y, tf.float32)
+        + tf.gather(tf.ones([9]), tf.strings.to_hash_bucket_fast(tf.strings.as_string(x), 9))
+    ),
+    "its size": lambda x, y: x * y * tf.fill([tf.size(x)], 2),
+    "columns": lambda x, y: tf.concat([x[:1], tf.reshape(y, [-1])], 0),
+}
+
+
+def of(function: Function, dtype: tf.DType = tf.float32) -> list[bool]:
+    spec = tf.TensorSpec([2], dtype)
     graph = tf.function(function, autograph=False).get_concrete_function(spec, spec).graph
     found = restricted(graph)
     return [argument.ref() in found for argument in graph.inputs]
@@ -57,3 +89,13 @@ def test_x_is_restricted_and_y_is_not(case: str) -> None:
 @pytest.mark.parametrize("case", FREE)
 def test_both_may_hold_anything(case: str) -> None:
     assert of(FREE[case]) == [False, False]
+
+
+@pytest.mark.parametrize("case", OF_INTEGERS)
+def test_the_integer_x_is_restricted_and_y_is_not(case: str) -> None:
+    assert of(OF_INTEGERS[case], tf.int32) == [True, False]
+
+
+@pytest.mark.parametrize("case", FREE_INTEGERS)
+def test_both_may_be_any_integer(case: str) -> None:
+    assert of(FREE_INTEGERS[case], tf.int32) == [False, False]

@@ -191,7 +191,7 @@ FAULTS = (
     Fault(
         "other_values_never_compared",
         _ISOLATION,
-        "end = tf.where(extreme, tf.size(numbers), len(of_the_data))",
+        "end = tf.where(altered, tf.size(numbers), len(of_the_data))",
         "end = len(of_the_data)",
         (
             f"{_OF_ISOLATION}::test_the_first_check_takes_the_batch_and_a_later_one_a_share",
@@ -201,9 +201,30 @@ FAULTS = (
     Fault(
         "examples_with_holes_never_compared",
         _ISOLATION,
-        "worst = _or_else(worst, first, holed)",
+        "worst = _or_else(worst, first | whole, holed)",
         "del holed",
         (f"{_OF_ISOLATION}::test_the_first_check_takes_the_batch_and_a_later_one_a_share",),
+    ),
+    Fault(
+        "other_values_in_the_first_check_alone",
+        _ISOLATION,
+        "tf.where(first, 0, 1), first | whole)",
+        "tf.where(first, 0, 1), first)",
+        (f"{_OF_ISOLATION}::test_the_first_check_takes_the_batch_and_a_later_one_a_share",),
+    ),
+    Fault(
+        "zeros_stay_zero_beside_extremes",
+        _COMPANIES,
+        "made = tf.where(times, value * away, value)",
+        "made = tf.where(times, value * numbers, value)",
+        _IN_COMPANY,
+    ),
+    Fault(
+        "integer_ids_are_altered",
+        "dp_sparse/clipping/restricted_arguments.py",
+        "found = _computed_from(integers, callers, _is_integer_or_bool)",
+        "found = _computed_from([], callers, _is_integer_or_bool)",
+        ("tests/clipping/test_restricted_arguments.py",),
     ),
     Fault(
         "ids_that_come_as_floats_are_altered",
