@@ -39,7 +39,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.optimizer = ml_collections.ConfigDict(
         {
             "name": "Adam",
-            "options": {"learning_rate": 0.002},  # as recommend, of some 150 steps
+            "options": {"learning_rate": 0.01},
+            "decays": True,  # to 0 along a line: late steps of noise make probabilities extreme
         }
     )
     config.privacy = ml_collections.ConfigDict(

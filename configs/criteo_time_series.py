@@ -30,21 +30,20 @@ def get_config() -> ml_collections.ConfigDict:
     )
     config.training = ml_collections.ConfigDict({"batch_size": 2048, "epochs": 1.0})
     config.optimizer = ml_collections.ConfigDict(
-        {"name": "Adam", "options": {"learning_rate": 0.002}}
+        {"name": "Adagrad", "options": {"learning_rate": 0.05, "initial_accumulator_value": 1e-4}}
     )
     config.privacy = ml_collections.ConfigDict(
         {
             "epsilon": 1.0,
             "delta": 0.0,  # 0: 1 / number of training rows of all days
             "clip_norm": 1.0,
-            "clip_quantile": 0.95,  # as in configs/criteo_sample.py
         }
     )
     config.adafest = ml_collections.ConfigDict(
         {
             "contribution_clip_norm": 1.0,
-            "noise_ratio": 2.0,
-            "expected_false_rows": 10.0,
+            "noise_ratio": 5.0,
+            "expected_false_rows": 32.0,
             "threshold": ml_collections.config_dict.placeholder(float),  # absolute, in its place
         }
     )

@@ -15,5 +15,5 @@ def get_config() -> ml_collections.ConfigDict:
     config.optimizer.name = "Adagrad"
     # Noisy mean gradients are small: with Keras' 0.1 the accumulator would never grow.
     config.optimizer.options = {"learning_rate": 0.05, "initial_accumulator_value": 1e-4}
-    config.privacy.clip_quantile = 0.0
+    config.optimizer.decays, config.privacy.clip_quantile = False, 0.0
     return config

@@ -1,4 +1,4 @@
-"""The study of settings: six tasks at three budgets, some hours on 2 cores in all."""
+"""The study of settings: seven tasks at three budgets, some hours on 2 cores in all."""
 
 import ml_collections
 

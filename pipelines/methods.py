@@ -92,7 +92,7 @@ def optimizer_under(
     Raises:
         ValueError: There is no such method, or a number of `config` is out of its range.
     """
-    wrapped = optimizer_of(config) if wrapped is None else wrapped
+    wrapped = optimizer_of(config, steps=plan.sampling.steps) if wrapped is None else wrapped
     given: dict[str, Any] = {"clip_norm": config.privacy.clip_norm, "clipping": _clipping(config)}
     if microbatch_size is not None:
         given["microbatch_size"] = microbatch_size

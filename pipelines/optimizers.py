@@ -8,17 +8,21 @@ import ml_collections
 
 
 def optimizer_of(
-    config: ml_collections.ConfigDict, of: str = "optimizer", **defaults: Any
+    config: ml_collections.ConfigDict,
+    of: str = "optimizer",
+    steps: int | None = None,
+    **defaults: Any,
 ) -> keras.optimizers.Optimizer:
     """The optimizer that `config.optimizer` names, with its `options` on top of `defaults`.
 
     Args:
         config: Of a run.
-        of: Its part that has `name` and `options`.
+        of: Its part that has `name` and `options`, and may have `decays`.
+        steps: Of the run, over which the learning rate falls to 0 along a line if it `decays`.
         **defaults: Options of Keras' optimizer.
 
     Raises:
-        ValueError: Keras has no such optimizer, or the optimizer no such option.
+        ValueError: Keras has no such optimizer, the optimizer no such option, or nothing decays.
     """
     name, options = config[of].name, _plain(config[of].options)
     kind = getattr(keras.optimizers, name, None)
@@ -27,6 +31,11 @@ def optimizer_of(
             f"Expected {of}.name to be an optimizer of keras.optimizers, such as Adam, got "
             f"{of}.name={name!r}."
         )
+    if steps is not None and config[of].get("decays", False):
+        if "learning_rate" not in options:
+            raise ValueError(f"Expected {of}.options.learning_rate where it decays, got {options}.")
+        falling = keras.optimizers.schedules.PolynomialDecay(options["learning_rate"], steps, 0.0)
+        options["learning_rate"] = keras.optimizers.schedules.serialize(falling)
     try:
         return keras.optimizers.get({"class_name": name, "config": {**defaults, **options}})
     except (TypeError, ValueError) as error:

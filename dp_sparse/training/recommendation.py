@@ -39,21 +39,21 @@ TABLE_NOISE_RATIO = 2.0  # best around Adam (docs/results/defaults.md)
 RATE = 0.01  # of Adam, in runs of few steps
 WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
 # For a model of one output of one value, which is likely to be used as a probability or an amount:
-RATE_OF_ONE_VALUE = 0.003
-WALK_OF_ONE_VALUE = 0.35  # of the largest weight with which its largest kernel begins
 CLIP_NORM_OF_ONE_VALUE = 1.0  # where it begins
 CLIP_QUANTILE = 0.95  # of the gradients' norms: more clipping bends probabilities, less adds noise
 _CLIPPING = QuantileClipping(CLIP_QUANTILE)
-
-
+_OF_ADAM = (
+    f"Adam at {RATE:g}, or at {WALK:g}/sqrt(steps) if that is less: in the whole run, noise "
+    f"moves a weight by at most some {WALK:g}."
+)
 _OF_CLIP_NORM = (
     f"clip_norm={CLIP_NORM:g} is meant to clip most gradients; Adam makes up for their size. It "
     "suits rankings and accuracy. Where the outputs are used as probabilities, compare with "
     f"clipping=dp_sparse.QuantileClipping({CLIP_QUANTILE:g})."
 )
 _OF_ONE_VALUE = (
-    "The model has one output value, such as a probability: a higher rate would make it too "
-    "extreme."
+    "The model has one output value, such as a probability. Its learning rate falls to 0 over the "
+    "steps of the plan: late steps of noise make probabilities too extreme."
 )
 _OF_QUANTILE = (
     f"The clip norm follows the norm that {CLIP_QUANTILE:.0%} of the gradients stay below, by a "
@@ -97,7 +97,7 @@ class Recommendation:
     method: type[PrivateOptimizer]
     arguments: dict[str, Any]
     wrapped: str
-    wrapped_arguments: dict[str, float]
+    wrapped_arguments: dict[str, Any]
     signal_per_weight: float
     forecast: Forecast | None
     reasons: list[str]
@@ -177,7 +177,7 @@ def recommend(
     found = tables_by_name(tables, lookups, frequencies or {})
     entries = sum(math.prod(table.shape) for table in tables)
     dense = sum(math.prod(v.shape) for v in model.trainable_variables) - entries
-    own = _settings_of(plan, model, tables, values_of_outputs(model, specs) == 1)
+    own = _settings_of(plan, values_of_outputs(model, specs) == 1)
     if entries <= MOST_DENSE_ENTRIES:
         sigma, _ = own.style.noise_multipliers(plan.noise_multiplier)
         rare = [*of_unused(found), *of_rare_rows(plan, sigma, tables, found)]
@@ -190,30 +190,27 @@ class _Settings:
     """What does not depend on the method.
 
     Attributes:
-        rate: The learning rate of Adam.
+        rate: The learning rate of Adam, a number or a schedule.
         arguments: Of clipping.
         style: How gradients are clipped.
         reasons: Sentences.
     """
 
-    rate: float
+    rate: Any
     arguments: dict[str, Any]
     style: ClippingStyle
     reasons: list[str]
 
 
-def _settings_of(
-    plan: PrivacyPlan, model: keras.Model, tables: list[keras.Variable], one_value: bool
-) -> _Settings:
+def _settings_of(plan: PrivacyPlan, one_value: bool) -> _Settings:
+    steps = plan.sampling.steps
+    rate = float(f"{min(RATE, WALK / math.sqrt(steps)):.2g}")
     if not one_value:
-        rate = _rate_of(plan, RATE, WALK)
         clip_norm = {"clip_norm": CLIP_NORM}
-        return _Settings(rate, clip_norm, FlatClipping(), [_of_adam(rate, plan), _OF_CLIP_NORM])
-    held = {id(table) for table in tables}
-    begin = _begin_of([v.shape for v in model.trainable_variables if id(v) not in held])
-    rate = _rate_of(plan, RATE_OF_ONE_VALUE, min(WALK, WALK_OF_ONE_VALUE * begin))
+        return _Settings(rate, clip_norm, FlatClipping(), [_OF_ADAM, _OF_CLIP_NORM])
+    falling = keras.optimizers.schedules.PolynomialDecay(rate, steps, end_learning_rate=0.0)
     moving = {"clip_norm": CLIP_NORM_OF_ONE_VALUE, "clipping": _CLIPPING}
-    return _Settings(rate, moving, _CLIPPING, [_of_adam(rate, plan), _OF_ONE_VALUE, _OF_QUANTILE])
+    return _Settings(falling, moving, _CLIPPING, [_OF_ADAM, _OF_ONE_VALUE, _OF_QUANTILE])
 
 
 def _dp_sgd(
@@ -284,25 +281,6 @@ def _dp_adafest(
     )
 
 
-def _rate_of(plan: PrivacyPlan, highest: float, walk: float) -> float:
-    """Of Adam, with two digits."""
-    return float(f"{min(highest, walk / math.sqrt(plan.sampling.steps)):.2g}")
-
-
-def _begin_of(shapes: list[tuple[int, ...]]) -> float:
-    """The largest weight with which Keras begins the largest kernel; 1 without any."""
-    kernels = [shape for shape in shapes if len(shape) > 1]
-    if not kernels:
-        return 1.0
-    largest = max(kernels, key=math.prod)
-    return math.sqrt(6 / (math.prod(largest[:-1]) + largest[-1]))
-
-
-def _of_adam(rate: float, plan: PrivacyPlan) -> str:
-    walk = rate * math.sqrt(plan.sampling.steps)
-    return f"Adam at {rate:g}: in the whole run, noise moves a weight by at most some {walk:.2g}."
-
-
 def _of_signal(per_weight: float, entries: float) -> str:
     return (
         f"Signal per weight {per_weight:.3g}: the signal to noise of all steps along one "
@@ -319,4 +297,7 @@ def _arguments(given: Mapping[str, Any]) -> str:
 def _code(value: Any) -> str:
     if isinstance(value, QuantileClipping):
         return f"dp_sparse.QuantileClipping({value.target_quantile:g})"
+    if isinstance(value, keras.optimizers.schedules.PolynomialDecay):
+        begin, steps = value.initial_learning_rate, value.decay_steps
+        return f"keras.optimizers.schedules.PolynomialDecay({begin:g}, {steps}, 0.0)"
     return f"{value:g}"

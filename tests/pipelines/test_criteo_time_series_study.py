@@ -48,9 +48,16 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "page_made-up_days.png").stat().st_size > 1000
 
 
-def test_the_page_of_finished_runs(tmp_path: Path) -> None:
-    """Of results as the study writes them."""
-    result = {"auc": 0.71234, "epsilon": 1.0, "reduction": 1234.5, "steps": 3}
+@pytest.mark.parametrize(
+    ("beside", "shown"),
+    [
+        ({"log_loss": 0.50006, "mean_prediction": 0.25}, "0.7123 (0.5001, 0.2500)"),
+        ({}, "0.7123 (-, -)"),
+    ],
+    ids=["as the study writes them", "of before these were measured"],
+)
+def test_the_page_of_finished_runs(tmp_path: Path, beside: dict[str, float], shown: str) -> None:
+    result = {"auc": 0.71234, **beside, "epsilon": 1.0, "reduction": 1234.5, "steps": 3}
     lines = [
         {"data": "d", "name": p.name, "part": p.part, "changes": dict(p.changes), "result": result}
         for p in points()
@@ -58,8 +65,8 @@ def test_the_page_of_finished_runs(tmp_path: Path) -> None:
     page(lines, tmp_path / "page.md", len(lines))
     text = (tmp_path / "page.md").read_text()
     assert f"{len(lines)} of {len(lines)} runs" in text
-    assert text.count("0.7123 | 0.7123 | 0.7123 | 0.7123 |") == 6
-    assert "| dp_fest | 1 | rows 1000, frequencies running | 0.7123 | 1,234 |" in text
+    assert text.count(" | ".join([shown] * 4) + " |") == 6
+    assert f"| dp_fest | 1 | rows 1000, frequencies running | {shown} | 1,234 |" in text
     assert (tmp_path / "page_d.png").stat().st_size > 1000
 
 

@@ -33,3 +33,18 @@ def test_what_keras_does_not_have(given: Any, message: str) -> None:
     for made, of in ((given, "optimizer"), (tables, "table_optimizer")):
         with pytest.raises(ValueError, match=f"Expected {of}{message.replace('OF', of)}"):
             optimizer_of(made, of)
+
+
+def test_a_learning_rate_that_decays_is_0_after_all_steps() -> None:
+    given = {"name": "Adam", "options": {"learning_rate": 0.02}, "decays": True}
+    config = ml_collections.ConfigDict({"optimizer": given})
+    falling = optimizer_of(config, steps=10)
+    rates = []
+    for step in (0, 5, 10):
+        falling.iterations.assign(step)
+        rates.append(float(falling.learning_rate))
+    assert rates == pytest.approx([0.02, 0.01, 0.0])
+    assert float(optimizer_of(config).learning_rate) == pytest.approx(0.02)
+    config.optimizer.options = {}
+    with pytest.raises(ValueError, match=r"Expected optimizer.options.learning_rate where it dec"):
+        optimizer_of(config, steps=10)

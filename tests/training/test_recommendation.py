@@ -43,7 +43,7 @@ def test_small_tables_get_dp_sgd() -> None:
     assert advice.method is dp_sparse.DPSGDOptimizer and advice.forecast is None
     optimizer = advice.optimizer()
     assert isinstance(optimizer.optimizer, keras.optimizers.Adam)
-    assert float(optimizer.learning_rate) == pytest.approx(0.003)
+    assert float(optimizer.learning_rate) == pytest.approx(0.01)
     entries = 1000 * 4 + 50 * 2 + (3 * 4 + 2) + 1
     assert advice.signal_per_weight == pytest.approx(np.sqrt(400 / entries) * 4096, rel=0.01)
     assert not advice.warnings and "4,100 entries" in str(advice)
@@ -64,21 +64,26 @@ def test_the_learning_rate_falls_with_long_runs() -> None:
     sampling = dataclasses.replace(plan.sampling, steps=40_000)
     rate = dp_sparse.recommend(model(), dataclasses.replace(plan, sampling=sampling))
     expected = 0.2 / np.sqrt(40_000)
-    assert rate.wrapped_arguments["learning_rate"] == pytest.approx(expected, rel=0.05)
+    falling = rate.wrapped_arguments["learning_rate"]
+    assert falling.initial_learning_rate == pytest.approx(expected, rel=0.05)
+    assert float(falling(40_000)) == 0.0
 
 
-def test_a_model_of_one_value_gets_a_lower_rate_than_one_of_many() -> None:
-    """Steps of noise move its only value, and a probability that is made of it, far."""
+def test_a_model_of_one_value_gets_a_rate_that_falls_and_one_of_many_a_rate_that_stays() -> None:
+    """Late steps of noise move its only value, and a probability that is made of it, far."""
     inputs = keras.Input((3,))
     one, two = keras.layers.Dense(1), keras.layers.Dense(1)
     models = {
-        keras.Model(inputs, one(inputs)): 0.003,
-        keras.Model(inputs, keras.layers.Flatten()(one(inputs))[:, 0]): 0.003,
+        keras.Model(inputs, one(inputs)): 0.0,
+        keras.Model(inputs, keras.layers.Flatten()(one(inputs))[:, 0]): 0.0,
         keras.Model(inputs, [one(inputs), two(inputs)]): 0.01,
         keras.Model(inputs, keras.layers.Dense(10)(inputs)): 0.01,
     }
-    rates = [dp_sparse.recommend(each, plan_of()).wrapped_arguments for each in models]
-    assert [rate["learning_rate"] for rate in rates] == list(models.values())
+    given = [dp_sparse.recommend(each, plan_of()).wrapped_arguments for each in models]
+    rates = [rate["learning_rate"] for rate in given]
+    assert [rate if isinstance(rate, float) else float(rate(400)) for rate in rates] == [
+        *models.values()
+    ]
 
 
 def test_large_tables_get_dp_adafest_and_a_forecast(few_dense: None) -> None:

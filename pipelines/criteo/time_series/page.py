@@ -15,10 +15,10 @@ streaming period after the other, and the 6 days behind them evaluate. `made-up 
 (`python -m pipelines.criteo.generate --days 24 --rows 10000 --out days`); `Criteo sample` is the
 public sample of Criteo-Kaggle in 24 slices of equal length (`python -m
 pipelines.criteo.time_series.cut --input DATA --output slices`), whose slices are not days. Four
-passes over each period in batches of 1,000, Adagrad and a clip norm of 1; all other settings are
-those of `configs/criteo_time_series.py`, tuned for neither. One seed: differences below some 0.005
-in AUC are noise. ε is the largest of the periods' (`dp_sparse.DisjointPlans`), not their sum. Log
-loss and mean prediction are "-" for runs of before they were measured.
+passes over each period in batches of 1,000; all other settings are those of
+`configs/criteo_time_series.py`, tuned for neither. One seed: differences below some 0.005 in AUC
+are noise. ε is the largest of the periods' (`dp_sparse.DisjointPlans`), not their sum. Log loss and
+mean prediction are "-" for runs of before they were measured.
 
 `python -m pipelines.criteo.time_series.study --data 'made-up days=days/day_*.gz' 'Criteo
 sample=slices/day_*' --results docs/results/time_series.jsonl --page docs/results/time_series.md`

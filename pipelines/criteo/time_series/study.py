@@ -19,7 +19,6 @@ from typing import Any
 import ml_collections
 
 from configs import criteo_time_series
-from configs.criteo_kaggle.tradeoff import with_former_settings
 from pipelines.criteo.time_series.page import page
 from pipelines.criteo.time_series.train import train
 from pipelines.finished_runs import FinishedRuns
@@ -90,7 +89,6 @@ def config_of(point: Point, days: str, changes: dict[str, Any]) -> ml_collection
     """
     config = criteo_time_series.get_config()
     config.data.days = days
-    with_former_settings(config)
     config.training.batch_size, config.training.epochs = 1000, 4.0
     config.update_from_flattened_dict({**dict(point.changes), **changes})
     return config
