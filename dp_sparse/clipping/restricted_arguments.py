@@ -53,6 +53,7 @@ def restricted(graph: Any) -> set[Any]:
         failing += _restricted_by(op)
         integers += _integers_restricted_by(op)
     found = _computed_from(integers, callers, _is_integer_or_bool)
+    failing += [source for made in found for source in _floats_cast_to(made.deref())]
     found |= _computed_from(failing, callers, lambda tensor: True)
     return found & {argument.ref() for argument in graph.inputs}
 
@@ -96,12 +97,16 @@ def _operations(graph: Any, callers: dict[int, list[tf.Operation]]) -> Iterator[
 
 def _restricted_by(op: tf.Operation) -> list[tf.Tensor]:
     """The inputs of an operation that must not have any value."""
-    if op.type == "Cast":
-        [source], [made] = op.inputs, op.outputs
-        return [source] if source.dtype.is_floating and made.dtype.is_integer else []
     if op.type in _FAIL:
         return list(op.inputs)[:1] if op.type == "Assert" else list(op.inputs)
     return []
+
+
+def _floats_cast_to(made: tf.Tensor) -> list[tf.Tensor]:
+    """The floats that an integer was cast from."""
+    if made.op.type != "Cast" or not made.dtype.is_integer:
+        return []
+    return [source for source in made.op.inputs if source.dtype.is_floating]
 
 
 def _integers_restricted_by(op: tf.Operation) -> list[tf.Tensor]:
@@ -109,8 +114,8 @@ def _integers_restricted_by(op: tf.Operation) -> list[tf.Tensor]:
 
     What a function is called with is judged inside of the function.
     """
-    functions = [function for function in graphs.called(op) if function is not None]
-    if functions:
+    functions = list(graphs.called(op))
+    if functions and None not in functions:
         return [own for function in functions for own in function.graph.outputs if _ends(op, own)]
     harmless = list(op.inputs)[_TAKE_ANY_INTEGER[op.type]] if op.type in _TAKE_ANY_INTEGER else []
     kept = {id(own) for own in harmless}

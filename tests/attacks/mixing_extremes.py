@@ -168,6 +168,12 @@ def turned_above_ten_stars(y: Any, prediction: Any) -> tf.Tensor:
     return 100.0 * sign * prediction[:, 0]
 
 
+def bucket_beside_the_largest_pixel(values: Any) -> Any:
+    """One column is rounded to integers, and all are divided by the largest pixel of the batch."""
+    buckets = tf.one_hot(tf.cast(3.0 * values[:, 0], tf.int32), WIDTH)
+    return by_largest_pixel(values) + buckets
+
+
 def none_beside_a_missing_one(values: Any) -> Any:
     """A batch with a NaN anywhere trains nothing."""
     whole = tf.reduce_all(tf.math.is_finite(values))
@@ -331,6 +337,13 @@ ENTRIES = (
                 pixels,
                 up_the_output,
                 dark,
+            ),
+            (
+                "division by the largest pixel beside a bucket",
+                behind(bucket_beside_the_largest_pixel),
+                wild,
+                up_the_output,
+                tame,
             ),
             (
                 "turned by an integer label above 10",

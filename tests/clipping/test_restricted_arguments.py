@@ -26,7 +26,8 @@ def in_a_loop(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 RESTRICTED: dict[str, Function] = {
-    "a cast": lambda x, y: y + tf.cast(tf.cast(2 * x, tf.int64), tf.float32),
+    "a cast that is looked up": lambda x, y: y + tf.gather(y, 1 + tf.cast(2 * x, tf.int64)),
+    "a cast to a size": lambda x, y: y + tf.ones([tf.cast(tf.reduce_sum(x), tf.int32), 1]),
     "a function": lambda x, y: y + looked_up(x + 1),
     "a branch": lambda x, y: tf.cond(tf.reduce_all(y > 0), lambda: looked_up(x), lambda: y),
     "a loop": in_a_loop,
@@ -36,6 +37,8 @@ RESTRICTED: dict[str, Function] = {
 }
 FREE: dict[str, Function] = {
     "arithmetic": lambda x, y: tf.exp(x) * y,
+    "a cast": lambda x, y: y + tf.cast(tf.cast(2 * x, tf.int64), tf.float32),
+    "a bucket of several": lambda x, y: tf.one_hot(tf.cast(4 * x, tf.int32), 4) * y[:, None],
     "a comparison": lambda x, y: tf.cast(tf.cast(x > y, tf.int32), tf.float32),
     "its shape": lambda x, y: x * y * tf.ones([tf.cast(tf.cast(tf.size(x), tf.float32), tf.int32)]),
     "a loop": lambda x, y: tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v * y), (0, x)),
