@@ -28,15 +28,23 @@ _FILES = {
 }
 
 
-def share_of_gain(name: str, epsilon: float, sources: Sources, results: Results) -> float:
-    """Of the recipe's test score, one seed."""
+def measured(
+    name: str, epsilon: float, sources: Sources, results: Results
+) -> tuple[float, str, str]:
+    """The share of gain of the recipe's test score; log loss and mean prediction with the truth."""
     task = task_of(name, sources)
     found = Found(results, name, epsilon)
     best = found.best(methods_of(task))
     if best is None:
         raise SystemExit(f"{RESULTS.name} has no finished run of {name} at epsilon={epsilon:g}.")
-    score = run(task, recommended(task), epsilon)["test"]
-    return (score - task.constant) / (found.test(best) - task.constant)
+    result = run(task, recommended(task), epsilon)
+    share = (result["test"] - task.constant) / (found.test(best) - task.constant)
+    loss = mean = "-"
+    if task.as_frequent:
+        loss = f"{result['test_log_loss']:.3f} ({task.constant_log_loss:.3f})"
+    if task.as_frequent and task.binary:
+        mean = f"{result['test_mean_prediction']:.3f} ({task.rate:.3f})"
+    return share, loss, mean
 
 
 def main() -> None:
@@ -52,17 +60,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         files = {name: data / file for name, file in _FILES.items()}
         sources = Sources(**files, directory=Path(folder))
-        shares = {
-            (name, epsilon): share_of_gain(name, epsilon, sources, results)
+        found = {
+            (name, epsilon): measured(name, epsilon, sources, results)
             for name in TASKS
             for epsilon in epsilons
         }
     metrics = {
-        f"recipe_share_of_gain_{name}": min(shares[name, epsilon] for epsilon in epsilons)
+        f"recipe_share_of_gain_{name}": min(found[name, epsilon][0] for epsilon in epsilons)
         for name in TASKS
     }
-    rows = [(name, epsilon, share) for (name, epsilon), share in shares.items()]
-    harness.report("recipes", ("task", "epsilon", "share of gain"), rows, metrics, options)
+    rows = [(*key, *own) for key, own in found.items()]
+    headers = ("task", "epsilon", "share of gain", "log loss (constant)", "mean prediction (rate)")
+    harness.report("recipes", headers, rows, metrics, options)
 
 
 if __name__ == "__main__":

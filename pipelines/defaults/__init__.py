@@ -1,4 +1,4 @@
-"""A study of settings: which optimizer, clip norm, batch and selection learn best on six tasks at
+"""A study of settings: which optimizer, clip norm, batch and selection learn best on seven tasks at
 three budgets.
 
 `tasks` has the data and the models, `settings` what is searched, `run` trains one setting, `search`

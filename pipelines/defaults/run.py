@@ -15,7 +15,6 @@ from pipelines.defaults.settings import (
     DP_FEST,
     DP_SGD,
     NON_PRIVATE,
-    RECOMMENDED,
     Setting,
     steps_of,
 )
@@ -51,7 +50,7 @@ def run(
     all_steps = steps_of(task, setting.batch_size)
     steps = max(1, math.ceil(all_steps * part))
     if epsilon is None:
-        optimizer: keras.optimizers.Optimizer = setting.keras_optimizer()
+        optimizer: keras.optimizers.Optimizer = setting.keras_optimizer(all_steps)
         batches = _stock_batches(task.training, setting.batch_size, seed)
     else:
         optimizer = private_optimizer(task, model, setting, epsilon)
@@ -59,8 +58,8 @@ def run(
     model.compile(optimizer, loss=task.loss)
     model.fit(batches, steps_per_epoch=steps, verbose=0)
     return {
-        "validation": _scored(task, model, task.validation),
-        "test": _scored(task, model, task.test),
+        **_scores(task, model, task.validation, "validation"),
+        **_scores(task, model, task.test, "test"),
         "steps": steps,
         "noise_multiplier": None if epsilon is None else optimizer.plan.noise_multiplier,
         "rows_per_step": _rows_per_step(optimizer, steps),
@@ -73,20 +72,19 @@ def private_optimizer(
 ) -> keras.optimizers.Optimizer:
     """The private optimizer of a setting with a calibrated plan."""
     plan = plan_of(task, setting, epsilon)
-    if setting.method == RECOMMENDED:
-        return dp_sparse.recommend(model, plan.calibrate()).optimizer()
-    wrapped, clip_norm = setting.keras_optimizer(), setting.clip_norm
+    wrapped = setting.keras_optimizer(plan.sampling.steps)
+    own = {"clip_norm": setting.clip_norm, "clipping": setting.clipping()}
     if setting.method == DP_SGD:
-        return dp_sparse.DPSGDOptimizer(wrapped, plan.calibrate(), clip_norm)
+        return dp_sparse.DPSGDOptimizer(wrapped, plan.calibrate(), **own)
     if setting.method == DP_FEST:
         rows = _selected(task, plan, max(1, round(setting.row_fraction * task.rows)))
         plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, releases=(rows.release,))
-        return dp_sparse.DPFESTOptimizer(wrapped, plan.calibrate(), clip_norm, rows=rows)
+        return dp_sparse.DPFESTOptimizer(wrapped, plan.calibrate(), **own, rows=rows)
     if setting.method == DP_ADAFEST:
         return dp_sparse.DPAdaFESTOptimizer(
             wrapped,
             plan.calibrate(),
-            clip_norm,
+            **own,
             noise_ratio=setting.noise_ratio,
             expected_false_rows=setting.false_rows,
         )
@@ -123,6 +121,13 @@ def _rows_per_step(optimizer: keras.optimizers.Optimizer, steps: int) -> list[fl
     return (optimizer.diagnostics.rows.numpy() / steps).tolist()
 
 
-def _scored(task: Task, model: keras.Model, examples: Examples) -> float:
-    outputs = model.predict(examples.x, batch_size=2048, verbose=0)
-    return task.score(np.nan_to_num(outputs), examples.y)
+def _scores(
+    task: Task, model: keras.Model, examples: Examples, name: str
+) -> dict[str, float | None]:
+    """The task's score, the log loss, and the mean prediction where labels are 0 and 1."""
+    outputs = np.nan_to_num(model.predict(examples.x, batch_size=2048, verbose=0))
+    return {
+        name: task.score(outputs, examples.y),
+        f"{name}_log_loss": task.log_loss(outputs, examples.y),
+        f"{name}_mean_prediction": task.mean_prediction(outputs),
+    }

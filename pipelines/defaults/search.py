@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.defaults.run import Result, run, task_of
-from pipelines.defaults.settings import NON_PRIVATE, Setting, drawn, fixed, methods_of
+from pipelines.defaults.settings import (
+    GRID_EPSILONS,
+    NON_PRIVATE,
+    Setting,
+    clip_norms,
+    drawn,
+    fixed,
+    methods_of,
+)
 from pipelines.defaults.tasks import Sources, Task
 from pipelines.finished_runs import FinishedRuns
 
@@ -118,6 +126,8 @@ def _bracket(
     chosen = survivors([r for r in runs if r in results], results)
     if epsilon is not None:
         chosen += fixed(task)
+    if epsilon in GRID_EPSILONS:
+        chosen += clip_norms(task)
     whole = [Run(name, epsilon, setting, WHOLE, SEEDS[0]) for setting in dict.fromkeys(chosen)]
     submit(whole)
     of_search = [r for r in whole if r in results and r.setting in settings]

@@ -7,10 +7,10 @@ from typing import Any
 import keras
 import numpy as np
 
+import dp_sparse
 from pipelines.defaults.tasks import Task
 
 NON_PRIVATE = "non_private"
-RECOMMENDED = "recommended"
 DP_SGD, DP_FEST, DP_ADAFEST = "dp_sgd", "dp_fest", "dp_adafest"
 OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 
@@ -19,6 +19,8 @@ _NOISE_RATIOS = (0.5, 1.0, 2.0, 5.0, 10.0)
 _FALSE_ROWS = (3.0, 10.0, 32.0, 100.0)
 _ROW_FRACTIONS = (0.03, 0.1, 0.3)
 _ACCUMULATORS = (0.1, 1e-4, 1e-7)
+GRID_EPSILONS = (1.0, 3.0)
+_GRID_CLIP_NORMS, _GRID_QUANTILES = (0.3, 1.0, 3.0, 6.0, 10.0), (0.8, 0.9, 0.95)
 _RATES = {"SGD": (0.1, 10.0), "Adagrad": (0.005, 0.5), "Adam": (3e-4, 3e-2)}
 
 
@@ -27,8 +29,7 @@ class Setting:
     """One point of the search.
 
     Attributes:
-        method: One of `methods_of`, or "non_private"; "recommended" is what `recommend` says, for
-            which the batch size alone counts.
+        method: One of `methods_of`, or "non_private".
         optimizer: The Keras optimizer that is wrapped.
         learning_rate: Its own. SGD's is for gradients clipped to 1: it is divided by the clip norm.
         batch_size: The expected batch size.
@@ -37,6 +38,8 @@ class Setting:
         noise_ratio: σ1/σ2 of DP-AdaFEST.
         false_rows: Expected false rows a step of DP-AdaFEST.
         row_fraction: The part of all rows that DP-FEST selects.
+        quantile: Of the gradients' norms, which C follows from `clip_norm` on; None keeps C.
+        decays: Whether the learning rate falls to 0 along a line, over all steps.
     """
 
     method: str
@@ -48,10 +51,14 @@ class Setting:
     noise_ratio: float = 5.0
     false_rows: float = 32.0
     row_fraction: float = 0.1
+    quantile: float | None = None
+    decays: bool = False
 
-    def keras_optimizer(self) -> keras.optimizers.Optimizer:
-        """The optimizer to wrap, new."""
+    def keras_optimizer(self, steps: int) -> keras.optimizers.Optimizer:
+        """The optimizer to wrap, new, for a run of so many steps."""
         rate: Any = self.learning_rate
+        if self.decays:
+            rate = keras.optimizers.schedules.PolynomialDecay(rate, steps, end_learning_rate=0.0)
         match self.optimizer:
             case "SGD":
                 private = self.method != NON_PRIVATE
@@ -61,10 +68,17 @@ class Setting:
             case _:
                 return keras.optimizers.Adam(rate)
 
+    def clipping(self) -> dp_sparse.QuantileClipping | None:
+        """How gradients are clipped, if C does not stay."""
+        return None if self.quantile is None else dp_sparse.QuantileClipping(self.quantile)
+
     @property
     def family(self) -> tuple[str, str]:
         """What is compared: the method and the optimizer."""
         return self.method, self.optimizer
+
+
+_RECOMMENDED: dict[tuple[str, int], Setting] = {}
 
 
 def steps_of(task: Task, batch_size: int) -> int:
@@ -85,21 +99,61 @@ def printed_recipe(task: Task) -> Setting:
 
 def recommended(task: Task) -> Setting:
     """What `dp_sparse.recommend` says, at the task's largest batch."""
-    return Setting(RECOMMENDED, "", 0.0, max(task.batch_sizes))
+    batch = max(task.batch_sizes)
+    key = task.name, steps_of(task, batch)
+    if key not in _RECOMMENDED:
+        sampling = dp_sparse.PoissonSampling(10 * batch, batch, steps_of(task, batch))
+        budget = dp_sparse.PrivacyBudget(1.0, 1e-5)
+        plan = dp_sparse.PrivacyPlan(budget, sampling).with_noise(10.0)
+        said = dp_sparse.recommend(task.model(), plan)
+        assert said.method is dp_sparse.DPSGDOptimizer and said.wrapped == "Adam"
+        rate, own = said.wrapped_arguments["learning_rate"], said.arguments
+        style, decays = own.get("clipping"), not isinstance(rate, float)
+        _RECOMMENDED[key] = Setting(
+            DP_SGD,
+            said.wrapped,
+            rate.initial_learning_rate if decays else rate,
+            batch,
+            own["clip_norm"],
+            quantile=None if style is None else style.target_quantile,
+            decays=decays,
+        )
+    return _RECOMMENDED[key]
+
+
+def formerly_recommended(task: Task) -> Setting:
+    """What `dp_sparse.recommend` said while settings were chosen by AUC alone."""
+    batch = max(task.batch_sizes)
+    rate = min(0.01, 0.2 / math.sqrt(steps_of(task, batch)))
+    return Setting(DP_SGD, "Adam", float(f"{rate:.2g}"), batch, 0.3)
 
 
 def for_large_tables(task: Task) -> Setting:
     """What `dp_sparse.recommend` says once tables are too large for DP-SGD."""
-    batch = max(task.batch_sizes)
-    rate = min(0.01, 0.2 / math.sqrt(steps_of(task, batch)))
-    own = {"clip_norm": 0.3, "noise_ratio": 2.0, "false_rows": 10.0}
-    return Setting(DP_ADAFEST, "Adam", float(f"{rate:.2g}"), batch, **own)
+    own = {"noise_ratio": 2.0, "false_rows": 10.0}
+    return dataclasses.replace(recommended(task), method=DP_ADAFEST, **own)
+
+
+def clip_norms(task: Task) -> list[Setting]:
+    """DP-SGD with Adam at clip norms that stay, and at some that follow a quantile.
+
+    They run to the end on tasks that ask for a probability, whatever their scores.
+    """
+    if not (task.binary and task.as_frequent):
+        return []
+    now, before = recommended(task), formerly_recommended(task)
+    stay = [
+        dataclasses.replace(before, clip_norm=norm, decays=decays)
+        for decays in (False, True)
+        for norm in _GRID_CLIP_NORMS
+    ]
+    return [*stay, *(dataclasses.replace(now, quantile=each) for each in _GRID_QUANTILES)]
 
 
 def fixed(task: Task) -> list[Setting]:
     """The private settings that run to the end on every task, whatever their scores."""
     large = [for_large_tables(task)] if task.tables else []
-    return [printed_recipe(task), recommended(task), *large]
+    return [printed_recipe(task), formerly_recommended(task), recommended(task), *large]
 
 
 def drawn(task: Task, methods: tuple[str, ...], draws: int, seed: int) -> list[Setting]:

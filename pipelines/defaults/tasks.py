@@ -1,4 +1,5 @@
-"""The tasks of the study: clicks, made-up clicks, ranking, retrieval, next item, images.
+"""The tasks of the study: clicks, made-up clicks, the first page, ranking, retrieval, next item,
+images.
 
 Every task has examples to train on, others to choose settings by, and others to judge by. Items of
 a user are in the order of time: the last one judges, the one before it chooses.
@@ -14,6 +15,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import scipy.special
 
 import dp_sparse
 from models.classifiers import mlp
@@ -23,10 +25,13 @@ from pipelines.criteo.methods import table_names
 from pipelines.criteo.records import PreparedData, prepared_in
 from pipelines.criteo.schema import TABLE3_VOCABULARIES, examples_from_records
 from pipelines.criteo.train import exact_auc
+from pipelines.scores import mean_prediction
 
 Tables = Mapping[str, int | dp_sparse.TopKTable]
 
 _MADE_UP_ROWS = 120_000
+FIRST_PAGE_ROWS = 2**14  # of each table of docs/first_model.md
+_FIRST_USERS, _FIRST_ITEMS, _FIRST_ROWS = 2_000, 500, 120_000
 _RANKING_USERS, _RANKING_ITEMS = 943, 1_682  # the shape of MovieLens-100k
 _NEGATIVES = 20  # items of no interaction beside each one that judges
 _HISTORY = 10
@@ -62,6 +67,8 @@ class Task:
         constant: The score on `test` of the best prediction that does not see x.
         tables: The tables with their sizes, by the names of their layers.
         ids: The ids of each table, of the inputs.
+        as_frequent: Whether labels are as frequent in `test` as in training, so that log loss and
+            mean prediction can be compared.
         batch_sizes: Expected batch sizes to choose from.
         passes: Passes over the training examples.
     """
@@ -79,11 +86,38 @@ class Task:
     ids: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
     batch_sizes: tuple[int, ...]
     passes: float
+    as_frequent: bool = True
 
     @property
     def rows(self) -> int:
         """Rows of all tables."""
         return sum(getattr(table, "num_rows", table) for table in self.tables.values())
+
+    @property
+    def binary(self) -> bool:
+        """Whether labels are 0 or 1, so that outputs are of the probability of 1."""
+        return isinstance(self.loss, keras.losses.BinaryCrossentropy)
+
+    @property
+    def rate(self) -> float:
+        """The part of `test` that is labelled 1."""
+        return float(np.mean(self.test.y == 1))
+
+    @property
+    def constant_log_loss(self) -> float:
+        """The log loss on `test` of the best prediction that does not see x."""
+        shares = np.bincount(self.test.y.astype(int)) / len(self.test)
+        return float(-np.sum(shares[shares > 0] * np.log(shares[shares > 0])))
+
+    def log_loss(self, outputs: np.ndarray, labels: np.ndarray) -> float:
+        """The mean of the loss over examples."""
+        return float(self.loss(labels.reshape(-1, 1), outputs))
+
+    def mean_prediction(self, outputs: np.ndarray) -> float | None:
+        """The mean probability of a label 1; None where labels are not of two kinds."""
+        if not self.binary:
+            return None
+        return mean_prediction(outputs) if self.loss.from_logits else float(np.mean(outputs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +181,69 @@ def _in_time(records: np.ndarray) -> list[np.ndarray]:
     return [np.array(records[a:b]) for a, b in itertools.pairwise(ends)]
 
 
+def first_page(sources: Sources) -> Task:
+    """The model of docs/first_model.md on `planted_clicks`: two hashed columns, one layer."""
+    del sources
+    columns, labels = planted_clicks(_FIRST_ROWS, _SEED)
+    ends = [0, *(round(_FIRST_ROWS * part) for part in (0.8, 0.9)), _FIRST_ROWS]
+    hashed = {name: hashed_rows(values) for name, values in columns.items()}
+    parts = [
+        Examples({name: values[a:b] for name, values in hashed.items()}, labels[a:b])
+        for a, b in itertools.pairwise(ends)
+    ]
+    return Task(
+        "first page",
+        "AUC",
+        *parts,
+        model=first_page_model,
+        loss=keras.losses.BinaryCrossentropy(),
+        score=lambda outputs, labels: exact_auc(labels, outputs[:, 0]),
+        constant=0.5,
+        tables=dict.fromkeys(("users", "items"), FIRST_PAGE_ROWS),
+        ids=lambda x: {"users": x["user"], "items": x["item"]},
+        batch_sizes=(1024,),
+        passes=5.0,
+    )
+
+
+def planted_clicks(rows: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Columns `user` and `item` of text, and whether it was clicked: a third of the rows are.
+
+    The log odds are those of the user, those of the item, and a product of two tastes.
+    """
+    rng = np.random.default_rng(seed)
+    users = rng.integers(0, _FIRST_USERS, rows)
+    popular = 1 / (1 + np.arange(_FIRST_ITEMS)) ** 0.8
+    items = rng.choice(_FIRST_ITEMS, rows, p=popular / popular.sum())
+    of_users, of_items = rng.normal(0, 0.8, _FIRST_USERS), rng.normal(0, 1.0, _FIRST_ITEMS)
+    tastes = rng.normal(0, 0.5, (_FIRST_USERS, 4)), rng.normal(0, 0.5, (_FIRST_ITEMS, 4))
+    odds = of_users[users] + of_items[items] + (tastes[0][users] * tastes[1][items]).sum(axis=1)
+    labels = (rng.random(rows) < scipy.special.expit(odds - 0.75)).astype(np.float32)
+    columns = {
+        "user": np.char.add("u", users.astype(str)),
+        "item": np.char.add("i", items.astype(str)),
+    }
+    return columns, labels
+
+
+def hashed_rows(values: np.ndarray) -> np.ndarray:
+    """As the page's Hashing layer has them, int32 `[examples]`."""
+    names, places = np.unique(values, return_inverse=True)
+    hashed = keras.layers.Hashing(FIRST_PAGE_ROWS)(names.astype(object))
+    return np.asarray(hashed, np.int32)[places]
+
+
+def first_page_model() -> keras.Model:
+    """The page's model behind its Hashing layers: two ids, int `[batch]`, to a probability."""
+    inputs = {name: keras.Input((), dtype="int32", name=name) for name in ("user", "item")}
+    looked_up = [
+        keras.layers.Embedding(FIRST_PAGE_ROWS, 8, name=f"{name}s")(each)
+        for name, each in inputs.items()
+    ]
+    values = keras.layers.Concatenate()(looked_up)
+    return keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(values))
+
+
 def ranking(sources: Sources) -> Task:
     """Whether a user took an item, or it was drawn at random: the shape of MovieLens-100k."""
     pairs = _interactions(sources.movielens)
@@ -173,6 +270,7 @@ def ranking(sources: Sources) -> Task:
         ids=lambda x: {"users": x["user"], "items": x["item"]},
         batch_sizes=(1024, 4096),
         passes=10.0,
+        as_frequent=False,
     )
 
 
@@ -345,6 +443,7 @@ def _left_after(users: np.ndarray) -> np.ndarray:
 _LOADERS: dict[str, Callable[[Sources], Task]] = {
     "clicks": clicks,
     "made_up_clicks": made_up_clicks,
+    "first_page": first_page,
     "ranking": ranking,
     "retrieval": retrieval,
     "next_item": next_item,

@@ -70,7 +70,7 @@ def test_a_file_that_is_not_there_is_named(
 
 def test_the_time_grows_with_rows_and_passes() -> None:
     config = get_config()
-    assert "45,000,000 rows: about 792 minutes" in demo.duration(config, 45_000_000)
+    assert "45,000,000 rows: about 396 minutes" in demo.duration(config, 45_000_000)
     config.training.epochs = 1.0
     assert "45,000,000 rows: about 198 minutes" in demo.duration(config, 45_000_000)
 
