@@ -417,8 +417,8 @@ FAULTS = (
     Fault(
         "an_optimizer_does_not_learn_of_new_variables",
         "dp_sparse/training/building.py",
-        '(trained, built, "was not trained"),',
-        '(built, built, "was not trained"),',
+        '(trained, built, "was not trained then"),',
+        '(built, built, "was not trained then"),',
         (
             "tests/training/test_changes.py::"
             "test_the_same_optimizer_does_not_train_other_variables[built-unfreeze]",
