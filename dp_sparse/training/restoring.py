@@ -6,9 +6,11 @@ optimizer that was compiled and has not trained is built first.
 """
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import h5py
 import keras
 
 from dp_sparse.core import PrivacyError
@@ -38,14 +40,19 @@ def _restoring_tree(model: keras.Model, optimizer: PrivateOptimizer) -> Callable
 
 
 def _loading(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., None]:
-    """Keras' own, which wraps what an optimizer refuses in sentences of its own."""
+    """Keras' own, which wraps what an optimizer refuses in sentences of its own.
+
+    A file without the state of an optimizer, as of public weights, leaves the optimizer as it is.
+    """
     stock = model.load_weights
 
     @functools.wraps(stock)
-    def load_weights(*args: Any, **kwargs: Any) -> None:
+    def load_weights(filepath: Any, *args: Any, **kwargs: Any) -> None:
         _build(model, optimizer)
+        if _has_weights_alone(str(filepath)):
+            kwargs["objects_to_skip"] = [*kwargs.get("objects_to_skip", ()), optimizer]
         try:
-            stock(*args, **kwargs)
+            stock(filepath, *args, **kwargs)
         except ValueError as error:
             own = [part for part in str(error).split("\n\n") if any(u in part for u in _UNFIT)]
             if not own:
@@ -53,6 +60,16 @@ def _loading(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., N
             raise PrivacyError(own[0]) from None
 
     return load_weights
+
+
+def _has_weights_alone(path: str) -> bool:
+    """Whether a local file of weights has no variables of an optimizer."""
+    if not path.endswith(".weights.h5") or not os.path.exists(path):
+        return False
+    with h5py.File(path) as file:
+        found: list[str] = []
+        file.visit(found.append)
+    return not any(name.startswith("optimizer/vars/") for name in found)
 
 
 def _build(model: keras.Model, optimizer: PrivateOptimizer) -> None:

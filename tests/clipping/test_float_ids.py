@@ -103,3 +103,16 @@ def test_an_id_that_is_no_number_is_told_as_that(dtype: str, bad: float) -> None
     x = np.array([[1.0, 2.0], [3.0, bad]])
     with pytest.raises(BadExampleError, match=r"Expected ids in \[0, 9\) at layer table.*got nan"):
         dp_sparse.check_model(looked_up(dtype, 9), x)
+
+
+def test_a_missing_number_beside_an_id_is_no_missing_id() -> None:
+    """One packed input: the first column is looked up, the other holds numbers."""
+    packed = keras.Input((2,))
+    row = keras.layers.Embedding(9, 1, name="table")(keras.ops.cast(packed[:, 0], "int32"))
+    known = keras.ops.where(keras.ops.isnan(packed[:, 1:]), 0.0, packed[:, 1:])
+    model = keras.Model(packed, keras.layers.Dense(1)(keras.ops.concatenate([row, known], 1)))
+    x = np.array([[1.0, 0.5], [2.0, np.nan], [3.0, 0.1], [4.0, 0.2]], np.float32)
+    assert dp_sparse.check_model(model, x).ok
+    x[0, 0] = np.nan
+    with pytest.raises(BadExampleError, match=r"Expected ids in \[0, 9\) at layer table.*got nan"):
+        dp_sparse.check_model(model, x)

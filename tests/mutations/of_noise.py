@@ -207,6 +207,16 @@ FAULTS = (
         (f"{_OF_LAZY}::test_an_untouched_row_gets_the_noise_of_all_steps_and_their_rates",),
     ),
     Fault(
+        "a_step_takes_the_noise_of_another_thread_from_its_rows",
+        "dp_sparse/optimizers/lazy_noise.py",
+        "tf.minimum(before + own, variance)",
+        "tf.fill(tf.shape(before), tf.identity(variance))",
+        (
+            "tests/optimizers/test_lazy.py"
+            "::test_a_step_takes_no_other_step_s_noise_from_the_rows_it_gives_theirs",
+        ),
+    ),
+    Fault(
         "late_noise_of_half_the_variance",
         _DELAYED,
         "deviations = tf.sqrt(tf.maximum(variance - settled.sparse_read(row_ids), 0.0))",

@@ -392,6 +392,18 @@ def test_a_rate_that_drops_does_not_lose_its_noise() -> None:
     assert float(delayed._variance) == 1e-18
 
 
+def test_a_step_takes_no_other_step_s_noise_from_the_rows_it_gives_theirs() -> None:
+    """A second thread's step ends after a row was settled and before its own noise is added."""
+    (table, *_) = click_model().trainable_variables
+    delayed, key = DelayedNoise([table]), noise.NoiseKey()
+    row, one, two = tf.constant([0], tf.int64), *(tf.constant(d, tf.float64) for d in (1.0, 2.0))
+    delayed.settle(table, row, key.next_draw(), noise.Purpose.DELAYED)
+    delayed.delay(two, [])  # of the other thread
+    delayed.delay(one, [(table, row)])
+    due = float(delayed._variance) - delayed._settled[id(table)].numpy()
+    assert due[0] == 4.0 and set(due[1:]) == {5.0}
+
+
 def test_weights_are_released_on_a_grid_of_the_smallest_noise_that_is_due() -> None:
     """The same for rows that were read in one step, in both and in none."""
     model, plan = row_model(), plan_for(2, noise_multiplier=1.0)

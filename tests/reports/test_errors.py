@@ -114,7 +114,8 @@ def click_model(optimizer: Any, loss: str = "mse") -> keras.Model:
     ids = keras.Input((), dtype="int32")
     values = keras.layers.Embedding(20, 2, name="table")(ids)
     model = keras.Model(ids, keras.layers.Dense(1, name="head")(values))
-    model.compile(optimizer, loss)
+    if optimizer is not None:
+        model.compile(optimizer, loss)
     return model
 
 
@@ -149,6 +150,21 @@ def test_weights_go_into_a_model_that_was_only_built_and_compiled(
     by_tree = click_model(private(plan))
     by_tree.set_state_tree(tree)
     assert int(by_tree.optimizer.steps_spent) == 1
+
+
+def test_public_weights_go_into_a_private_model(tmp_path: Path) -> None:
+    """Saved by a model without an optimizer: nothing is spent, and training goes on."""
+    public = click_model(None)
+    public.save_weights(tmp_path / "public.weights.h5")
+    plan = plan_of()
+    model = click_model(private(plan))
+    without_isolation_checks(model.optimizer)
+    batches = plan.sampling.batches((NUMBERS, np.ones(64, np.float32)))
+    for spent in (0, 1):
+        model.load_weights(tmp_path / "public.weights.h5")
+        np.testing.assert_array_equal(model.get_weights()[0], public.get_weights()[0])
+        assert int(model.optimizer.steps_spent) == spent
+        model.fit(batches, steps_per_epoch=1, verbose=0)
 
 
 def test_weights_of_another_optimizer_go_in_before_compile(tmp_path: Path) -> None:
