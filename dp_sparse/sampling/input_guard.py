@@ -57,10 +57,12 @@ _STATE = re.compile(
     "Assign.*|Resource(Scatter|StridedSlice|Apply|CountUpTo).*|LookupTable(Insert|Import|Remove).*|"
     ".*Queue(Enqueue|Dequeue).*|(Un)?[Ss]tage|.*Accumulator.*"
 )
+_JOINS = ("Zip", "DirectedInterleave")
 _MIXERS = ("Scan", "GroupByWindow", "GroupByReducer", "Window")
 _TAKES_APART = ("Unbatch", "FlatMap")
 _BATCHES = ("Batch", "ParallelBatch", "PaddedBatch")
 _IN_PLACE = ("Map", "ParallelMap", "Prefetch", "Options", "Cache", "Zip")  # keep the order
+_COUNTED = ("Take", "Skip", "Batch", "ParallelBatch")  # move elements alike, by a number
 _MADE_UP = 8  # examples on which a map over batches of a source is tried
 _CHOOSERS = ("Filter", "TakeWhile", "Scan", "IgnoreErrors", "Unique", "GroupByWindow")
 _DRAWN = re.compile(f"{_RANDOM.pattern}|Stateless.*(Random|Normal|Multinomial).*|Random.*Dataset.*")
@@ -90,7 +92,7 @@ def check_batches(dataset: tf.data.Dataset) -> None:
         name = _name_of(each)
         if name in _CHOOSERS:
             _refuse("the sampler's batches", name, _called_by(each), "chosen")
-        if name == "Zip" and sum(map(_has_own, each._inputs())) > 1:
+        if name in _JOINS and sum(map(_has_own, each._inputs())) > 1:
             _refuse("batches of one pass", name, "batches of several", "joined")
         _check(each, "the sampler's batches", generators=False)
         if name in ("Map", "ParallelMap"):
@@ -191,20 +193,28 @@ def _all_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 def _joins_neighbours(zipped: tf.data.Dataset) -> bool:
     """Whether a dataset is joined with itself in another order, as with its own `skip(1)`."""
-    branches = [list(_paths(each, in_place=True)) for each in _inputs(zipped)]
+    branches = [list(_paths(each, ())) for each in _inputs(zipped)]
     for one, other in itertools.combinations(branches, 2):
-        places = {id(each): in_place for each, in_place in one}
-        shared = [(places[id(e)], in_place) for e, in_place in other if id(e) in places]
-        if shared and not all(shared[0]):  # the first that both are made of
+        moves = {id(each): moved for each, moved in one}
+        shared = [(moves[id(e)], moved) for e, moved in other if id(e) in moves]
+        if shared and shared[0][0] != shared[0][1]:  # the first that both are made of
             return True
     return False
 
 
-def _paths(dataset: tf.data.Dataset, in_place: bool) -> Iterator[tuple[tf.data.Dataset, bool]]:
-    """What a dataset is made of, and whether the order is still that of its elements."""
-    yield dataset, in_place
+def _paths(
+    dataset: tf.data.Dataset, moved: tuple[Any, ...]
+) -> Iterator[tuple[tf.data.Dataset, tuple[Any, ...]]]:
+    """What a dataset is made of, and what moves the elements on the way from there."""
+    yield dataset, moved
+    name = _name_of(dataset)
+    if name in _COUNTED:
+        number = dataset._count if name in ("Take", "Skip") else dataset._batch_size
+        moved = (*moved, (name.removeprefix("Parallel"), tf.get_static_value(number)))
+    elif name not in _IN_PLACE:
+        moved = (*moved, id(dataset))
     for each in _inputs(dataset):
-        yield from _paths(each, in_place and _name_of(dataset) in _IN_PLACE)
+        yield from _paths(each, moved)
 
 
 def _try(dataset: tf.data.Dataset, capacity: int | None) -> None:

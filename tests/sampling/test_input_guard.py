@@ -95,6 +95,12 @@ REFUSED: dict[str, tuple[str, Change]] = {
         "several",
         lambda made: tf.data.Dataset.zip(made, batches()).map(first),
     ),
+    "chosen by content": (
+        "several",
+        lambda made: tf.data.Dataset.choose_from_datasets(
+            [made, made.prefetch(1)], made.map(lambda x, y, w: tf.cast(x[0, 0] > 0, tf.int64))
+        ),
+    ),
     "numbers of tracing": ("Map", on_x(lambda x: x + np.random.normal(size=(SIZE, 1)))),
     "places": ("Map", on_x(lambda x: x + tf.range(SIZE, dtype=tf.float32)[:, None])),
     "the mean": ("Map", on_x(lambda x: x - tf.reduce_mean(x))),
@@ -226,6 +232,10 @@ HONEST_SOURCES: dict[str, Change] = {
         made.map(lambda x, y: x), made.map(lambda x, y: y).prefetch(1)
     ),
     "noisy by entropy": by_batches(lambda x: x + tf.cast(unseeded(tf.shape(x)), tf.float32)),
+    "parts of one dataset, moved alike": lambda made: tf.data.Dataset.zip(
+        made.map(lambda x, y: x).batch(2).take(3),
+        made.map(lambda x, y: y).batch(2).take(3),
+    ).unbatch(),
     "shuffled": lambda made: made.shuffle(4).map(lambda x, y: (2 * x, y)),
     "numbered": lambda made: made.enumerate().map(lambda i, one: one),
 }
