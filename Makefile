@@ -62,10 +62,9 @@ OLDEST = XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
 	TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1
 
 test: $(INSTALLED)
-	@$(TEST) $(FIRST)
-	@$(TEST) $(SECOND)
-	@$(TEST) $(THIRD)
-	@$(TEST) $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD))
+	@failed=; $(TEST) $(FIRST) || failed=1; $(TEST) $(SECOND) || failed=1; \
+		$(TEST) $(THIRD) || failed=1; \
+		$(TEST) $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD)) || failed=1; test -z "$$failed"
 	@test -n '$(NUMPY_DISPATCH)'
 	@NPY_DISABLE_CPU_FEATURES='$(NUMPY_DISPATCH)' $(TEST) $(ACCOUNTING)
 	@$(OLDEST) $(TEST) $(KERNELS)

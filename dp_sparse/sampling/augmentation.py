@@ -6,10 +6,12 @@ pipeline, in all ways of training. A seed is two numbers for `tf.random.stateles
 the batches draws anew and nobody saves. O(capacity) calls a batch, on as many threads as help.
 
 ### Formal Guarantees
-`f` sees one example, and what it draws has the same distribution whoever else is in the batch, so
-neighbours stay neighbours. Its graph is read (`input_guard`): random numbers from other known
-seeds, state and Python code are refused. Seeds are 64 bits each of a stream by a key of 128 bits.
-Padding is changed as well, and counts no more than before.
+`f` sees one example, and what it draws has the same distribution whatever other examples are in the
+batch, so neighbours stay neighbours, as long as it was given no private rows beforehand: tensors
+with as many rows as there are examples are refused, others are not recognised. Its graph is read
+(`input_guard`): random numbers from other known seeds, state and Python code are refused. Seeds are
+64 bits each of a stream by a key of 128 bits. Padding is changed as well, and counts no more than
+before.
 """
 
 import inspect
@@ -20,8 +22,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.sampling import input_guard
+from dp_sparse.core import PrivacyError, graphs
+from dp_sparse.sampling import held_out, input_guard
 
+_FEW = 32  # rows that may well be something else
 Augment = Callable[[Any, Any, tf.Tensor], tuple[Any, Any]]
 
 
@@ -41,11 +45,13 @@ def augmented(
     Raises:
         ValueError: It is no function of three arguments, returns no pair, or shapes that it leaves
             open.
-        PrivacyError: It draws random numbers by other seeds, keeps something, or runs Python code.
+        PrivacyError: It draws random numbers by other seeds, keeps something, runs Python code, or
+            holds a row for each example.
     """
     if augment is None:
         return batches
     traced = _traced(augment, batches.element_spec)
+    _refuse_other_rows(traced.graph, held_out.numbers_of_examples(batches))
     capacity = tf.nest.flatten(batches.element_spec)[0].shape[0]
     signature = tf.nest.map_structure(
         lambda spec: tf.TensorSpec(spec.shape, spec.dtype), traced.structured_outputs
@@ -82,10 +88,28 @@ def _traced(augment: Augment, spec: Any) -> Any:
     for leaf in tf.nest.flatten(traced.structured_outputs):
         if not leaf.shape.is_fully_defined():
             raise ValueError(
-                f"Expected one shape of all examples from augment, got {leaf.shape}: say it by "
-                "tf.ensure_shape(...)."
+                f"Expected augment to return one fixed shape for all examples, got {leaf.shape}: "
+                "set it with tf.ensure_shape(...)."
             )
     return traced
+
+
+def _refuse_other_rows(graph: Any, numbers: set[int]) -> None:
+    """Raises PrivacyError if a function holds as many rows as there are examples, as MixUp may."""
+    held = [outside for outside, _ in graph.captures]
+    held += [op.outputs[0] for op in graph.get_operations() if op.type == "Const"]
+    for tensor in held:
+        rows = tensor.shape[0] if tensor.shape.rank else None
+        if rows is not None and rows > _FEW and rows in numbers:
+            raise PrivacyError(
+                f"Expected augment to change an example by itself, got one that holds {rows} rows, "
+                "as many as there are examples: mixing in rows of others (MixUp, CutMix) lets one "
+                "example into the gradients of many.\nUse public rows, another number of them."
+            )
+    for op in graph.get_operations():
+        for function in graphs.called(op):
+            if function is not None:
+                _refuse_other_rows(function.graph, numbers)
 
 
 def _require_three_arguments(augment: Any) -> None:

@@ -31,6 +31,14 @@ def trained_on(batches: tf.data.Dataset, held_out: Any) -> bool:
     return any(_meet(leaf, other) for leaf in _arrays(held_out) for other in own)
 
 
+def numbers_of_examples(batches: tf.data.Dataset) -> set[int]:
+    """How many examples there are in what `batches` are drawn from, as far as it is known."""
+    sources = [_TRAINED_ON[each] for each in _made_of(batches) if each in _TRAINED_ON]
+    datasets = {int(s.cardinality()) for s in sources if isinstance(s, tf.data.Dataset)}
+    arrays = (_arrays(s) for s in sources if not isinstance(s, tf.data.Dataset))
+    return datasets | {len(leaf) for leaves in arrays for leaf in leaves if leaf.ndim}
+
+
 def _made_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     yield dataset
     for each in dataset._inputs():

@@ -8,8 +8,8 @@ Reading costs some milliseconds for each function, before the first batch, and n
 ### Formal Guarantees
 What passes draws no random number that can be predicted, keeps nothing for batches to come, runs
 no Python code, and does not choose among batches by what is in them. Random numbers of TensorFlow's
-own entropy are allowed: they have the same distribution whoever is in a batch. A map that mixes the
-examples of one batch without random numbers is not seen by reading.
+own entropy are allowed: they have the same distribution whatever is in a batch. Reading does not
+show whether a map mixes the examples of one batch: it is tried on made-up rows (`row_check`).
 
 Order is no secret of a stream, whose neighbours have padding in the place of an example, and
 Poisson sampling gives each place the same chance. So a source may shuffle, with any seed.

@@ -1,4 +1,4 @@
-"""Whether an example keeps its row, whoever else is asked for.
+"""Whether an example keeps its row, whatever other examples are asked for.
 
 `gather`, `unpack` and maps over batches are code of users that sees several examples at once. If it
 draws random numbers by their place, or mixes examples, one example less changes the rows of others.
@@ -24,9 +24,9 @@ from dp_sparse.core import PrivacyError, require
 _TOLERANCE = 1e-5  # of the largest entry of a feature: matrix products differ with their size
 _DRAWS = 8  # of a map that draws anew each time
 _OTHER_ROWS = (
-    "Expected the same row of an example whoever else is in its batch, got another one from {}, "
-    "which draws random numbers, or mixes examples or their places.\n"
-    "Let a row depend on its own record alone. Draw random numbers in "
+    "Expected each example to keep its row whatever else is in its batch, got a different row from "
+    "{}: it draws random numbers, mixes examples, or depends on their order.\n"
+    "Compute a row from its own record alone. Draw random numbers in "
     "plan.sampling.batches(..., augment=f), whose f(x, y, seed) gets a secret seed for each "
     "example."
 )
@@ -179,12 +179,16 @@ def _leads(sizes: Sequence[int | None], shape: tf.TensorShape) -> bool:
 
 
 def _halves(count: int) -> tuple[np.ndarray, ...]:
-    """Places of two halves, each in its order and otherwise drawn at random; none of one example.
+    """Places of two halves, each in its order; none of one example.
 
-    Halves of neighbours would leave pairs together.
+    Neighbours 2i and 2i + 1 are always parted, all others by a coin.
     """
-    places, half = np.random.default_rng().permutation(count), count // 2
-    return (np.sort(places[:half]), np.sort(places[half:])) if half else ()
+    if count < 2:
+        return ()
+    places = np.arange(count)
+    coins = np.repeat(np.random.default_rng().integers(0, 2, (count + 1) // 2), 2)[:count]
+    first = (places + coins) % 2 == 0
+    return places[first], places[~first]
 
 
 def _made_up(rng: np.random.Generator, spec: tf.TensorSpec) -> tf.Tensor:

@@ -199,8 +199,8 @@ def _put_backup_first(callbacks: list[Any]) -> None:
                 raise PrivacyError(
                     f"Expected {type(writer).__name__} to save when BackupAndRestore does, got "
                     f"save_freq={writer.save_freq!r} beside save_freq={backup.save_freq!r}: a "
-                    "killed run would publish steps and take them again. Use the same save_freq, "
-                    "or dp_sparse.PrivateCheckpoint in place of BackupAndRestore."
+                    "killed run would repeat steps that it has already published. Use the same "
+                    "save_freq, or dp_sparse.PrivateCheckpoint in place of BackupAndRestore."
                 )
         callbacks.remove(backup)
         callbacks.insert(0, backup)

@@ -146,8 +146,8 @@ def _leave_out_xla_where_it_cannot_be(
         wrong.append("inputs of text")
     if wrong:
         warnings.warn(
-            f"XLA does not support {', '.join(wrong)} of model {model.name!r}: training goes on "
-            "with jit_compile=False.",
+            f"XLA does not support {', '.join(wrong)} of model {model.name!r}: training "
+            "without XLA (jit_compile=False).",
             stacklevel=5,
         )
         optimizer.compiles = False

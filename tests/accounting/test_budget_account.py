@@ -219,8 +219,8 @@ def test_what_is_no_account(path: Path) -> None:
     with pytest.raises(ValueError, match="Expected budget=PrivacyBudget"):
         BudgetAccount(path)
     assert not path.exists()
-    with pytest.raises(ValueError, match=r"Expected a file in a folder that exists, got path='/no"):
-        BudgetAccount("/nowhere/clicks.json", PrivacyBudget(1.0, 1e-5))
+    with pytest.raises(ValueError, match=r"Expected a file in a folder that exists, got path='/"):
+        BudgetAccount(path.parent / "none" / "clicks.json", PrivacyBudget(1.0, 1e-5))
     account = BudgetAccount(path, PrivacyBudget(1.0, 1e-5))
     with pytest.raises(ValueError, match="Expected the budget of .*got budget="):
         BudgetAccount(path, PrivacyBudget(2.0, 1e-5))

@@ -105,7 +105,7 @@ def test_other_seeds_are_refused(words: str, augment: Any) -> None:
         ("a function f", lambda x, seed: x),
         ("a function f", "flip"),
         (r"\(x, y\) from augment", lambda x, y, seed: x),
-        ("one shape", lambda x, y, seed: (x[: seed[0]], y)),
+        ("one fixed shape", lambda x, y, seed: (x[: seed[0]], y)),
     ],
 )
 def test_functions_that_do_not_fit(words: str, augment: Any) -> None:
@@ -144,3 +144,21 @@ def test_our_own_training_loop_takes_it() -> None:
     assert int(optimizer.steps_spent) == 0
     dp_sparse.distribution.train(model, DATA, augment=noisy)
     assert int(optimizer.steps_spent) == 3
+
+
+def test_rows_of_all_examples_are_none_of_one() -> None:
+    """MixUp with the training rows, captured or looked up in a function of its own."""
+    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), np.zeros(40)
+    sampling = dp_sparse.PoissonSampling(40, 4, steps=3)
+
+    def mixed(rows: Any, one: Any, seed: tf.Tensor) -> tf.Tensor:
+        place = tf.random.stateless_uniform([], seed, maxval=len(rows), dtype=tf.int32)
+        return one + tf.gather(rows, place)
+
+    inside = tf.function(mixed)
+    for of in (lambda *a: mixed(x, *a), lambda *a: inside(tf.constant(x), *a)):
+        augment = lambda one, label, seed, of=of: (of(one, seed), label)  # noqa: E731
+        with pytest.raises(PrivacyError, match="holds 40 rows"):
+            sampling.batches((x, y), augment=augment)
+    public = lambda one, label, seed: (mixed(x[:39], one, seed), label)  # noqa: E731
+    assert len(list(sampling.batches((x, y), augment=public))) == 3

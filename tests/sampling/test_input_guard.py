@@ -249,7 +249,7 @@ def of_a_stream(change: Change) -> tf.data.Dataset:
 
 @pytest.mark.parametrize("name", MIXING_SOURCES)
 def test_a_stream_of_examples_that_are_mixed_is_refused(name: str) -> None:
-    with pytest.raises(PrivacyError, match="other examples|whoever else"):
+    with pytest.raises(PrivacyError, match="other examples|whatever else"):
         of_a_stream(MIXING_SOURCES[name])
 
 
