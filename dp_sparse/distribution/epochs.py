@@ -1,6 +1,5 @@
 """The course of a training run beside its steps: epochs, callbacks, what the plan has left."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from dp_sparse.core import PrivacyError, key_bytes, translated, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import BatchPart, Sampling, new_nonce
 from dp_sparse.training import environment, sigterm
+from dp_sparse.training.plan_steps import rest_of_epoch, share_of_steps
 
 Step = Callable[[], None]
 Logs = Callable[[], dict[str, float]]
@@ -72,10 +72,10 @@ def _run_epochs(
     sampling = model.optimizer.plan.sampling
     first_step = sampling.resumed_at(source, int(model.optimizer.steps_spent.numpy()))
     left = sampling.steps - first_step
-    steps = _steps_per_epoch(sampling, left, len(epochs), steps_per_epoch)
-    callback_list.params["steps"] = steps
+    steps_of_epochs = _steps_of_epochs(sampling, left, len(epochs), steps_per_epoch)
     step, logs = begin(first_step)
-    for epoch in epochs:
+    for epoch, steps in zip(epochs, steps_of_epochs, strict=True):
+        callback_list.set_params({**callback_list.params, "steps": steps})
         model.reset_metrics()
         callback_list.on_epoch_begin(epoch)
         _run_steps(model, step, steps, callback_list)
@@ -125,14 +125,20 @@ def whole_batch(sampling: Sampling, steps: int) -> BatchPart:
     return BatchPart(0, sampling.batch_capacity, key, new_nonce(None))
 
 
-def _steps_per_epoch(sampling: Sampling, left: int, epochs: int, wanted: int | None) -> int:
-    """As given; else those of an epoch of the plan, as `fit` has it, or a share of what is left."""
-    steps, each = left // epochs if wanted is None else wanted, sampling.steps_per_epoch
-    if wanted is None and each is not None and epochs > 1 and round(epochs * each) < left:
-        steps = max(1, math.floor(each))
-    if not 0 < steps * epochs <= left:
+def _steps_of_epochs(sampling: Sampling, left: int, epochs: int, wanted: int | None) -> list[int]:
+    """As given; else those of epochs of the plan, as `fit` has them, or shares of what is left."""
+    steps, each = [], sampling.steps_per_epoch
+    of_plan = each is not None and epochs > 1 and round(epochs * each) < left
+    for epoch in range(epochs):
+        if wanted is not None:
+            steps.append(wanted)
+        elif of_plan:
+            steps.append(rest_of_epoch(sampling, left - sum(steps), 1))
+        else:
+            steps.append(share_of_steps(left - sum(steps), epochs - epoch, 1))
+    if min(steps) < 1 or sum(steps) > left:
         raise ValueError(
             f"Expected at most {left} steps, which the plan has left, and at least one an epoch, "
-            f"got {epochs} epochs of {steps} steps: take fewer, or a plan calibrated for more."
+            f"got {sum(steps)} steps in {epochs} epochs: take fewer, or a plan calibrated for more."
         )
     return steps

@@ -38,8 +38,8 @@ def train(
         model: Compiled with a private optimizer.
         source: What `plan.sampling.batches` takes, the same on every worker, in the same order.
         epochs: Into which the steps are divided, for metrics and callbacks.
-        steps_per_epoch: By default what is left of the plan, divided by `epochs`; of a plan that
-            was made in epochs and has more of them left, one. A remainder is left to a later call.
+        steps_per_epoch: By default as `fit` has it: what is left of the plan, divided by `epochs`;
+            if the plan was made in epochs and has more of them left, those of one.
         class_weight: As `PoissonSampling.batches` takes it.
         augment: As `PoissonSampling.batches` takes it; each worker draws seeds of its own.
         callbacks: They run on every worker: let one alone write files.

@@ -1,7 +1,7 @@
 """Whether held-out examples are those that a sampler was given: no ε covers metrics of these.
 
 Arrays are the same where they share memory, and datasets where one is made of the other. Copies are
-not recognised.
+not recognised, and one value that is broadcast to all examples tells nothing.
 """
 
 import weakref
@@ -47,7 +47,7 @@ def _made_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 def _arrays(nest: Any) -> list[np.ndarray]:
     leaves = (leaf for leaf in tf.nest.flatten(nest) if hasattr(leaf, "__array__"))
-    return [array for array in map(np.asarray, leaves) if array.size]
+    return [array for array in map(np.asarray, leaves) if array.size and any(array.strides)]
 
 
 def _meet(one: np.ndarray, other: np.ndarray) -> bool:

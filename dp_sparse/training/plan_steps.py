@@ -77,9 +77,9 @@ class FitSteps:
             return
         together = iterator.steps_per_execution
         if self._of_plan:
-            steps = _rest_of_epoch(self._optimizer.plan.sampling, left, together)
+            steps = rest_of_epoch(self._optimizer.plan.sampling, left, together)
         else:
-            steps = _share(left, epochs - epoch, together)
+            steps = share_of_steps(left, epochs - epoch, together)
         iterator.steps_per_epoch = steps
         run.set_params({**run.params, "steps": steps})  # the progress bar's
 
@@ -187,14 +187,14 @@ class _Epochs(keras.callbacks.Callback):
         return run
 
 
-def _share(left: int, epochs: int, steps_per_execution: int) -> int:
+def share_of_steps(left: int, epochs: int, steps_per_execution: int) -> int:
     """Steps of the next of `epochs` epochs: whole executions, and the last epoch has the rest."""
     if epochs <= 1:
         return max(1, left)
     return max(1, left // epochs // steps_per_execution * steps_per_execution)
 
 
-def _rest_of_epoch(sampling: Sampling, left: int, together: int) -> int:
+def rest_of_epoch(sampling: Sampling, left: int, together: int) -> int:
     """Steps up to where an epoch of the plan ends, in whole executions of `together` steps."""
     each, spent = sampling.steps_per_epoch, sampling.steps - left
     assert each is not None

@@ -311,7 +311,7 @@ def test_train_refuses() -> None:
         distribution.train(model, clicks(SIZE, VOCABULARIES), steps_per_epoch=5)
     with pytest.raises(ValueError, match="Expected epochs"):
         distribution.train(model, clicks(SIZE, VOCABULARIES), epochs=0)
-    with pytest.raises(ValueError, match="got 5 epochs of 0 steps"):
+    with pytest.raises(ValueError, match="got 5 steps in 5 epochs"):
         distribution.train(model, clicks(SIZE, VOCABULARIES), epochs=5)
     distribution.train(model, clicks(SIZE, VOCABULARIES), steps_per_epoch=3)
     distribution.train(model, clicks(SIZE, VOCABULARIES))

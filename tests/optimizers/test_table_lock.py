@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse.optimizers.lazy_noise import DelayedNoise
+from tests.subprocesses import HANG
 from tests.training_cases import marked, plan_for
 
 ROWS, WIDTH, EXAMPLES = 600, 8, 8
@@ -66,7 +67,7 @@ def test_a_flush_forgets_no_noise_of_a_step_of_another_thread(
 ) -> None:
     """The step begins when all rows have their noise, before what they lack starts again at 0."""
     before, start_again = training.rows(), DelayedNoise._start_again
-    other = threading.Thread(target=training.step)
+    other = threading.Thread(target=training.step, daemon=True)
     training.step()
 
     def interrupted(self: DelayedNoise) -> None:
@@ -77,7 +78,8 @@ def test_a_flush_forgets_no_noise_of_a_step_of_another_thread(
     with monkeypatch.context() as patched:
         patched.setattr(DelayedNoise, "_start_again", interrupted)
         training.model.optimizer.flush()
-    other.join()
+    other.join(HANG)
+    assert not other.is_alive()
     assert training.steps_since(before) == pytest.approx(2, rel=0.2)
 
 
@@ -86,7 +88,7 @@ def test_a_step_of_another_thread_waits_until_a_reader_is_done(
     read: str, training: Training
 ) -> None:
     """Otherwise the reader would see rows without the noise of this step."""
-    other, found = threading.Thread(target=training.step), []
+    other, found = threading.Thread(target=training.step, daemon=True), []
 
     class Reading(keras.callbacks.Callback):
         def begun(self, logs: Any = None) -> None:
@@ -98,7 +100,8 @@ def test_a_step_of_another_thread_waits_until_a_reader_is_done(
 
     before = training.rows()
     getattr(training.model, read)(examples()[0], callbacks=[Reading()], verbose=0, **LABELS[read])
-    other.join()
+    other.join(HANG)
+    assert not other.is_alive()
     assert found == [True, False]
     assert np.any(training.rows() != before)
 

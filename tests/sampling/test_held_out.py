@@ -34,6 +34,13 @@ def test_rows_between_those_of_training() -> None:
     assert not trained_on(batches, (X[1::2], Y[1::2]))
 
 
+def test_one_label_of_all_examples() -> None:
+    ones = np.broadcast_to(np.float32(1), (2 * N,))
+    batches = POISSON.batches((X[:N], ones[:N]))
+    assert not trained_on(batches, (X[N:], ones[N:]))
+    assert trained_on(batches, (X[:N], ones[:N]))
+
+
 @pytest.mark.parametrize("sampling", [POISSON, StreamSampling(N, 2)])
 def test_datasets(sampling: PoissonSampling | StreamSampling) -> None:
     whole = tf.data.Dataset.from_tensor_slices((X, Y))

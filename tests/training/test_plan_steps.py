@@ -86,6 +86,13 @@ def test_epochs_are_those_of_a_plan_that_was_made_in_epochs() -> None:
     assert fitted(model, plan, epochs=2).steps == [3, 3]
 
 
+def test_the_loop_of_workers_has_the_epochs_of_fit() -> None:
+    for (model, plan), each in ((in_epochs(5), [3, 3, 4]), (private(10), [3, 3, 4])):
+        epochs = Epochs()
+        distribution.train(model, (X, Y), epochs=3, callbacks=[epochs], verbose=0)
+        assert epochs.steps == epochs.shown == each, plan
+
+
 def test_an_epoch_that_was_interrupted_ends_where_it_would_have() -> None:
     model, plan = in_epochs(5)
     assert fitted(model, plan, steps_per_epoch=4).steps == [4]
@@ -228,11 +235,3 @@ def test_a_loop_of_the_package_keeps_its_own_steps() -> None:
     epochs = Epochs()
     distribution.train(model, (X, Y), epochs=2, callbacks=[epochs])
     assert epochs.steps == [3, 3]
-
-
-@pytest.mark.slow
-def test_a_loop_of_the_package_takes_epochs_of_the_plan() -> None:
-    model, _ = in_epochs(5)
-    epochs = Epochs()
-    distribution.train(model, (X, Y), epochs=3, callbacks=[epochs])
-    assert epochs.steps == [3, 3, 3]

@@ -48,8 +48,8 @@ def train_tables(
         source: What `plan.sampling.batches` takes; its inputs are a dictionary with the ids of each
             feature.
         epochs: Into which the steps are divided, for metrics and callbacks.
-        steps_per_epoch: By default what is left of the plan, divided by `epochs`; of a plan that
-            was made in epochs and has more of them left, one. A remainder is left to a later call.
+        steps_per_epoch: By default as `fit` has it: what is left of the plan, divided by `epochs`;
+            if the plan was made in epochs and has more of them left, those of one.
         class_weight: As `PoissonSampling.batches` takes it.
         augment: As `PoissonSampling.batches` takes it.
         callbacks: As in Keras; they see the model, not the layer, whose tables need a
