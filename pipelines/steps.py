@@ -42,7 +42,6 @@ class StepTimer(keras.callbacks.Callback):
     """Times each step, from when its batch is there until the weights are updated."""
 
     reads_weights = False
-    reads_training_metrics = False
 
     def __init__(self) -> None:
         super().__init__()

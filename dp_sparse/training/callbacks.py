@@ -32,7 +32,7 @@ _COUNTS = {
     "quarantined_examples": "quarantined examples (loss or gradient not finite)",
 }
 _EPSILONS = 8  # of a run, at most: an evaluation takes as long as many steps
-_DIAGNOSTICS = ("private", "non_private", "strict")
+_DIAGNOSTICS = ("private", "non_private")
 
 
 @dataclasses.dataclass
@@ -75,10 +75,8 @@ class PrivacyReport(keras.callbacks.Callback):
         path: Where to write an HTML page: at the end of training, and while it lasts at the end of
             an epoch in which the ε shown has changed. None writes nothing.
         diagnostics: What to do with values that no ε covers (training metrics, clip fraction,
-            batch sizes, quarantine counts). "private" keeps them out of the file, refuses callbacks
-            of Keras that write them or steer by them, and warns of callback classes of others that
-            get them. "strict" also refuses these. "non_private" writes them into the file and
-            accepts every callback.
+            batch sizes, quarantine counts). "private" keeps them out of the file. "non_private"
+            writes them into the file, and shows training metrics to all callbacks.
         points: How many points to record over the plan's steps.
         note: Sentences in front of the statement, such as who an example is, and what of the data
             counts as public.

@@ -58,7 +58,6 @@ class PrivateCheckpoint(keras.callbacks.Callback):
     """
 
     reads_weights = True
-    reads_training_metrics = False
 
     def __init__(
         self,

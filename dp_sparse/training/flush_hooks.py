@@ -67,7 +67,7 @@ def guard_callbacks(callbacks: list[keras.callbacks.Callback], model: keras.Mode
             not have `reads_weights = False`.
     """
     for callback in callbacks:
-        if any(own_method_reads(callback, name, "reads_weights") for name in _BATCH_HOOKS):
+        if any(_may_read_weights(callback, hook) for hook in _BATCH_HOOKS):
             raise PrivacyError(
                 f"{type(callback).__name__} acts on every batch, when tables lack noise that this "
                 "optimizer delays. Let it act at the end of epochs, give it reads_weights = False "
@@ -105,18 +105,15 @@ def _flushing_last(optimizer: PrivateOptimizer, method: Callable[..., Any]) -> C
     return call_and_flush
 
 
-def own_method_reads(callback: Any, name: str, what: str) -> bool:
-    """Whether a callback's method runs code of others that may read something.
+def _may_read_weights(callback: Any, hook: str) -> bool:
+    """Whether a hook runs code of others that may read weights.
 
-    Args:
-        callback: Of any class.
-        name: The name of the method.
-        what: The attribute that is False if the code does not read it. It counts on the callback
-            and on its own class. On a base class it says nothing of the methods of a subclass.
+    `reads_weights = False` counts on the callback and on its own class. On a base class it says
+    nothing of the methods of a subclass.
     """
     of_instance, cls = vars(callback), type(callback)
-    default = getattr(keras.callbacks.Callback, name)
+    default = getattr(keras.callbacks.Callback, hook)
     known = cls.__module__.partition(".")[0] in ("keras", "dp_sparse")
-    inherited = not known and getattr(cls, name, default) is not default
-    acts = name in of_instance or inherited  # on the instance, as in LambdaCallback
-    return acts and bool(of_instance.get(what, vars(cls).get(what, True)))
+    inherited = not known and getattr(cls, hook, default) is not default
+    acts = hook in of_instance or inherited  # on the instance, as in LambdaCallback
+    return acts and bool(of_instance.get("reads_weights", vars(cls).get("reads_weights", True)))

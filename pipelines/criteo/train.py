@@ -203,8 +203,6 @@ def _compile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
 class _HeldOutScores(keras.callbacks.Callback):
     """Exact AUC, log loss and mean prediction on held-out rows after each epoch, in the logs."""
 
-    reads_training_metrics = False
-
     def __init__(self, held_out: dp_sparse.RecordFile, scores_of: Scores) -> None:
         super().__init__()
         self._x, self._labels = held_out.gather(np.arange(len(held_out)))

@@ -199,8 +199,6 @@ def _private_optimizer(
 class _Accuracy(keras.callbacks.Callback):
     """The accuracy after each epoch."""
 
-    reads_training_metrics = False
-
     def __init__(self, examples: Tokens) -> None:
         super().__init__()
         self._examples = examples

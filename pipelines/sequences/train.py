@@ -189,8 +189,6 @@ class _Scores(keras.callbacks.Callback):
         seconds: The time of `fit` without that of scores.
     """
 
-    reads_training_metrics = False
-
     def __init__(self, score: Score, every: int, verbose: int) -> None:
         super().__init__()
         self._score, self._every, self._verbose = score, every, verbose

@@ -231,7 +231,6 @@ def test_delayed_noise_is_added_first(tmp_path: pathlib.Path, as_model: Any) -> 
 
     class Exporting(keras.callbacks.Callback):
         reads_weights = False  # as far as anybody can tell
-        reads_training_metrics = False
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             made = as_model and copied

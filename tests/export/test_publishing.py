@@ -24,8 +24,6 @@ def published(folder: pathlib.Path) -> int:
 class ExportAt(keras.callbacks.Callback):
     """Exports after a step, when no checkpoint is due."""
 
-    reads_training_metrics = False
-
     def __init__(self, folder: pathlib.Path, step: int, base: pathlib.Path | None = None) -> None:
         super().__init__()
         self.folder, self.step, self.base = folder, step, base
@@ -61,8 +59,6 @@ def test_a_checkpoint_covers_an_export_before_anybody_sees_it(
     seen = []
 
     class Look(keras.callbacks.Callback):
-        reads_training_metrics = False
-
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             there = (tmp_path / "export").exists()
             seen.append((published(tmp_path), there, list(checkpoint.steps)))
@@ -145,8 +141,6 @@ def interrupted(model: keras.Model, checkpoint: PrivateCheckpoint) -> None:
     """One step, which is not saved."""
 
     class Interrupt(keras.callbacks.Callback):
-        reads_training_metrics = False
-
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             raise KeyboardInterrupt
 
@@ -176,8 +170,6 @@ def test_steps_that_no_callback_saved_are_saved_before_the_next_run(tmp_path: pa
     interrupted(model, checkpoint)
 
     class ExportFirst(keras.callbacks.Callback):
-        reads_training_metrics = False
-
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             assert published(tmp_path) == 0
             dp_sparse.export_model(self.model, tmp_path / "export")
@@ -205,7 +197,6 @@ RUN = """
     print(json.dumps({"spent": checkpoint.restore(model)}), flush=True)
 
     class Export(keras.callbacks.Callback):
-        reads_training_metrics = False
         def on_train_batch_end(self, batch, logs=None):
             step = int(self.model.optimizer.steps_spent.numpy())
             if step % 4 == 0:

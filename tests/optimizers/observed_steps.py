@@ -124,8 +124,6 @@ class Run:
 
 
 class _Weights(keras.callbacks.Callback):
-    reads_training_metrics = False
-
     def __init__(
         self, read: Callable[[], list[np.ndarray]], clip_norm: Callable[[], float]
     ) -> None:

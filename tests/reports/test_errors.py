@@ -304,17 +304,6 @@ def test_other_lines_on_the_console_stay(capfd: Any) -> None:
     assert capfd.readouterr().err == "another one\n"
 
 
-@pytest.mark.parametrize("name", ["CSVLogger", "TensorBoard"])
-def test_loggers_that_are_refused_name_the_one_to_use(
-    trained: tuple[keras.Model, dp_sparse.PrivacyPlan], name: str, tmp_path: Path
-) -> None:
-    model, plan = trained
-    logger = getattr(keras.callbacks, name)(str(tmp_path / "log"))
-    batches = plan.sampling.batches((NUMBERS, np.ones(64, np.float32)))
-    with pytest.raises(dp_sparse.PrivacyError, match=r"Use dp_sparse.PrivacyMonitor\(folder\)"):
-        model.fit(batches, callbacks=[logger], verbose=0)
-
-
 def test_a_report_asks_the_accountant_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose answer takes as long as many steps, and is never below what was spent."""
     plan, asked = plan_of(steps=40), []

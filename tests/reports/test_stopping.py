@@ -38,16 +38,12 @@ def fit(model: keras.Model, plan: dp_sparse.PrivacyPlan, **arguments: Any) -> in
 class StopsByHand(keras.callbacks.Callback):
     """Somebody interrupts a run after its third step."""
 
-    reads_training_metrics = False
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.model.stop_training = batch == 2
 
 
 class Weights(keras.callbacks.Callback):
     """Keeps the weights of each epoch."""
-
-    reads_training_metrics = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.kept: list[list[np.ndarray]] = []

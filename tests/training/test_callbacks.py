@@ -96,7 +96,7 @@ def test_the_page_holds_no_training_metric_unless_asked(
     plan: dp_sparse.PrivacyPlan, tmp_path: Path
 ) -> None:
     words = ("training loss", "training accuracy", "clip fraction", "quarantined", "batch size")
-    for diagnostics, held in (("private", False), ("strict", False), ("non_private", True)):
+    for diagnostics, held in (("private", False), ("non_private", True)):
         page = tmp_path / f"{diagnostics}.html"
         report = dp_sparse.PrivacyReport(str(page), diagnostics)
         fit(compiled(plan), report, validation_data=data())

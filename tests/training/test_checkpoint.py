@@ -77,8 +77,6 @@ def test_each_epoch_is_saved_before_others_write(tmp_path: pathlib.Path) -> None
     seen = []
 
     class Writer(keras.callbacks.Callback):
-        reads_training_metrics = False
-
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             seen.append((checkpoint.steps[-1], int(self.model.optimizer.steps_spent.numpy())))
 
@@ -206,8 +204,6 @@ class TestPublished:
         """Also after a `fit` that was interrupted, whose steps no callback saved."""
 
         class Interrupt(keras.callbacks.Callback):
-            reads_training_metrics = False
-
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 if batch == 2:
                     raise KeyboardInterrupt
@@ -432,7 +428,6 @@ RUN = """
     published = json.loads((folder / "published.json").read_text())["published"]
 
     class Tell(keras.callbacks.Callback):
-        reads_training_metrics = False
         def on_train_batch_end(self, batch, logs=None):
             done = int(self.model.optimizer.steps_spent.numpy())
             print(json.dumps({"done": done, "checkpoints": checkpoint.steps}), flush=True)

@@ -34,8 +34,6 @@ def large_model(plan: dp_sparse.PrivacyPlan) -> keras.Model:
 class FillsUp(keras.callbacks.Callback):
     """From a step on, there is no room."""
 
-    reads_training_metrics = False
-
     def __init__(self, disk: SmallDisk, at: int, left: int) -> None:
         super().__init__()
         self.disk, self.at, self.left = disk, at, left

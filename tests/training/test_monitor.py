@@ -76,8 +76,6 @@ def scalars_of(folder: pathlib.Path) -> dict[int, dict[str, float]]:
 class Rows(keras.callbacks.Callback):
     """The totals of rows after each step, from the optimizer itself."""
 
-    reads_training_metrics = False
-
     def __init__(self) -> None:
         super().__init__()
         self.totals = {0: np.zeros(2)}
@@ -236,8 +234,6 @@ def test_with_diagnostics_what_no_epsilon_covers_has_that_name(tmp_path: pathlib
     monitor = PrivacyMonitor(str(tmp_path), every_steps=2, diagnostics="non_private")
 
     class Slow(keras.callbacks.Callback):
-        reads_training_metrics = False
-
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             time.sleep(0.2)  # is no part of a step
 
@@ -286,8 +282,6 @@ def _slow(batches: tf.data.Dataset, seconds: float) -> tf.data.Dataset:
 @pytest.mark.slow
 def test_what_is_not_finite_is_no_number_of_json(tmp_path: pathlib.Path) -> None:
     class Broken(keras.callbacks.Callback):
-        reads_training_metrics = False
-
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             logs["val_broken"] = math.nan
 
@@ -301,8 +295,6 @@ def test_what_is_not_finite_is_no_number_of_json(tmp_path: pathlib.Path) -> None
 
 class Seen(keras.callbacks.Callback):
     """After each step: the steps of the log, and what the checkpoints hold."""
-
-    reads_training_metrics = False
 
     def __init__(self, log: pathlib.Path, checkpoint: PrivateCheckpoint) -> None:
         super().__init__()
@@ -383,8 +375,6 @@ def test_goes_on_behind_the_restored_step(tmp_path: pathlib.Path, new_process: A
 class Killed(keras.callbacks.Callback):
     """Stops the process, as far as a callback can, after a step."""
 
-    reads_training_metrics = False
-
     def __init__(self, after: int) -> None:
         super().__init__()
         self.after, self.steps = after, []
@@ -436,11 +426,6 @@ class TestRefused:
         saver = getattr(keras.callbacks, kind)(tmp_path / "saved.keras")
         with pytest.raises(PrivacyError, match=f"Expected PrivacyMonitor without {kind}"):
             fit(compiled(plan_of(2)), PrivacyMonitor(str(tmp_path)), saver)
-
-    def test_diagnostics_of_a_strict_run(self, tmp_path: pathlib.Path) -> None:
-        monitor = PrivacyMonitor(str(tmp_path), diagnostics="non_private")
-        with pytest.raises(PrivacyError, match="leave out either"):
-            fit(compiled(plan_of(2)), monitor, dp_sparse.PrivacyReport(diagnostics="strict"))
 
     def test_a_model_without_privacy(self, tmp_path: pathlib.Path) -> None:
         model = click_model()

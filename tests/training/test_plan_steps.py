@@ -21,8 +21,6 @@ X, Y = np.arange(64) % 10, np.ones(64, np.float32)
 class Epochs(keras.callbacks.Callback):
     """Counts the steps that each epoch spent, and what the progress bar is told."""
 
-    reads_training_metrics = False
-
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[int] = []
@@ -153,8 +151,6 @@ def test_a_run_that_goes_on_divides_what_is_left() -> None:
 @pytest.mark.slow
 def test_a_restored_run_divides_what_is_left(tmp_path: Path) -> None:
     class Dies(keras.callbacks.Callback):
-        reads_training_metrics = False
-
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if epoch == 1:
                 raise KeyboardInterrupt

@@ -36,8 +36,6 @@ def signals() -> Iterator[list[int]]:
 class Calls(keras.callbacks.Callback):
     """Calls functions at places of a fit."""
 
-    reads_training_metrics = False
-
     def __init__(self, **functions: Callable[[], object]) -> None:
         super().__init__()
         for place, function in functions.items():
