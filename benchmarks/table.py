@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS, README = ROOT / "benchmarks" / "results.jsonl", ROOT / "README.md"
+RESULTS, README = ROOT / "benchmarks" / "results.jsonl", ROOT / "docs/results/benchmarks.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.table -->", "<!-- end -->"
 
 Results = dict[str, dict[str, Any]]  # the JSON line of each benchmark
@@ -76,7 +76,7 @@ ROWS = (
     ),
     Row(
         "Per-example clipping over stock Keras, batch 128: MLP; CNN; RNN; LSTM; Transformer "
-        "([why](docs/results/clipping.md))",
+        "([why](clipping.md))",
         "clipping",
         "{mlp_over_nonprivate_128}; {cnn_over_nonprivate_128}; {rnn_over_nonprivate_128}; "
         "{lstm_over_nonprivate_128}; {transformer_over_nonprivate_128}",
@@ -114,7 +114,7 @@ ROWS = (
         "{step_over_nonprivate}; {memory_over_nonprivate}; {re_attention_over_vanilla}",
     ),
     Row(
-        "Step that gives memory back over one that keeps it ([why](docs/advice.md#on-a-cpu)), the "
+        "Step that gives memory back over one that keeps it ([why](../advice.md#on-a-cpu)), the "
         "same model, batch 256: stock Keras; private",
         "freed_memory",
         "{stock_given_back_over_kept}; {vanilla_given_back_over_kept}",
@@ -126,7 +126,7 @@ ROWS = (
     ),
     Row(
         "Step of DP-FEST; DP-AdaFEST+; exponential selection; LazyDP, 1e7 rows over 1e5 rows "
-        "([table](docs/results/selection.md))",
+        "([table](selection.md))",
         "selection",
         "{fest_flatness_1e7_over_1e5}; {adafest_plus_flatness_1e7_over_1e5}; "
         "{exponential_flatness_1e7_over_1e5}; {lazy_flatness_1e7_over_1e5}",
@@ -189,7 +189,7 @@ ROWS = (
     ),
     Row(
         "What `recommend` learns, as a part of the best gain over a constant that the study found: "
-        "ranking; clicks; images ([table](docs/results/defaults.md))",
+        "ranking; clicks; images ([table](defaults.md))",
         "recipes",
         "{recipe_share_of_gain_ranking}; {recipe_share_of_gain_clicks}; "
         "{recipe_share_of_gain_images}",
