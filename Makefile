@@ -1,5 +1,8 @@
 # make demo    trains the Criteo model privately on made-up data   (DATA=FILE: on that TSV or .gz)
-# make test    runs the tests       make slow   the slow ones       make lint   ruff and mypy
+# make test    runs the tests of tier 1 (tests/tiers.py)            make lint   ruff and mypy
+# make reached runs those of tier 2 that what changed since .ci/checked can reach (MINUTES=5)
+# make whole   runs tier 2 whole, and writes .ci/checked            make slow   tier 3
+# make kernels runs some again with a processor's newer instructions switched off
 # make bench   runs every benchmark in its quick form               make clean  removes what was made
 # make parity  compares with tensorflow-privacy, which only it sees
 # make mutants plants faults of the privacy core, which the tests must catch: hours   (ONLY=NAME)
@@ -29,7 +32,7 @@ export DP_SPARSE_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: venv test slow mutants lint demo bench parity clean
+.PHONY: venv test reached whole kernels slow mutants lint demo bench parity clean
 
 venv: $(INSTALLED)
 
@@ -43,8 +46,10 @@ $(INSTALLED): setup.py
 	@touch $@
 
 # Graphs and compiled kernels stay in memory as long as their process (a worker grows by some 35 MB
-# a test that trains), so the tests take several.
+# a test that trains), so long runs take several.
 TEST = $(RUN) -m pytest --numprocesses=$(WORKERS) --dist=worksteal
+QUICK = not slow and not tpu
+MINUTES ?= 5
 FIRST = tests/clipping tests/optimizers tests/selection tests/sampling tests/accounting tests/noise
 SECOND = tests/distribution tests/attacks tests/models tests/reference
 THIRD = tests/pipelines tests/benchmarks
@@ -62,9 +67,19 @@ OLDEST = XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
 	TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1
 
 test: $(INSTALLED)
-	@failed=; $(TEST) $(FIRST) || failed=1; $(TEST) $(SECOND) || failed=1; \
-		$(TEST) $(THIRD) || failed=1; \
-		$(TEST) $(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD)) || failed=1; test -z "$$failed"
+	@$(TEST) -m 'not broad and $(QUICK)'
+
+reached: $(INSTALLED) # exit code 5: nothing to run
+	@$(TEST) -m 'broad and $(QUICK)' --reached=$(MINUTES) || test $$? = 5
+
+whole: $(INSTALLED)
+	@test -z "$$(git status --porcelain)" || { echo 'Commit first.' >&2; exit 1; }
+	@failed=; for part in '$(FIRST)' '$(SECOND)' '$(THIRD)' \
+		'$(addprefix --ignore=,$(FIRST) $(SECOND) $(THIRD))'; do \
+		$(TEST) -m 'broad and $(QUICK)' $$part || failed=1; done; test -z "$$failed"
+	@git rev-parse HEAD > .ci/checked
+
+kernels: $(INSTALLED)
 	@test -n '$(NUMPY_DISPATCH)'
 	@NPY_DISABLE_CPU_FEATURES='$(NUMPY_DISPATCH)' $(TEST) $(ACCOUNTING)
 	@$(OLDEST) $(TEST) $(KERNELS)

@@ -1,1 +1,1 @@
-"""The measurements of the README, each one command: `python -m benchmarks.NAME [--quick]`."""
+"""The measurements of docs/results/benchmarks.md: `python -m benchmarks.NAME [--quick]`."""

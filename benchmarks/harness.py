@@ -4,7 +4,7 @@ Candidates run one after the other, round after round, in one process, and their
 compared, so that a slow minute of a shared machine slows all of them alike. The last line printed
 is one JSON object: the benchmark's name and metrics, whether the run was quick, and the machine,
 date, commit and versions. `--out` appends that line to a file, and `benchmarks.table` makes the
-table of README from such lines.
+table of docs/results/benchmarks.md from such lines.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""README's table of figures, written from the results of the benchmarks.
+"""The table of figures in docs/results/benchmarks.md, written from the results of the benchmarks.
 
 `python -m benchmarks.NAME --out benchmarks/results.jsonl` adds a line to the results;
 `python -m benchmarks.table` takes the newest line of each benchmark and rewrites the text between
-two markers in README. With `--check` it writes nothing, and fails if README has another text.
+two markers of that page. With `--check` it writes nothing, and fails if the page has another text.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS, README = ROOT / "benchmarks" / "results.jsonl", ROOT / "README.md"
+RESULTS, PAGE = ROOT / "benchmarks" / "results.jsonl", ROOT / "docs/results/benchmarks.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.table -->", "<!-- end -->"
 
 Results = dict[str, dict[str, Any]]  # the JSON line of each benchmark
@@ -76,7 +76,7 @@ ROWS = (
     ),
     Row(
         "Per-example clipping over stock Keras, batch 128: MLP; CNN; RNN; LSTM; Transformer "
-        "([why](docs/results/clipping.md))",
+        "([why](clipping.md))",
         "clipping",
         "{mlp_over_nonprivate_128}; {cnn_over_nonprivate_128}; {rnn_over_nonprivate_128}; "
         "{lstm_over_nonprivate_128}; {transformer_over_nonprivate_128}",
@@ -114,7 +114,7 @@ ROWS = (
         "{step_over_nonprivate}; {memory_over_nonprivate}; {re_attention_over_vanilla}",
     ),
     Row(
-        "Step that gives memory back over one that keeps it ([why](docs/advice.md#on-a-cpu)), the "
+        "Step that gives memory back over one that keeps it ([why](../advice.md#on-a-cpu)), the "
         "same model, batch 256: stock Keras; private",
         "freed_memory",
         "{stock_given_back_over_kept}; {vanilla_given_back_over_kept}",
@@ -126,7 +126,7 @@ ROWS = (
     ),
     Row(
         "Step of DP-FEST; DP-AdaFEST+; exponential selection; LazyDP, 1e7 rows over 1e5 rows "
-        "([table](docs/results/selection.md))",
+        "([table](selection.md))",
         "selection",
         "{fest_flatness_1e7_over_1e5}; {adafest_plus_flatness_1e7_over_1e5}; "
         "{exponential_flatness_1e7_over_1e5}; {lazy_flatness_1e7_over_1e5}",
@@ -189,7 +189,7 @@ ROWS = (
     ),
     Row(
         "What `recommend` learns, as a part of the best gain over a constant that the study found: "
-        "ranking; clicks; images ([table](docs/results/defaults.md))",
+        "ranking; clicks; images ([table](defaults.md))",
         "recipes",
         "{recipe_share_of_gain_ranking}; {recipe_share_of_gain_clicks}; "
         "{recipe_share_of_gain_images}",
@@ -227,7 +227,7 @@ def newest(lines: Sequence[str]) -> Results:
 
 
 def table(results: Results) -> str:
-    """The text between README's markers."""
+    """The text between the markers."""
     lines = ["| | measured | printed by |", "|---|---|---|"]
     for row in ROWS:
         figures = {key: Figure(value) for key, value in results[row.benchmark]["metrics"].items()}
@@ -262,21 +262,21 @@ def rewritten(page: str, text: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in rest or END in before + after:
-        raise ValueError(f"Expected one line {BEGIN!r} and, below it, one {END!r} in README.md.")
+        raise ValueError(f"Expected one line {BEGIN!r} and, below it, one {END!r} in {PAGE}.")
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrites README, or compares it."""
+    """Rewrites the page, or compares it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     options = parser.parse_args(arguments)
-    page = README.read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     wanted = rewritten(page, table(newest(RESULTS.read_text(encoding="utf-8").splitlines())))
     if not options.check:
-        README.write_text(wanted, encoding="utf-8")
+        PAGE.write_text(wanted, encoding="utf-8")
     elif page != wanted:
-        print("README.md is not as its results: run `python -m benchmarks.table`.", file=sys.stderr)
+        print(f"{PAGE} is not as its results: run `python -m benchmarks.table`.", file=sys.stderr)
         return 1
     return 0
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.optimizers import ledger, passes
+from tests import tiers
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
@@ -85,13 +86,15 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", help="K/N: every N-th test from the K-th on; memory grows by test")
+    parser.addoption("--reached", type=float, help="MINUTES: of tier 2, what a change reaches")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps one part of the tests, if one was asked for; of `cases(n)`, all but n are slow."""
+    """Puts tests into tiers, of `cases(n)` all but n into the last; keeps what was asked for."""
     for item in _beyond_their_cases(items):
         item.add_marker(pytest.mark.slow)
+    tiers.choose(config, items)
     wanted = config.getoption("--part")
     if wanted:
         number, parts = map(int, wanted.split("/"))

@@ -1,4 +1,4 @@
-"""The examples of the README, of docs/first_model.md and of docs/tpu.md run as printed."""
+"""The examples of the README and of pages of docs without a test of their own run as printed."""
 
 import re
 import shlex
@@ -8,22 +8,24 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import dp_sparse
 from dp_sparse.__main__ import main
 
 README = Path(__file__).parents[1] / "README.md"
+DOCS = README.parent / "docs"
 
 
 def python_of(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-def blocks() -> list[str]:
-    """The README's Python, for fewer steps."""
-    found = python_of(README)
-    assert "steps=20_000" in found[0]
-    return [block.replace("steps=20_000", "steps=20") for block in found]
+def first_model() -> str:
+    """The README's first model, for fewer steps."""
+    train, _ = python_of(README)
+    assert "steps=20_000" in train
+    return train.replace("steps=20_000", "steps=20")
 
 
 def model_of_two_tables() -> keras.Model:
@@ -52,8 +54,9 @@ def test_the_examples_run_as_printed(
         "examples": examples,
         "model": model_of_two_tables(),
     }
-    train, account, explain, select, exponential = blocks()
-    exec(train, names)
+    (account,) = python_of(DOCS / "budgets.md")
+    explain, select, exponential = python_of(DOCS / "optimizers.md")
+    exec(first_model(), names)
     printed = capsys.readouterr().out
     assert "dp_sparse.DPSGDOptimizer(keras.optimizers.Adam(" in printed
     assert "differential privacy protects one example over at most 20 steps" in printed
@@ -72,11 +75,43 @@ def test_the_examples_run_as_printed(
     assert isinstance(names["optimizer"], dp_sparse.ExponentialSelectionOptimizer)
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/long_runs.md"])
+def test_a_run_that_survives_a_kill_runs_as_printed(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    *_, example = python_of(README.parent / page)
+    sampling = dp_sparse.PoissonSampling(num_examples=300, expected_batch_size=100, steps=4)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-5), sampling).calibrate()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), "mse")
+    dataset = np.ones((300, 2), np.float32), np.ones((300, 1), np.float32)
+    names = {"dp_sparse": dp_sparse, "plan": plan, "model": model, "dataset": dataset}
+    exec(example, names)
+    checkpoint = names["checkpoint"]
+    assert isinstance(checkpoint, dp_sparse.PrivateCheckpoint) and checkpoint.steps == [4]
+    assert names.get("spent", 0) == 0
+
+
+def test_augmentation_runs_as_printed() -> None:
+    (example,) = python_of(DOCS / "data.md")
+    sampling = dp_sparse.PoissonSampling(num_examples=16, expected_batch_size=8, steps=2)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-3), sampling).calibrate()
+    layers = [keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), "mse")
+    images = np.random.default_rng(0).random((16, 4, 4, 3), np.float32)
+    labels = np.ones((16, 1), np.float32)
+    names = {"tf": tf, "plan": plan, "model": model, "images": images, "labels": labels}
+    exec(example, names)
+    assert int(model.optimizer.steps_spent) == 2
+
+
 def test_the_command_for_plans_runs_as_printed(
     capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (command,) = re.findall(r"python -m dp_sparse (.*)", README.read_text())
+    (command,) = re.findall(r"python -m dp_sparse (.*)", (DOCS / "budgets.md").read_text())
     assert main(shlex.split(command)) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2 + 4 + 2
     assert Path("plans.png").exists()
@@ -98,7 +133,7 @@ def test_the_first_model_from_a_csv_runs_as_printed(
     rng = np.random.default_rng(0)
     lines = [f"u{rng.integers(300)},{rng.integers(50)},0.5,{i % 2}\n" for i in range(3000)]
     Path("clicks.csv").write_text("".join(["user,item,price,clicked\n", *lines]))
-    (example,) = python_of(README.parent / "docs" / "first_model.md")
+    (example,) = python_of(DOCS / "first_model.md")
     assert len(example.splitlines()) == 1 + 1 + 10  # an import, an empty line and ten
     names: dict[str, Any] = {}
     exec(example, names)
@@ -111,7 +146,7 @@ def test_the_first_model_from_a_csv_runs_as_printed(
 
 @pytest.mark.cases(1)
 def test_the_example_of_re_attention_runs_as_printed() -> None:
-    (example,) = python_of(README.parent / "docs" / "sequences.md")
+    (example,) = python_of(DOCS / "sequences.md")
     names: dict[str, Any] = {}
     exec(example, names)
     assert int(names["model"].optimizer.steps_spent) == 20
@@ -127,7 +162,7 @@ def test_the_example_of_embedding_layers_runs_as_printed() -> None:
         "title_ids": rng.integers(-1, 50_000, (num_examples, 20)),
         "y": rng.integers(0, 2, num_examples).astype("float32"),
     }
-    (example,) = python_of(README.parent / "docs" / "tpu.md")
+    (example,) = python_of(DOCS / "tpu.md")
     exec(example, names)
     assert names["scores"].shape == (num_examples, 1)
     assert int(names["optimizer"].steps_spent.numpy()) == 6

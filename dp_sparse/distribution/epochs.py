@@ -8,8 +8,7 @@ import keras
 from dp_sparse.core import PrivacyError, key_bytes, translated, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import BatchPart, Sampling, new_nonce
-from dp_sparse.training import environment, sigterm
-from dp_sparse.training.plan_steps import rest_of_epoch, share_of_steps
+from dp_sparse.training import environment, rest_of_epoch, share_of_steps, sigterm
 
 Step = Callable[[], None]
 Logs = Callable[[], dict[str, float]]

@@ -8,7 +8,7 @@ says which rows a step may touch, and which noise each part of the sums gets.
 import abc
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -258,7 +258,8 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         pairs = replicas.merged(lambda: self.update_tables(noisy))
         if pairs:
             variables, gradients = zip(*pairs, strict=True)
-            self.optimizer.apply(replicas.parts(gradients), list(variables))
+            with _without_all_reduce(self.optimizer):
+                self.optimizer.apply(replicas.parts(gradients), list(variables))
         else:
             replicas.merged(lambda: self.iterations.assign_add(1))
         moving = self._moving_clip_norm
@@ -342,3 +343,19 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         self._split = VariableSplit([v for v in variables if id(v) not in ids], tables)
         self.clipping.check(variables)
         self.diagnostics.start(len(self.noised_tables), len(self.measured_variables))
+
+
+@contextlib.contextmanager
+def _without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Leaves out Keras' sum over replicas where there is one.
+
+    TensorFlow keeps that sum's gradient, and so the whole traced step, as long as the process.
+    """
+    if replicas.count() > 1:
+        yield
+        return
+    vars(optimizer)["_all_reduce_sum_gradients"] = list
+    try:
+        yield
+    finally:
+        del vars(optimizer)["_all_reduce_sum_gradients"]

@@ -130,4 +130,6 @@ def _seeds(capacity: int, fresh: Callable[[int], bytes]) -> tf.data.Dataset:
             yield rng.integers(-(2**31), 2**31, (capacity, 2), np.int32)
 
     signature = tf.TensorSpec([capacity, 2], tf.int32)
-    return tf.data.Dataset.from_generator(draw, output_signature=signature)
+    drawn = tf.data.Dataset.from_generator(draw, output_signature=signature)
+    endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+    return drawn.apply(endless)  # so that `fit` knows how many batches there are

@@ -170,7 +170,7 @@ class PoissonSampling(Sampling):
             class_weight: A factor for the sample weight of each label. It is given here because
                 `fit` refuses it when batches have weights.
             augment: Changes each example at random: `f(x, y, seed)`, given one example and a secret
-                seed of its own, int32 `[2]`, returns x and y. See docs/advice.md.
+                seed of its own, int32 `[2]`, returns x and y. See docs/data.md.
             seed: For tests of the sampler only: private training refuses the batches.
 
         Raises:

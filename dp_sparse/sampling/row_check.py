@@ -2,11 +2,11 @@
 
 `gather`, `unpack` and maps over batches are code of users that sees several examples at once. If it
 draws random numbers by their place, or mixes examples, one example less changes the rows of others.
-So it is asked for each half of a batch once more, without the other half: in another company and in
-other places. Sources are asked on the first batches of a pass, then ever more
-seldom, which costs one more reading of such a batch. Maps are asked once, before the first batch,
-about rows that are made up. What draws from TensorFlow's own entropy differs each time: of such a
-map NaN in half of the rows may not reach the others.
+So it is asked for each half of a batch once more, without the other half, and so in other places.
+Sources are asked on the first batches of a pass, then ever more seldom, which costs one more
+reading of such a batch. Maps are asked once, before the first batch, about rows that are made up.
+What draws from TensorFlow's own entropy differs each time: of such a map NaN in half of the rows
+may not reach the others.
 
 ### Formal Guarantees
 None for rows that were not compared: it finds what differs for the rows that it sees.
@@ -181,14 +181,17 @@ def _leads(sizes: Sequence[int | None], shape: tf.TensorShape) -> bool:
 def _halves(count: int) -> tuple[np.ndarray, ...]:
     """Places of two halves, each in its order; none of one example.
 
-    Neighbours 2i and 2i + 1 are always parted, all others by a coin.
+    They are drawn until they part some neighbours 2i and 2i + 1, and some i and count - 1 - i: what
+    mixes examples often mixes such pairs.
     """
     if count < 2:
         return ()
-    places = np.arange(count)
-    coins = np.repeat(np.random.default_rng().integers(0, 2, (count + 1) // 2), 2)[:count]
-    first = (places + coins) % 2 == 0
-    return places[first], places[~first]
+    places, rng = np.arange(count), np.random.default_rng()
+    neighbours, mirrored = np.minimum(places ^ 1, count - 1), places[::-1]
+    while True:
+        first = rng.permutation(count) < count // 2
+        if any(first != first[neighbours]) and any(first != first[mirrored]):
+            return places[first], places[~first]
 
 
 def _made_up(rng: np.random.Generator, spec: tf.TensorSpec) -> tf.Tensor:
@@ -209,10 +212,11 @@ def _zeros(rng: np.random.Generator, spec: tf.TensorSpec) -> tf.Tensor:
 
 
 def _same_halves(function: Callable[[Any], Any], records: Any, rows: Any) -> tf.Tensor:
-    """Whether the halves of a batch have the same rows where zeros follow them."""
+    """Whether halves of a batch, in another order, have the same rows where zeros follow."""
     capacity = tf.nest.flatten(records)[0].shape[0]
     same = [tf.constant(True)]
-    for part in _halves(capacity):
+    for half in _halves(capacity):
+        part = np.random.default_rng().permutation(half)
 
         def first(leaf: tf.Tensor, part: np.ndarray = part) -> tf.Tensor:
             missing = tf.zeros([capacity - len(part), *leaf.shape[1:]], leaf.dtype)

@@ -16,6 +16,7 @@ from dp_sparse.training.forward_backward import (
 from dp_sparse.training.model_check import ModelCheck, check_model
 from dp_sparse.training.monitor import PrivacyMonitor
 from dp_sparse.training.nan_in_bfloat16 import refuse_nan
+from dp_sparse.training.plan_steps import rest_of_epoch, share_of_steps
 from dp_sparse.training.recommendation import Recommendation, recommend
 
 __all__ = [
@@ -35,5 +36,7 @@ __all__ = [
     "recommend",
     "refuse_nan",
     "report_page",
+    "rest_of_epoch",
+    "share_of_steps",
     "sigterm",
 ]

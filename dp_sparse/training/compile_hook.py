@@ -167,7 +167,7 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     model.save = _refusing_legacy_files(model.save)
     model.fit = sigterm.around_fit()(fit_arguments.checked_fit(model.fit))
     for name in _EXAMPLES:
-        setattr(model, name, fit_arguments.taking_text(getattr(model, name)))
+        setattr(model, name, fit_arguments.taking_text(name, getattr(model, name)))
     steps = plan_steps.of_fit(model)
     model.make_train_function = _making_train_function(model, optimizer, steps)
     model._maybe_symbolic_build = _building_for_batches(model, optimizer, steps)

@@ -9,20 +9,25 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from dp_sparse.core import PrivacyError
 from dp_sparse.sampling import is_sampled, text_tensors, trained_on
 from dp_sparse.training.callbacks import PrivacyReport
 
 Method = Callable[..., Any]
+_STOCK = {
+    name: inspect.signature(functools.partial(getattr(keras.Model, name), None))
+    for name in ("fit", "evaluate", "predict")
+}
 
 
 def checked_fit(fit: Method) -> Method:
     """Keras' `fit` of batches that a sampler made: they have their order, sizes and weights."""
-    signature = inspect.signature(fit)
 
     @functools.wraps(fit)
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
+        given = _bound("fit", fit, args, kwargs)
         _refuse_class_weight(given.arguments.get("class_weight"))
         _refuse_other_data(given.arguments.get("x"))
         if is_sampled(given.arguments["x"].element_spec):
@@ -36,18 +41,24 @@ def checked_fit(fit: Method) -> Method:
     return run
 
 
-def taking_text(method: Method) -> Method:
+def taking_text(name: str, method: Method) -> Method:
     """Keras' `evaluate` or `predict`, with text in arrays of every dtype that NumPy has for it."""
-    signature = inspect.signature(method)
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        for name in {"x", "y"} & given.arguments.keys():
-            given.arguments[name] = text_tensors(given.arguments[name], name)
+        given = _bound(name, method, args, kwargs)
+        for part in {"x", "y"} & given.arguments.keys():
+            given.arguments[part] = text_tensors(given.arguments[part], part)
         return method(*given.args, **given.kwargs)
 
     return run
+
+
+def _bound(name: str, method: Method, args: Any, kwargs: Any) -> inspect.BoundArguments:
+    """The arguments by name; those of Keras' method if a model's own hands on whatever it gets."""
+    own = inspect.signature(method)
+    signature = own if "x" in own.parameters else _STOCK[name]
+    return signature.bind(*args, **kwargs)
 
 
 def _refuse_other_data(x: Any) -> None:

@@ -177,7 +177,6 @@ def test_the_reach_of_the_noise_is_inside_delta() -> None:
     assert beyond_reach(0.3026) * CRITEO.participations(CRITEO.steps) == pytest.approx(tail)
 
 
-@pytest.mark.slow
 def test_what_is_left_of_delta_pays_for_the_mechanism() -> None:
     given = plan(CRITEO, 12.0, noise_multiplier=0.38)
     spent, steps = given.spent(CRITEO.steps).epsilon, CRITEO.steps

@@ -75,7 +75,6 @@ def test_a_selection_costs_at_most_that(q: float, scores: tuple[float, ...]) -> 
         assert exact <= delta_of(event, epsilon)
 
 
-@pytest.mark.slow
 def test_a_gaussian_in_parts_costs_what_it_costs_whole() -> None:
     whole, half = dp_accounting.GaussianDpEvent(1.0), dp_accounting.GaussianDpEvent(math.sqrt(2))
     for q, steps in [(0.01, 1000), (0.3, 20)]:

@@ -89,7 +89,8 @@ class FollowsBack(keras.optimizers.SGD):
             op = waiting.pop(0)
             older += [t for t in op.outputs if t.shape == gradient.shape and t.dtype.is_floating]
             waiting += [source.op for source in op.inputs if source.op not in waiting]
-        before = tf.cast(older[min(4, len(older) - 1)], tf.float32)
+        computed = [tensor for tensor in older if tensor.op.type != "ReadVariableOp"]
+        before = tf.cast(computed[-1], tf.float32)
         super().update_step(gradient + 10.0 * before, variable, learning_rate)
 
 

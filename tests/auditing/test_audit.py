@@ -113,7 +113,7 @@ def test_each_run_is_charged_before_it_begins(tmp_path: Path) -> None:
     audit = audit_of("dpsgd", stream_plan(1.0), canaries=Silent(), account=account)
     result = audit.run()
     assert [charge.note for charge in account.charges] == ["audit: thresholds", "audit: judged"]
-    assert len({charge.plan_id for charge in account.charges}) == 2
+    assert len({charge.run_id for charge in account.charges}) == 2
     assert result.spent == pytest.approx((2.0, 2 * DELTA), rel=1e-3) and result.bound == 0
     with pytest.raises(dp_sparse.PrivacyError, match="Expected a plan within what is left"):
         audit.run()

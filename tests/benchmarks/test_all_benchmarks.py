@@ -1,4 +1,4 @@
-"""Each benchmark has a smoke test and figures in README, and `make bench` runs all of them."""
+"""Each benchmark has a smoke test and figures on their page, and `make bench` runs all of them."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""README says what the results say, and the table takes the newest of each benchmark."""
+"""The page says what the results say, and the table takes the newest of each benchmark."""
 
 import json
 import re
@@ -34,8 +34,8 @@ def two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """README and results to change."""
-    for name in ("README", "RESULTS"):
+    """The page and results to change."""
+    for name in ("PAGE", "RESULTS"):
         source = getattr(table, name)
         monkeypatch.setattr(table, name, Path(shutil.copy(source, tmp_path)))
     return tmp_path
@@ -46,7 +46,7 @@ def test_readme_is_what_the_results_say() -> None:
 
 
 def test_no_figure_under_measured_is_typed_by_hand() -> None:
-    _, _, section = table.README.read_text().partition("\n## Measured\n")
+    _, _, section = table.PAGE.read_text().partition("\n## Measured\n")
     section, _, _ = section.partition("\n## ")
     before, _, rest = section.partition(table.BEGIN)
     _, _, after = rest.partition(table.END)
@@ -56,15 +56,15 @@ def test_no_figure_under_measured_is_typed_by_hand() -> None:
 def test_another_figure_is_found_and_mended(
     copies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = table.README.read_text()
+    page = table.PAGE.read_text()
     changed = re.sub(r"\| (\d\.\d\d) \|", "| 0.01 |", page, count=1)
     assert changed != page
-    table.README.write_text(changed)
+    table.PAGE.write_text(changed)
     assert table.main(["--check"]) == 1
     assert "run `python -m benchmarks.table`" in capsys.readouterr().err
-    assert table.README.read_text() == changed
+    assert table.PAGE.read_text() == changed
     assert table.main([]) == 0
-    assert table.README.read_text() == page
+    assert table.PAGE.read_text() == page
 
 
 @pytest.mark.usefixtures("two_rows")

@@ -87,7 +87,6 @@ def test_per_layer_clipping_splits_the_square_of_c(shares: dict[str, float] | No
     assert_equal(found, expected)
 
 
-@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     style=st.sampled_from(STYLES),

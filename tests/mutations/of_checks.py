@@ -417,9 +417,9 @@ FAULTS = (
     Fault(
         "halves_of_neighbours_compared",
         _ROWS,
-        "first = (places + coins) % 2 == 0",
+        "first = rng.permutation(count) < count // 2",
         "first = places < count // 2",
-        (f"{_OF_ROWS}::test_neighbours_are_parted",),
+        (f"{_OF_ROWS}::test_pairs_are_parted",),
     ),
     Fault(
         "one_seed_for_all_examples",

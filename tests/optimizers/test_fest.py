@@ -152,7 +152,6 @@ def test_saved_with_its_rows_and_trains_on(kind: str, tmp_path: pathlib.Path) ->
     assert set(np.flatnonzero(np.any(other, axis=1))) <= {2}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_rows_that_the_plan_does_not_pay_for_are_refused(kind: str) -> None:
     model = click_model(VOCABULARIES)

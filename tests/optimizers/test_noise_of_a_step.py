@@ -258,7 +258,6 @@ def of_one_stream(draw: noise.Draw, purpose: int, count: tf.Tensor) -> tf.Tensor
     return NORMAL(draw, min(purpose, noise.Purpose.DELAYED), count)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("normal", "right"), [(NORMAL, True), (too_quiet, False), (of_one_stream, False)]
 )

@@ -153,7 +153,6 @@ def rows_of_weight_0(method: str, way: str) -> tuple[set[int], set[int]]:
     return moved[0] | moved[1], {row for rows in moved for row in rows if row >= 2000}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("method", "way"), cases("adafest", "adafest_plus"))
 def test_examples_of_weight_0_have_no_vote(method: str, way: str) -> None:
     moved, of_weight_0 = rows_of_weight_0(method, way)

@@ -114,7 +114,7 @@ def test_one_source_and_no_more(path: str, tfds: str) -> None:
 
 def test_without_tensorflow_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ImportError, match=r"pip install 'dp-sparse\[data\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[data\]' in the clone"):
         load(data_config(tfds="mnist"))
 
 

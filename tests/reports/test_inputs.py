@@ -230,6 +230,27 @@ def test_what_keras_would_ignore_beside_batches_is_refused(argument: Any, way_ou
     assert int(model.optimizer.steps_spent) == 0
 
 
+class WithOwnMethods(keras.Model):
+    """Hands on whatever it gets, as models do that log or time their training."""
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        return super().fit(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        return super().predict(*args, **kwargs)
+
+
+def test_a_model_with_a_fit_of_its_own_trains() -> None:
+    stock = click_model()
+    model = compiled(WithOwnMethods(stock.input, stock.output))
+    own = {name: frame()[name] for name in ("item", "user")}
+    with pytest.raises(dp_sparse.PrivacyError, match="Expected a batch made by this plan's"):
+        model.fit(own, labels(), verbose=0)
+    model.fit(batches_of(model), verbose=0)
+    assert int(model.optimizer.steps_spent) == 2
+    assert model.predict(own, verbose=0).shape == (N, 1)
+
+
 def generator() -> Any:
     yield frame(), labels()
 

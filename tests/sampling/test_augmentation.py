@@ -52,6 +52,10 @@ def test_each_example_has_numbers_of_its_own_in_each_reading(batches: Any) -> No
     assert not np.isin(numbers(batches()), once).any()
 
 
+def test_fit_knows_how_many_batches_there_are() -> None:
+    assert poisson(augment=noisy).cardinality() == poisson().cardinality() == 3
+
+
 def test_batches_drawn_before_training(tmp_path: Path) -> None:
     offline_folders.prepared(tmp_path)
     source = dp_sparse.OfflineBatches(str(tmp_path), lambda r: (r["y"], r["x"]))

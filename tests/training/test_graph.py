@@ -1,17 +1,19 @@
-"""Nothing of a table's size: neither in the graph of a DP-AdaFEST step, nor in memory."""
+"""Nothing of a table's size in the graph of a DP-AdaFEST step, nor in memory; and it is freed."""
 
 import dataclasses
+import gc
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import dp_sparse
 from tests.subprocesses import run_python
-from tests.training_cases import clicks, marked, plan_for
+from tests.training_cases import clicks, marked, marked_dataset, plan_for
 
 ROWS, WIDTH = 49_999, 3  # more than any other tensor of the step has elements (noise: 2¹⁴)
 
@@ -177,3 +179,24 @@ def test_dpsgd_does_take_memory_so_the_test_can_fail() -> None:
 @pytest.mark.slow
 def test_training_a_table_of_ten_million_rows_takes_no_memory() -> None:
     assert growth(10_000_000, 64, "DPAdaFESTOptimizer", "Adagrad") < 0.1
+
+
+def test_a_traced_step_is_forgotten_with_its_model() -> None:
+    """TensorFlow keeps the gradient of a sum over replicas, and what it was traced in, for good."""
+
+    def trained() -> None:
+        plan = plan_for(8, steps=1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+        batches = marked_dataset(plan, np.ones((8, 3), np.float32), np.ones((8, 1), np.float32))
+        model.fit(batches, verbose=0)
+
+    def steps() -> int:
+        gc.collect()
+        graphs = [each for each in gc.get_objects() if isinstance(each, tf.Graph)]
+        return sum("one_step_on_data" in getattr(graph, "name", "") for graph in graphs)
+
+    trained()  # functions of the package that are traced once know what they were traced in
+    before = steps()
+    trained()
+    assert steps() == before

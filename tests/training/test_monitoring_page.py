@@ -30,11 +30,14 @@ def lines_of(folder: Path) -> list[dict[str, object]]:
 def test_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    data = rng.integers(0, 1000, (300, 3)), rng.integers(0, 2, (300, 1)).astype(np.float32)
+    data, held_out = (
+        (rng.integers(0, 1000, (300, 3)), rng.integers(0, 2, (300, 1)).astype(np.float32))
+        for _ in range(2)
+    )
     sampling = dp_sparse.PoissonSampling(num_examples=300, expected_batch_size=100, steps=4)
     plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-5), sampling).calibrate()
     private, non_private = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    names = {"dp_sparse": dp_sparse, "dataset": data, "held_out": data}
+    names = {"dp_sparse": dp_sparse, "dataset": data, "held_out": held_out}
     for code in (private, non_private):
         own = plan.calibrate()
         exec(code, {**names, "plan": own, "model": model_of(own)})

@@ -70,7 +70,6 @@ def every_row_survives(no_noise: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adafest, "default_threshold", lambda *_: -1e6)
 
 
-@pytest.mark.slow
 def test_a_loaded_file_never_gives_steps_back(tmp_path: pathlib.Path) -> None:
     """In one process: save at 2, train to 4, load the old file: 4 remain spent."""
     model, plan, data = trained(2, of=5)

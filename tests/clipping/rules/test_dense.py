@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tests.clipping.brute_force import assert_as_brute_force, values
 
 
-@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     inner=st.lists(st.integers(1, 4), min_size=0, max_size=2),
