@@ -56,6 +56,9 @@ class ReleasedLogs(dict[str, Any]):
         super().__init__({name: value for name, value in logs.items() if is_released(name)})
         self._withheld, self._reader = logs.keys() - self.keys(), reader
 
+    def __bool__(self) -> bool:
+        return True  # or `logs or {}` would not know what is withheld
+
     def get(self, name: str, default: Any = None) -> Any:
         """As of any dictionary."""
         self._tell(name)
