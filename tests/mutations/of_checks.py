@@ -422,6 +422,23 @@ FAULTS = (
         (f"{_OF_ROWS}::test_pairs_are_parted",),
     ),
     Fault(
+        "every_callback_sees_training_metrics",
+        "dp_sparse/training/released_logs.py",
+        "each if _sees_all(each) else _OfReleased(each) for each in callbacks",
+        "each for each in callbacks",
+        ("tests/training/test_released_logs.py::test_a_logger_gets_released_values",),
+    ),
+    Fault(
+        "training_metrics_in_the_logs_of_epochs",
+        "dp_sparse/training/released_logs.py",
+        '_WITH_METRICS = ("on_batch_end", "on_train_batch_end", "on_epoch_end", "on_train_end")',
+        '_WITH_METRICS = ("on_batch_end", "on_train_batch_end", "on_train_end")',
+        (
+            "tests/training/test_released_logs.py::test_a_logger_gets_released_values",
+            "tests/training/test_released_logs.py::test_each_hook_that_gets_training_metrics_is_known",
+        ),
+    ),
+    Fault(
         "one_seed_for_all_examples",
         _AUGMENTATION,
         "yield rng.integers(-(2**31), 2**31, (capacity, 2), np.int32)",

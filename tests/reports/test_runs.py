@@ -115,15 +115,13 @@ def test_a_rate_that_drops_on_a_plateau(plan: dp_sparse.PrivacyPlan) -> None:
     def plateau(monitor: str) -> keras.callbacks.Callback:
         return keras.callbacks.ReduceLROnPlateau(monitor, factor=0.5, patience=1, min_delta=1e9)
 
-    with pytest.raises(dp_sparse.PrivacyError, match="ReduceLROnPlateau"):
-        train(model, callbacks=[plateau("loss")])
     batches = marked_dataset(plan, *data(), steps=3)
     model.fit(
         batches,
         epochs=3,
         steps_per_epoch=1,
         validation_data=data(),
-        callbacks=[plateau("val_loss")],
+        callbacks=[plateau("val_loss"), plateau("loss")],
         verbose=0,
     )
     assert float(model.optimizer.learning_rate) == 0.125
