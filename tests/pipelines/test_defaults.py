@@ -165,9 +165,9 @@ def test_what_is_trained_is_what_recommend_says(
     sources: tasks.Sources, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     task = tasks.load("ranking", sources)
+    setting = for_large_tables(task) if large else recommended(task)
     if large:
         monkeypatch.setattr(recommendation, "MOST_DENSE_ENTRIES", 0)
-    setting = for_large_tables(task) if large else recommended(task)
     size = setting.batch_size
     sampling = dp_sparse.PoissonSampling(10 * size, size, steps=steps_of(task, size))
     plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(3.0, 1e-5), sampling)
