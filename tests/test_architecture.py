@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import floors
+
 ROOT = Path(__file__).parents[1]
 LIBRARY = sorted((ROOT / "dp_sparse").rglob("*.py"))
 USERS = [
@@ -14,17 +16,7 @@ USERS = [
 ]
 TIMERS = sorted((ROOT / "benchmarks").glob("*.py"))
 
-# From the ground up. A room may use the floors below its own.
-FLOORS = (
-    {"core"},
-    {"noise", "sampling"},
-    {"clipping", "accounting"},
-    {"selection"},
-    {"optimizers", "layers"},
-    {"training"},
-    {"distribution", "export", "auditing", "shuffling"},
-    {"", "__main__"},  # dp_sparse/__init__.py and the command line
-)
+FLOORS = (*floors.FLOORS, {"", "__main__"})  # dp_sparse/__init__.py and the command line
 WITHOUT_KERAS = {"core", "noise", "sampling", "accounting", "selection"}
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 CLOSED = ("dp_sparse.clipping.uses", "dp_sparse.selection.top_k")  # to the rest of their room

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,42 @@ def test_the_example_of_embedding_layers_runs_as_printed() -> None:
     exec(example, names)
     assert names["scores"].shape == (num_examples, 1)
     assert int(names["optimizer"].steps_spent.numpy()) == 6
+
+
+METHODS = {"DPSGDOptimizer": "dpsgd", "DPAdaFESTOptimizer": "adafest", "DPFESTOptimizer": "fest"}
+
+
+@pytest.mark.parametrize("optimizer", METHODS)
+def test_figures_of_optimizers_are_those_of_the_studies(optimizer: str) -> None:
+    """AUC of the best setting at ε = 1 on two tasks, and milliseconds at two sizes."""
+    row = re.search(
+        rf"^\| `{optimizer}` \|.*\| (.*); (.*) \| (.*); (.*) \|$", README.read_text(), re.M
+    )
+    assert row is not None
+    name = METHODS[optimizer]
+    tables = (DOCS / "results" / "defaults.md").read_text()
+    best = re.findall(rf"^\| 1 \| best (?:dp_)?{_of_study(name)} \|.*", tables, re.M)
+    assert [cells.split("|")[5].strip() for cells in best[:2]] == list(row.groups()[:2])
+    times = (DOCS / "results" / "selection.md").read_text()
+    found = [re.search(rf"^ *{name} +{rows} +(\S+)", times, re.M) for rows in ("1e5", "1e6")]
+    assert [each and each[1] for each in found] == list(row.groups()[2:])
+
+
+def _of_study(name: str) -> str:
+    return {"dpsgd": "sgd"}.get(name, name)
+
+
+def test_the_commands_of_the_makefile_can_be_made() -> None:
+    """What `make reached`, `make whole` and `make kernels` would run names files that are there."""
+    root = README.parent
+    made = subprocess.run(
+        ["make", "--dry-run", "--assume-old=.venv/installed", "reached", "whole", "kernels"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    paths = set(re.findall(r"tests/[\w/.]+", made))
+    assert len(paths) > 10 and not [path for path in paths if not (root / path).exists()]
+    for command in ("--reached=", "git rev-parse HEAD > .ci/checked", "NPY_DISABLE_CPU_FEATURES"):
+        assert command in made

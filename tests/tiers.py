@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import floors
 from tests.mutations.faults import FAULTS
 
 ROOT = Path(__file__).parents[1]
@@ -30,19 +31,9 @@ CHECKED = ROOT / ".ci" / "checked"  # the commit on which all of tier 2 passed l
 LIGHT = 0.1  # seconds of a case
 WORKERS = 2
 
-# Folders of tests from the ground up, as the rooms of the library stand (docs/architecture.md).
-FLOORS = (
-    {"core", "reference"},
-    {"noise", "sampling"},
-    {"clipping", "accounting"},
-    {"selection"},
-    {"optimizers", "layers"},
-    {"training"},
-    {"distribution", "export", "auditing", "shuffling"},
-    {"attacks", "reports", "models"},
-    {"pipelines", "configs"},
-    {"benchmarks"},
-)
+# Folders of tests: those of the library's rooms, and of what uses them.
+ABOVE = ({"attacks", "reports", "models"}, {"pipelines", "configs"}, {"benchmarks"})
+FLOORS = ({"reference"}, *floors.FLOORS, *ABOVE)
 FLOOR_OF = {folder: number for number, folders in enumerate(FLOORS) for folder in folders}
 
 
@@ -107,7 +98,7 @@ def floors_of(paths: Iterable[str]) -> dict[str, int]:
 
 
 def reached(nodeids: Sequence[str], minutes: float, paths: Sequence[str] | None) -> list[str]:
-    """Of tests of tier 2 those that a change can reach: the nearest first, then by a hash.
+    """The tests of tier 2 that a change can reach: the nearest first, then by a hash.
 
     Args:
         nodeids: Tests of tier 2.

@@ -37,7 +37,7 @@ def floats_of(ids: tf.Tensor) -> list[tf.Tensor]:
 
 
 def rounded_to_ids(ids: tf.Tensor) -> list[tf.Tensor]:
-    """Of `floats_of`, those that a cast made integers of."""
+    """Those of `floats_of` that a cast turned into integers."""
     floats = {tensor.ref() for tensor in floats_of(ids)}
     casts = [op for key in floats for op in key.deref().consumers() if op.type == "Cast"]
     found = {op.inputs[0].ref() for op in casts if op.outputs[0].dtype.is_integer}

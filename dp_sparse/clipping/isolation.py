@@ -189,7 +189,7 @@ def _first_found(
         trial: What they are made from.
         of_the_data: Numbers of companies whose values are those of the batch.
         begin: Which of these is the first, int32 scalar.
-        others: Whether companies of other values follow, bool scalar.
+        others: Whether to try companies with other values after these, bool scalar.
     """
     of_other_values = [companies.EXTREME, companies.OPPOSITE, companies.ZERO]
     if trial.takes_nan:

@@ -124,7 +124,7 @@ class Observer:
         return observe
 
     def _leave_restricted(self, graph: Any) -> None:
-        """Of the leaves that a trace restricts, none is alterable."""
+        """Marks the leaves that a trace restricts as not alterable."""
         found = restricted(graph)
         given = tf.nest.pack_sequence_as(self.alterable, self._arguments)
         self.alterable = tf.nest.map_structure(

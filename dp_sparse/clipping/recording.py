@@ -123,7 +123,7 @@ def _variable_scope_kept() -> Iterator[None]:
 
 
 def _operations() -> list[tf.Operation]:
-    """Of the graph that is being traced."""
+    """The operations of the graph that is being traced."""
     return [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
 
 

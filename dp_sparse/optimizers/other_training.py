@@ -18,8 +18,8 @@ from dp_sparse.accounting import PrivacyPlan, rounded_up
 from dp_sparse.optimizers.base import PrivateOptimizer
 
 _WITHOUT_PRIVACY = (
-    "These weights were also trained without privacy. What is said below does not hold for "
-    "whoever was in the data of that training."
+    "These weights were also trained without privacy. What is said below does not hold for the "
+    "data of that training."
 )
 
 
@@ -127,6 +127,6 @@ def _sentence(plan: PrivacyPlan | None, steps: int) -> str:
     return (
         f"These weights were also trained under another plan, for {steps} of its "
         f"{plan.sampling.steps} steps: epsilon={rounded_up(guaranteed.epsilon, 4)} and "
-        f"delta={rounded_up(guaranteed.delta, 3)}. For whoever was in its data, too, they add to "
+        f"delta={rounded_up(guaranteed.delta, 3)}. For the data of both runs, they add to "
         "those below."
     )

@@ -1,8 +1,8 @@
 """Which plan each random draw of batches belongs to, in this process.
 
-Plans whose ε are added up must draw their batches each by itself: two that train on the same random
-batches learn more of whoever is in them than both say together. A draw is a pass over a sampler, or
-all batches of a draw that was made before training. Batches of a stream are not drawn.
+Plans whose ε are added up must each draw their own batches: two that train on the same random
+batches reveal more about their examples than the two ε add up to. A draw is a pass over a sampler,
+or all batches that were prepared before training. Batches of a stream are not drawn.
 """
 
 import tensorflow as tf
@@ -13,6 +13,17 @@ from dp_sparse.sampling import SEEDED, Marker
 
 _PLANS: dict[str, int] = {}  # the number of a plan, from 1 on, by run_id
 _OWNERS: list[tf.lookup.experimental.MutableHashTable] = []  # one: number of a plan by draw
+
+_ALONE = "the epsilons of two plans add up only if each plan draws its own batches"
+_OF_A_PASS = (
+    "Expected batches that this plan alone trains on, got batch {} of a pass that another plan has "
+    f"begun: {_ALONE}. Read plan.sampling.batches(dataset) anew for each plan, and do not cache it."
+)
+_OF_A_PREPARED_DRAW = (
+    "Expected prepared batches that this plan alone trains on, got batch {} of a draw on which "
+    f"another plan has trained: {_ALONE}. Continue with the plan of that run, prepare again, or "
+    "use offline_sampling(..., shared=True), whose statement says so."
+)
 
 
 class Passes:
@@ -34,29 +45,8 @@ class Passes:
             return []
         owner = self._owners.lookup(self._draw(marker))
         own = tf.equal(owner, 0) | tf.equal(owner, self._number) | tf.equal(marker.nonce, SEEDED)
-        why = "the epsilons of two plans add up only if each draws its batches by itself"
-        if self._prepared is None:
-            return [
-                require(
-                    own,
-                    PrivacyError,
-                    "Expected batches that this plan alone trains on, got batch {} of a pass that "
-                    f"another plan has begun: {why}. Read plan.sampling.batches(dataset) anew for "
-                    "each plan, and do not cache it.",
-                    marker.position,
-                )
-            ]
-        return [
-            require(
-                own,
-                PrivacyError,
-                "Expected prepared batches that this plan alone trains on, got batch {} of a draw "
-                f"on which another plan has trained: {why}. Go on with the plan of that run, "
-                "prepare again, or use offline_sampling(..., shared=True), whose statement says "
-                "so.",
-                marker.position,
-            )
-        ]
+        why = _OF_A_PASS if self._prepared is None else _OF_A_PREPARED_DRAW
+        return [require(own, PrivacyError, why, marker.position)]
 
     def take(self, marker: Marker) -> list[tf.Operation]:
         """The draw of this batch belongs to this plan from now on."""

@@ -37,7 +37,7 @@ class Examples(NamedTuple):
         return tf.nest.map_structure(lambda leaf: tf.strided_slice(leaf, *places), self)
 
     def of_data(self) -> "Examples":
-        """Of each leaf whether it holds inputs or labels, bool."""
+        """Whether each leaf holds inputs or labels, bool."""
         x, y, weights = (
             tf.nest.map_structure(lambda _, own=own: own, part)
             for part, own in ((self.x, True), (self.y, True), (self.sample_weight, False))

@@ -241,7 +241,7 @@ class PrivacyReport(keras.callbacks.Callback):
         return "\n".join(lines)
 
     def _spent(self) -> str:
-        """Of which runs the points of the chart are ε."""
+        """Says for which runs the points of the chart hold."""
         plan = self._optimizer.plan
         if plan.stopping != FIXED:
             return "Each point is of a run that stops there, by whatever rule."

@@ -87,7 +87,7 @@ def recorded_pass(
 
 
 def of_data(company: Any) -> Any:
-    """Of each leaf of what `recorded_pass` takes, whether it holds inputs or labels, bool."""
+    """Whether each leaf of what `recorded_pass` takes holds inputs or labels, bool."""
     own, activations = company
     no = {name: tf.nest.map_structure(lambda _: False, own[name]) for name in ("keep", "first")}
     yes = tf.nest.map_structure(lambda _: True, activations)

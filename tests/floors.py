@@ -1,0 +1,11 @@
+"""The rooms of the library from the ground up: a room may use the floors below its own."""
+
+FLOORS = (
+    {"core"},
+    {"noise", "sampling"},
+    {"clipping", "accounting"},
+    {"selection"},
+    {"optimizers", "layers"},
+    {"training"},
+    {"distribution", "export", "auditing", "shuffling"},
+)
