@@ -43,8 +43,8 @@ CLIP_NORM_OF_ONE_VALUE = 1.0  # where it begins
 CLIP_QUANTILE = 0.95  # of the gradients' norms: more clipping bends probabilities, less adds noise
 _CLIPPING = QuantileClipping(CLIP_QUANTILE)
 _OF_ADAM = (
-    f"Adam at {RATE:g}, or at {WALK:g}/sqrt(steps) if that is less: in the whole run, noise "
-    f"moves a weight by at most some {WALK:g}."
+    f"Adam at {RATE:g}, or at {WALK:g}/sqrt(steps) if that is less: over the whole run, noise "
+    f"alone then moves a weight by about {WALK:g} at most."
 )
 _OF_CLIP_NORM = (
     f"clip_norm={CLIP_NORM:g} is meant to clip most gradients; Adam makes up for their size. It "
@@ -57,7 +57,7 @@ _OF_ONE_VALUE = (
 )
 _OF_QUANTILE = (
     f"The clip norm follows the norm that {CLIP_QUANTILE:.0%} of the gradients stay below, by a "
-    "noisy count that the plan pays for: where most are clipped, training no longer minimises the "
+    "noisy count that the plan pays for. Where most are clipped, training no longer minimises the "
     "loss, and predicted probabilities drift from the true rate. Where only the order of examples "
     f"counts, clip_norm={CLIP_NORM:g} at a constant rate may reach a higher AUC, most likely at a "
     "small epsilon: compare the two."
