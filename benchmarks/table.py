@@ -139,7 +139,7 @@ ROWS = (
     Row(
         "Isolation checks, part of the time of a pCTR run of 200 steps",
         "isolation",
-        "{share_of_200_steps:.1%}",
+        "{checks_share:.1%}",
     ),
     Row(
         "Noise value of the training step over one of TensorFlow's own sampler",
@@ -147,9 +147,10 @@ ROWS = (
         "{fused_over_one_normal}",
     ),
     Row(
-        "First step of the pCTR model, traced and checked, over that of stock Keras",
+        "First step of the pCTR model, traced and checked, over that of stock Keras: in a new "
+        "process; of a further model",
         "planning",
-        "{first_step_over_stock}",
+        "{first_step_over_stock}; {second_fit_over_stock}",
     ),
     Row(
         "Seconds to calibrate a plan of 1e6 examples and 20,000 steps; for a table of 18 plans",

@@ -79,6 +79,7 @@ from dp_sparse.training import (
     check_model,
     install_callback_guard,
     install_compile_hook,
+    preflight,
     recommend,
 )
 
@@ -148,6 +149,7 @@ __all__ = [
     "offline",
     "offline_sampling",
     "plan_table",
+    "preflight",
     "recommend",
     "select_from_histograms",
     "select_top_k",

@@ -4,7 +4,7 @@ FLOORS = (
     {"core"},
     {"noise", "sampling"},
     {"clipping", "accounting"},
-    {"selection"},
+    {"selection", "guards"},
     {"optimizers", "layers"},
     {"training"},
     {"distribution", "export", "auditing", "shuffling"},

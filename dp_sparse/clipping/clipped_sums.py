@@ -24,14 +24,12 @@ class Amounts(NamedTuple):
         counts: int64 `[3]`: real examples, how many of them were clipped, how many zeroed because
             they were not finite. Not private.
         statistic: What the clipping style releases beside the sums, before its noise; float64.
-        not_zero: Of the pass, as `observation.not_zero`, as long as isolation checks ask for it.
     """
 
     dense: list[tf.Tensor]
     rows: list[tf.Tensor]
     counts: tf.Tensor
     statistic: tf.Tensor
-    not_zero: tf.Tensor
 
     def plus(self, other: "Amounts") -> "Amounts":
         """Those of two parts of a batch together; sums in float64."""
@@ -44,7 +42,6 @@ class Amounts(NamedTuple):
             added(self.rows, other.rows),
             self.counts + other.counts,
             self.statistic + other.statistic,
-            self.not_zero | other.not_zero,
         )
 
 
@@ -74,31 +71,20 @@ class ClippedSums:
         """Other sums of the same variables and rows."""
         return dataclasses.replace(self, amounts=amounts)
 
-    def after(self, checks: Sequence[tf.Operation]) -> "ClippedSums":
-        """The same sums, of which none can be used before all checks have passed."""
-        with tf.control_dependencies(checks):
-            return self.with_amounts(tf.nest.map_structure(tf.identity, self.amounts))
-
     def over_replicas(self) -> "ClippedSums":
-        """The sums of all replicas' parts of a batch, the same on each of them; in float64.
-
-        `not_zero` stays a replica's own.
-        """
+        """The sums of all replicas' parts of a batch, the same on each of them; in float64."""
         if replicas.count() == 1:
             return self
-        own = self.amounts._replace(not_zero=[])
-        total = replicas.merged(replicas.summed, tf.nest.map_structure(exact, own))
-        counts = tf.cast(total.counts, tf.int64)
-        return self.with_amounts(total._replace(counts=counts, not_zero=self.amounts.not_zero))
+        total = replicas.merged(replicas.summed, tf.nest.map_structure(exact, self.amounts))
+        return self.with_amounts(total._replace(counts=tf.cast(total.counts, tf.int64)))
 
 
 def zero_sums(
     dense: Sequence[keras.Variable],
     tables: Sequence[keras.Variable],
     row_ids: Sequence[tf.Tensor],
-    num_tensors: int,
 ) -> ClippedSums:
-    """Those of no example at all; `num_tensors` of a pass are asked whether they are 0."""
+    """Those of no example at all."""
     amounts = Amounts(
         [tf.zeros(variable.shape, tf.float64) for variable in dense],
         [
@@ -107,6 +93,5 @@ def zero_sums(
         ],
         tf.zeros([3], tf.int64),
         tf.zeros([], tf.float64),
-        tf.zeros([num_tensors], tf.bool),
     )
     return ClippedSums(dense, tables, row_ids, amounts)

@@ -7,11 +7,12 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.coverage import own_variables
+from dp_sparse.clipping.coverage import embedding_tables, own_variables
 from dp_sparse.clipping.detached import reads_detached
 from dp_sparse.clipping.graph_guard import own_operations
 from dp_sparse.clipping.rules import Rule, covers_inner_layers
 from dp_sparse.clipping.unnoised import metric_variables
+from dp_sparse.clipping.zero_weights import filled_weights
 from dp_sparse.core import UnsupportedLayerError
 
 Seeds: TypeAlias = Callable[[int, str], tf.Tensor]  # of a number in the pass and a dtype, `[2]`
@@ -29,6 +30,7 @@ class VariableGuard(keras.StatelessScope):
         self._covered: dict[int, keras.Variable] = {}
         self._written: list[str] = []
         self._seeds_drawn = 0
+        self._filled = filled_weights(model, embedding_tables(model))
         self._outside: list[str] = []
         self._statistics: list[str] = []
 
@@ -57,6 +59,8 @@ class VariableGuard(keras.StatelessScope):
             self._outside.append(variable.path)
         if id(variable) in self._of_metrics:
             self._statistics.append(variable.path)
+        if id(variable) in self._filled:
+            return self._filled[id(variable)]()
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:

@@ -18,7 +18,7 @@ from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.epochs import checked_optimizer
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Augment, BatchPart, augmented, batch_of, new_nonce
-from dp_sparse.training import build_for
+from dp_sparse.training import build_for, preflight
 
 
 def train(
@@ -77,7 +77,7 @@ def train(
     def begin(first_step: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
         iterator = iter(_batches(model, source, first_step, class_weight, augment))
         step = _step_function(model)
-        return lambda: step(iterator), lambda: {
+        return lambda: step(next(iterator)), lambda: {
             name: float(value) for name, value in model.get_metrics_result().items()
         }
 
@@ -86,10 +86,14 @@ def train(
 
 def _step_function(model: keras.Model) -> Callable[[Any], None]:
     @tf.function(autograph=False, reduce_retracing=True)
-    def step(iterator: Any) -> None:
-        model.distribute_strategy.run(model.train_step, args=(next(iterator),))
+    def step(batch: Any) -> None:
+        model.distribute_strategy.run(model.train_step, args=(batch,))
 
-    return step
+    def looked_at(batch: Any) -> None:
+        preflight(model, batch)
+        step(batch)
+
+    return looked_at
 
 
 def _batches(

@@ -49,18 +49,23 @@ def _mixed(key: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> tuple[tf.Tensor, 
     The upper halves may hold anything. They are masked just before each product, so that the
     compiler makes a 32-bit product of it, three times faster.
     """
-    x0, x1, x2, x3 = low, _shifted(low, 32), high, _shifted(high, 32)
-    key0, key1 = key, _shifted(key, 32)
+    upper, mask = _word(32), _word(0xFFFFFFFF)  # once, since each constant costs a trace time
+    multipliers, key_steps = [*map(_word, _MULTIPLIERS)], [*map(_word, _KEY_STEPS)]
+
+    def product(multiplier: tf.Tensor, word: tf.Tensor) -> tf.Tensor:
+        return multiplier * tf.bitwise.bitwise_and(word, mask)
+
+    def higher(word: tf.Tensor) -> tf.Tensor:
+        return tf.bitwise.right_shift(word, upper)
+
+    x0, x1, x2, x3 = low, higher(low), high, higher(high)
+    key0, key1 = key, higher(key)
     for _ in range(_ROUNDS):
-        left, right = _product(_MULTIPLIERS[0], x0), _product(_MULTIPLIERS[1], x2)
-        x0, x1 = _xor(_xor(_shifted(right, 32), x1), key0), right
-        x2, x3 = _xor(_xor(_shifted(left, 32), x3), key1), left
-        key0, key1 = key0 + _word(_KEY_STEPS[0]), key1 + _word(_KEY_STEPS[1])
+        left, right = product(multipliers[0], x0), product(multipliers[1], x2)
+        x0, x1 = _xor(_xor(higher(right), x1), key0), right
+        x2, x3 = _xor(_xor(higher(left), x3), key1), left
+        key0, key1 = key0 + key_steps[0], key1 + key_steps[1]
     return x0, x1, x2, x3
-
-
-def _product(multiplier: int, word: tf.Tensor) -> tf.Tensor:
-    return _word(multiplier) * tf.bitwise.bitwise_and(word, _word(0xFFFFFFFF))
 
 
 def _xor(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:

@@ -121,7 +121,6 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
             )
         self._model, self._find_tables = weakref.ref(model), find_tables
         self._settings = fingerprint(nameless({**self.get_config(), "plan": None}))
-        self.diagnostics.isolation.restart()
 
     def use_noise_key(self, words: tf.Tensor) -> None:
         """Takes over a secret noise key, int64 `[2]`, that several workers share.

@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-from dp_sparse.clipping import IsolationProgress
 from dp_sparse.core import replicas
 
 
@@ -17,7 +16,6 @@ class StepDiagnostics:
         energies: `NoisyMeans.energies`, float64 `[variables]`.
         unclipped: The fraction of examples below the clip norm that each step released, summed over
             steps, float64 scalar; 0 where none is released.
-        isolation: What the isolation checks have seen.
     """
 
     def __init__(self) -> None:
@@ -25,7 +23,6 @@ class StepDiagnostics:
 
     def _create(self) -> None:
         self._totals = tf.Variable(tf.zeros([4], tf.int64), trainable=False)
-        self.isolation = IsolationProgress()
         self.rows = tf.Variable([], shape=[None], dtype=tf.int64, trainable=False)
         self.energies = tf.Variable([], shape=[None], dtype=tf.float64, trainable=False)
         self.unclipped = tf.Variable(0.0, dtype=tf.float64, trainable=False)
@@ -52,7 +49,7 @@ class StepDiagnostics:
 
     def unnoised_variables(self) -> list[tf.Variable]:
         """All that follow from batches without noise; all others follow from what was released."""
-        return [self._totals, *self.isolation.variables()]
+        return [self._totals]
 
     def start(self, num_tables: int, num_variables: int) -> None:
         """One total of rows for each table, and one of energy for each measured variable."""

@@ -17,7 +17,9 @@ from dp_sparse.training.model_check import ModelCheck, check_model
 from dp_sparse.training.monitor import PrivacyMonitor
 from dp_sparse.training.nan_in_bfloat16 import refuse_nan
 from dp_sparse.training.plan_steps import rest_of_epoch, share_of_steps
+from dp_sparse.training.preflight import Schedule, preflight
 from dp_sparse.training.recommendation import Recommendation, recommend
+from dp_sparse.training.traced_pass import same_seeds
 
 __all__ = [
     "ModelCheck",
@@ -25,6 +27,7 @@ __all__ = [
     "PrivacyReport",
     "PrivateCheckpoint",
     "Recommendation",
+    "Schedule",
     "build_for",
     "check_model",
     "environment",
@@ -33,10 +36,12 @@ __all__ = [
     "led_by_batch",
     "losses_with_padding",
     "metrics",
+    "preflight",
     "recommend",
     "refuse_nan",
     "report_page",
     "rest_of_epoch",
+    "same_seeds",
     "share_of_steps",
     "sigterm",
 ]

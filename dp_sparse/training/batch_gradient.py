@@ -121,6 +121,5 @@ def clipped_sums(
         [of_tables[id(table)] for table in tables],
         found.counts(real),
         style.statistic(found.squared_norms, clip_norm, real),
-        clipping.not_zero(run.uses, run.losses, optimizer.diagnostics.isolation.some_unseen()),
     )
     return ClippedSums(dense, tables, [step_rows[id(t)].row_ids for t in tables], amounts)

@@ -35,6 +35,7 @@ from dp_sparse.training.building import (
     refuse_known_noise,
 )
 from dp_sparse.training.plan_steps import FitSteps
+from dp_sparse.training.preflight import Preflight
 from dp_sparse.training.replaced_methods import replaced_methods
 from dp_sparse.training.train_step import private_train_step
 
@@ -156,10 +157,8 @@ def _leave_out_xla_where_it_cannot_be(
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
     clipping.register_unnoised(model, optimizer.diagnostics)
     clipping.take_by_name(model)
-    step = functools.partial(private_train_step, model, optimizer)
-    in_graph = tf.function(step, autograph=False, reduce_retracing=True)
-    # The graph guard needs a graph; with run_eagerly=True the step alone is traced.
-    model.train_step = lambda data: (in_graph if tf.executing_eagerly() else step)(data)
+    preflight = Preflight(model, optimizer)
+    model.train_step = _train_step(model, optimizer, preflight)
     for name, instead in _HELD_OUT.items():
         setattr(model, name, _refusing_batches(getattr(model, name), instead))
     for name in _PUBLISHERS:
@@ -169,10 +168,35 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     for name in _EXAMPLES:
         setattr(model, name, fit_arguments.taking_text(name, getattr(model, name)))
     steps = plan_steps.of_fit(model)
-    model.make_train_function = _making_train_function(model, optimizer, steps)
+    model.make_train_function = _making_train_function(model, optimizer, steps, preflight)
     model._maybe_symbolic_build = _building_for_batches(model, optimizer, steps)
     if optimizer.delays_noise:
         flush_hooks.install(model, optimizer)
+
+
+def _train_step(
+    model: keras.Model, optimizer: PrivateOptimizer, preflight: Preflight
+) -> Callable[[Any], Any]:
+    """The private step; called eagerly it looks at its batch first, and is traced all the same.
+
+    The graph guard needs a graph, also with run_eagerly=True.
+    """
+
+    def traced(data: Any) -> Any:
+        if is_sampled(data):
+            preflight.require(data)
+        return private_train_step(model, optimizer, data)
+
+    in_graph = tf.function(traced, autograph=False, reduce_retracing=True)
+
+    def step(data: Any) -> Any:
+        if not tf.executing_eagerly():
+            return traced(data)
+        preflight.look_at(data)
+        return in_graph(data)
+
+    step.preflight = preflight  # type: ignore[attr-defined]
+    return step
 
 
 def _refusing_batches(step: Callable[[Any], Any], instead: str) -> Callable[[Any], Any]:
@@ -227,7 +251,7 @@ def _refusing_legacy_files(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _making_train_function(
-    model: keras.Model, optimizer: PrivateOptimizer, steps: FitSteps
+    model: keras.Model, optimizer: PrivateOptimizer, steps: FitSteps, preflight: Preflight
 ) -> Callable[..., Any]:
     """Keras' own function, with variables made before it and errors of the step translated."""
     stock = model.make_train_function
@@ -249,7 +273,8 @@ def _making_train_function(
                 build_optimizer(model, optimizer)  # before callbacks restore its state
         stock(force)
         if not hasattr(model.train_function, "_dp_sparse_translated"):
-            model.train_function = _translating(model, model.train_function, steps)
+            preflight.restart()
+            model.train_function = _translating(model, model.train_function, steps, preflight)
         traced[:] = variables if model.built else []
         return model.train_function
 
@@ -289,12 +314,14 @@ def _building_for_batches(
     return maybe_symbolic_build
 
 
-def _translating(model: keras.Model, function: Any, steps: FitSteps) -> Any:
+def _translating(model: keras.Model, function: Any, steps: FitSteps, preflight: Preflight) -> Any:
     @functools.wraps(function)
     def run(iterator: Any) -> Any:
         try:
             environment.check(model.optimizer.compiles)
             with translated():
+                if not model.run_eagerly:  # else the step looks at its batch itself
+                    iterator = preflight.ahead(iterator, model.steps_per_execution)
                 return function(iterator)
         except NoStepsLeftError as error:
             return steps.end(error)

@@ -24,14 +24,12 @@ class Pass:
         losses: Per-example losses, float32 `[batch]`, 0 for padding.
         output_losses: The same for each output whose loss Keras tracks by itself.
         uses: The joined use of each variable; of the tables also those not looked up.
-        random: Whether random layers drew seeds.
     """
 
     outputs: Any
     losses: tf.Tensor
     output_losses: list[tf.Tensor]
     uses: Used
-    random: bool
 
 
 def unchecked(
@@ -40,7 +38,6 @@ def unchecked(
     examples: Examples,
     draw: noise.Draw,
     part: tf.Tensor | int = 0,
-    settles: bool = True,
 ) -> Pass:
     """One forward and one backward pass over a part of the batch, 0 being all of it.
 
@@ -53,18 +50,16 @@ def unchecked(
         examples: The batch, or a part of it.
         draw: The step's streams.
         part: Which part it is.
-        settles: Whether rows that are read get the noise that is due to them; a pass that only
-            looks leaves them.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        settle = optimizer.before_lookup(draw) if settles and not xla.static_shapes() else None
+        settle = None if xla.static_shapes() else optimizer.before_lookup(draw)
         recording = record(model, optimizer, examples.x, tape, draw, settle, part)
         losses, of_outputs = losses_with_padding(model, examples, recording.outputs)
         total = tf.reduce_sum(losses)
     with clipping.guarded():
         cotangents = tape.gradient(total, recording.targets)
     used = _uses(optimizer, recording, cotangents, tf.shape(losses)[0])
-    return Pass(recording.outputs, losses, of_outputs, used, recording.seeds_drawn > 0)
+    return Pass(recording.outputs, losses, of_outputs, used)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,20 +104,6 @@ def led_by_batch(uses: Used, losses: tf.Tensor, present: tf.Tensor) -> tf.Tensor
     checks = clipping.require_batch_leads(named, present)
     with tf.control_dependencies(checks):
         return tf.identity(losses)
-
-
-def observed(
-    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
-) -> clipping.Observer:
-    """Passes over other companies of these examples, as the isolation checks want them."""
-
-    def observe(company: Examples) -> tuple[Used, tf.Tensor, bool]:
-        alone = unchecked(model, optimizer, company, draw, settles=False)
-        found = checked(alone, company.present)
-        return found.uses, found.losses, found.random
-
-    known = examples.present.shape[0] is not None  # then a model may do something else by it
-    return clipping.Observer(model, observe, examples, examples.of_data(), own_size=known)
 
 
 def record(

@@ -37,12 +37,7 @@ def by_parts(
     parts = _Parts(
         model, optimizer, examples, draw, size, *_step_rows(optimizer, whole, examples, draw)
     )
-    nothing = clipping.zero_sums(
-        optimizer.dense_variables,
-        optimizer.tables,
-        parts.row_ids,
-        clipping.count_tensors(whole.uses, examples.present),  # as many as losses
-    )
+    nothing = clipping.zero_sums(optimizer.dense_variables, optimizer.tables, parts.row_ids)
     count = tf.shape(examples.present)[0]
     _, amounts = tf.while_loop(
         lambda begin, _: begin < count,

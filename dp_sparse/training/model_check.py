@@ -12,14 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping
-from dp_sparse.clipping import AutomaticClipping, QuantileClipping, isolation
+from dp_sparse.clipping import AutomaticClipping, QuantileClipping
 from dp_sparse.core import PrivacyError, UnsupportedLayerError, translated, validate
+from dp_sparse.guards import COUPLED
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Examples
-from dp_sparse.training.losses import per_example_losses
 from dp_sparse.training.outlook import BIASED, outlook
+from dp_sparse.training.preflight import arrays, isolation_of, recorded_pass
 from dp_sparse.training.replaced_methods import replaced_methods
-from dp_sparse.training.traced_pass import examples_of, same_seeds, signature_of, uses_of_pass
+from dp_sparse.training.traced_pass import examples_of, signature_of, uses_of_pass
 from dp_sparse.training.wrapped_ids import refuse_wrapped
 
 _NEARLY_ALL = 0.9  # of a batch's examples
@@ -121,17 +122,16 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
     batch_size = validate.positive_integer("batch_size", batch_size)
     examples = None if batch is None else examples_of(model, batch)
     if examples is not None:
-        present = tf.ones(tf.shape(tf.nest.flatten(examples)[0])[:1])
         with translated():
-            refuse_wrapped(model, Examples(*examples, present))
+            refuse_wrapped(model, examples)
     if not model.built:
         if examples is None:
             raise ValueError(
                 f"Expected a built model or a batch, got {model.name} without weights: "
                 "pass a batch of its inputs."
             )
-        model(examples[0])
-    specs = signature_of(model, None if examples is None else examples[0])
+        model(examples.x)
+    specs = signature_of(model, None if examples is None else examples.x)
     survey = clipping.survey(model)
     rules = _rules(model, survey)
     problems = [
@@ -141,8 +141,10 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
     ]
     if not problems and specs is not None:
         problems = _of_a_pass(model, specs, batch_size)
-    compared = examples is not None and not problems
-    if compared:
+    compared = not problems
+    if examples is None:
+        compared = False
+    elif compared:
         problems = _of_a_batch(model, examples, batch_size)
     optimizer = getattr(model, "optimizer", None)
     warnings: list[str] = []
@@ -190,36 +192,24 @@ def _of_a_pass(model: keras.Model, specs: Any, batch_size: int) -> list[str]:
     return []
 
 
-def _of_a_batch(model: keras.Model, examples: Any, batch_size: int) -> list[str]:
-    """What the isolation checks say of a batch."""
-    found: list[str] = []
-
-    def compare(examples: Any) -> tf.Tensor:
-        def recorded(company: Any) -> Any:
-            return _recorded(model, company, batch_size)
-
-        compiles = getattr(model, "jit_compile", False) is True
-        *data, weights = (tf.nest.map_structure(lambda _: True, part) for part in examples)
-        of_data = *data, tf.nest.map_structure(lambda _: False, weights)
-        observer = clipping.Observer(model, recorded, examples, of_data, own_size=compiles)
-        found[:] = observer.names
-        present = tf.ones(tf.shape(tf.nest.flatten(examples)[0])[:1])
-        return isolation.coupled(observer, examples, present, tf.constant(0), True)
-
-    x, y, weights = examples
-    given = (x, weights) if y is None or model._compile_loss is None else (x, y, weights)
+def _of_a_batch(model: keras.Model, examples: Examples, batch_size: int) -> list[str]:
+    """What the checks of isolation say of a batch."""
+    if model._compile_loss is None:
+        examples = examples._replace(y=())
+    compiles = getattr(model, "jit_compile", False) is True
+    isolation = isolation_of(model, batch_size, own_size=compiles)
     try:
         with translated():
-            worst = int(tf.function(compare, autograph=False)(given))
+            found = isolation.coupled(*arrays(examples, trimmed=False), seed=0, whole=True)
     except PrivacyError as error:
         return [str(error)]
     except UnsupportedLayerError as error:
         return _sentences(str(error))
-    return [isolation.COUPLED.format(found[worst])] if worst >= 0 else []
+    return [] if found is None else [COUPLED.format(found)]
 
 
 def _of_clip_norm(
-    model: keras.Model, optimizer: PrivateOptimizer, examples: Any, batch_size: int
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, batch_size: int
 ) -> list[str]:
     """Whether clipping binds for nearly all of the batch's examples, with the weights as they are.
 
@@ -227,12 +217,12 @@ def _of_clip_norm(
     norm follows the gradients.
     """
     style, clip_norm = optimizer.clipping, optimizer.clip_norm
-    unknown = examples[1] is None or model._compile_loss is None
+    unknown = not tf.nest.flatten(examples.y) or model._compile_loss is None
     if unknown or isinstance(style, AutomaticClipping | QuantileClipping):
         return []
 
-    def norms(examples: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        uses, losses, _ = _recorded(model, examples, batch_size)
+    def norms(examples: Examples) -> tuple[tf.Tensor, tf.Tensor]:
+        uses, losses, _ = recorded_pass(model, batch_size)(examples)
         found = clipping.scaled(uses, clip_norm, losses, tf.ones_like(losses), style)
         return tf.sqrt(found.squared_norms), found.clipped
 
@@ -245,32 +235,6 @@ def _of_clip_norm(
         f"have a median norm of {float(np.median(sizes)):.2g}: {BIASED}. Raise clip_norm if they "
         "are used. (No epsilon covers this line: it is of the batch that you gave.)"
     ]
-
-
-def _recorded(
-    model: keras.Model, examples: Any, batch_size: int
-) -> tuple[clipping.Used, tf.Tensor, bool]:
-    """A pass over `(x, y, weights)`, or over `(x, weights)` with a loss made up."""
-    x, *y, weights = examples
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        recording = clipping.record(model, x, tape, batch_size, same_seeds)
-        if y:
-            losses, _ = per_example_losses(model, y[0], recording.outputs, weights)
-        else:
-            losses = tf.add_n([_made_up(o) for o in tf.nest.flatten(recording.outputs)])
-        total = tf.reduce_sum(losses)
-    with clipping.guarded():
-        uses = recording.uses(tape.gradient(total, recording.targets))
-    present = tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1])
-    named = clipping.recorded_tensors(uses, losses)
-    with tf.control_dependencies(clipping.require_batch_leads(named, present)):
-        return uses, tf.identity(losses), recording.seeds_drawn > 0
-
-
-def _made_up(output: tf.Tensor) -> tf.Tensor:
-    """A loss of each example, float32 `[batch]`, that depends on all of an output."""
-    values = tf.reshape(tf.cast(output, tf.float32), [tf.shape(output)[0], -1])
-    return tf.reduce_sum(values * tf.cos(tf.range(tf.cast(tf.shape(values)[1], tf.float32))), 1)
 
 
 def _sentences(message: str) -> list[str]:

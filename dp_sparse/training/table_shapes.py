@@ -17,7 +17,7 @@ def inputs_of(model: keras.Model, batch: Any) -> Any:
     Raises:
         ValueError: The inputs are not known.
     """
-    x = None if batch is None else examples_of(model, batch)[0]
+    x = None if batch is None else examples_of(model, batch).x
     if x is not None and not model.built:
         model(x)
     specs = signature_of(model, x)

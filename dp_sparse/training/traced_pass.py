@@ -7,13 +7,13 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping
-from dp_sparse.sampling import is_sampled, text_tensors, weights_of_outputs
+from dp_sparse.sampling import Examples, is_sampled, text_tensors, weights_of_outputs
 
 
-def examples_of(model: keras.Model, batch: Any) -> tuple[Any, Any, tf.Tensor]:
-    """x, y or None, and weights, of what the user calls a batch; a sampler's has no padding left.
+def examples_of(model: keras.Model, batch: Any) -> Examples:
+    """The examples of what the user calls a batch; a sampler's has no padding left.
 
-    A functional model's x has its inputs alone.
+    A functional model's x has its inputs alone; y is () where there are no labels.
 
     Raises:
         ValueError: It is empty, or its parts differ in their number of examples, or x lacks an
@@ -26,11 +26,12 @@ def examples_of(model: keras.Model, batch: Any) -> tuple[Any, Any, tf.Tensor]:
     x, y, weights = (*batch, None, None)[:3] if isinstance(batch, tuple) else (batch, None, None)
     x, y = text_tensors(clipping.named_inputs(model, x), "x"), text_tensors(y, "y")
     x = tf.nest.map_structure(tf.convert_to_tensor, x)
-    y = None if y is None else tf.nest.map_structure(tf.convert_to_tensor, y)
+    y = () if y is None else tf.nest.map_structure(tf.convert_to_tensor, y)
     size = _size((x, y, weights))
     ones = tf.ones([size])
     weights = ones if weights is None else weights_of_outputs(y, weights, ones)
-    return x, y, tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
+    weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), weights)
+    return Examples(x, y, weights, ones)
 
 
 def _size(batch: Any) -> int:

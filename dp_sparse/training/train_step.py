@@ -10,13 +10,12 @@ import keras
 import tensorflow as tf
 
 from dp_sparse import clipping, noise
-from dp_sparse.clipping import ClippedSums, isolation
+from dp_sparse.clipping import ClippedSums
 from dp_sparse.core import PrivacyError, replicas
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Examples, batch_of, is_sampled
 from dp_sparse.training import (
     batch_gradient,
-    forward_backward,
     microbatches,
     nan_in_bfloat16,
     wrapped_ids,
@@ -56,10 +55,8 @@ def private_train_step(
     with tf.control_dependencies([spent]):
         examples = nan_in_bfloat16.refuse_nan(model, tf.nest.map_structure(tf.identity, examples))
         examples = wrapped_ids.refuse_wrapped(model, examples)
-    # Traced first: a layer that initialises itself from its first batch is then seen to mix.
-    observer = forward_backward.observed(model, optimizer, examples, draw)
     sums, logs = _clipped_sums(model, optimizer, examples, draw)
-    sums = sums.after(_isolation_checks(optimizer, observer, examples, sums)).over_replicas()
+    sums = sums.over_replicas()
     with tf.control_dependencies([sums.amounts.counts]):  # counts of steps wait for every check
         noisy = replicas.merged(lambda: optimizer.release(sums, draw))
         with clipping.update_from(noisy.tensors()):
@@ -102,20 +99,6 @@ def _clipped_sums(
     return microbatches.by_parts(model, optimizer, examples, draw, size)
 
 
-def _isolation_checks(
-    optimizer: PrivateOptimizer,
-    observer: clipping.Observer,
-    examples: Examples,
-    sums: ClippedSums,
-) -> list[tf.Operation]:
-    """They run when the pass that is released is over, and has left the memory."""
-    progress = optimizer.diagnostics.isolation
-    with tf.control_dependencies([*sums.amounts.dense, *sums.amounts.rows, sums.amounts.counts]):
-        progress.traced()
-        not_zero, size = sums.amounts.not_zero, optimizer.microbatch_size
-        return isolation.checks(observer, examples, examples.present, progress, not_zero, size)
-
-
 def _count(optimizer: PrivateOptimizer, sums: ClippedSums) -> None:
     """Adds to the running totals that reports read."""
     totals = optimizer.diagnostics
@@ -128,8 +111,7 @@ def _trimmed(examples: Examples) -> Examples:
     """The examples without the padding after the last real one, but two of them at least.
 
     Padding is there for a fixed shape between the sampler and the step; nothing in the graph needs
-    it. Python then does not know the size of the batch, so the isolation checks need no trace for
-    that size.
+    it. Python then does not know the size of the batch, and the model cannot depend on it there.
     """
     present = examples.present
     capacity = tf.shape(present)[0]

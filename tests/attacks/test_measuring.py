@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from dp_sparse.clipping import isolation
 from dp_sparse.core.errors import PrivacyError
+from dp_sparse.guards import Isolation
 from tests.attacks.counting import Counter, poisson, stream
 from tests.attacks.entries import MEASURED, REFUSED, REFUSED_OR_MEASURED
 from tests.attacks.measuring import Refusal, Released, attacking, without, zeroed
@@ -57,7 +57,7 @@ def test_a_small_gradient_has_less() -> None:
 def test_a_mixing_model_has_more_where_nothing_checks(
     mixing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolation, "checks", lambda *_: [])
+    monkeypatch.setattr(Isolation, "coupled", lambda *_, **__: None)
     assert measured(problem(before=FORWARD[mixing]))(WAYS["graph"]) > 1.1
 
 

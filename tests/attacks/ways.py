@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import distribution
-from dp_sparse.clipping import isolation_progress
 from dp_sparse.distribution import multi_worker
 from dp_sparse.sampling import new_nonce
 from tests.attacks.measuring import (
@@ -205,7 +204,7 @@ def measured_after(problem: Problem, tame: Callable[[Any], Any]) -> Callable[[Wa
             trainee = Trainee(problem, way)
         with attacking(trainee.model, kept=lambda: problem.state(trainee.model)):
             wild, trainee.data = trainee.data, tame(trainee.data)
-            for _ in range(isolation_progress.FIRST + 1):
+            for _ in range(4):  # one more than are looked at
                 trainee.on()
             trainee.data = wild
             whole = trainee.on()

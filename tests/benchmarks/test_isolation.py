@@ -13,5 +13,5 @@ def test_the_quick_run_has_its_metrics(
     for module in (isolation, pctr_step):
         monkeypatch.setattr(module, "BATCH", 16)
     _, metrics = quick_run(isolation)
-    assert metrics.keys() == {"share_of_200_steps", "traces_of_the_model"}
+    assert metrics.keys() == {"checks_share", "traces_of_the_model"}
     assert metrics["traces_of_the_model"] == 2

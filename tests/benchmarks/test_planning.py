@@ -21,4 +21,5 @@ def test_the_quick_run_has_its_metrics(
         "calibrate_seconds_median",
         "plan_table_seconds_18",
         "first_step_over_stock",
+        "second_fit_over_stock",
     }

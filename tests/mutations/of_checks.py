@@ -4,9 +4,9 @@ from tests.mutations.fault import Fault
 
 _LEDGER = "dp_sparse/optimizers/ledger.py"
 _TURN = "dp_sparse/optimizers/turn.py"
-_ISOLATION = "dp_sparse/clipping/isolation.py"
-_COMPANIES = "dp_sparse/clipping/companies.py"
-_PROGRESS = "dp_sparse/clipping/isolation_progress.py"
+_ISOLATION = "dp_sparse/guards/isolation.py"
+_REBATCHING = "dp_sparse/guards/rebatching.py"
+_PREFLIGHT = "dp_sparse/training/preflight.py"
 _GUARD = "dp_sparse/clipping/graph_guard.py"
 _UPDATES = "dp_sparse/clipping/update_guard.py"
 _INPUT = "dp_sparse/sampling/input_guard.py"
@@ -16,7 +16,7 @@ _AUGMENTATION = "dp_sparse/sampling/augmentation.py"
 _OF_LEDGER = "tests/optimizers/test_ledger.py"
 _OF_FINGERPRINTS = "tests/accounting/test_plan.py"
 _OF_PLANS = "tests/optimizers/test_plan_fingerprint.py"
-_OF_ISOLATION = "tests/clipping/test_isolation.py"
+_OF_ISOLATION = "tests/guards/test_isolation.py"
 _OF_BYPASS = "tests/training/test_bypass.py"
 _OF_GUARD = "tests/clipping/test_graph_guard.py"
 _OF_UPDATES = "tests/clipping/test_update_guard.py"
@@ -25,7 +25,7 @@ _OF_ROWS = "tests/sampling/test_row_check.py"
 _OF_AUGMENTATION = "tests/sampling/test_augmentation.py"
 
 _COMPARED = (_OF_ISOLATION,)
-_IN_COMPANY = ("tests/clipping/test_companies.py",)
+_REBATCHED = ("tests/guards/test_rebatching.py",)
 
 FAULTS = (
     Fault(
@@ -140,150 +140,168 @@ FAULTS = (
         (f"{_OF_LEDGER}::test_whose_turn_it_is",),
     ),
     Fault(
-        "company_of_copies_of_the_first_half_never_compared",
-        _COMPANIES,
-        "            lambda: _others_replaced(order, present, ~first_stays),\n",
-        "            lambda: _others_replaced(order, present, first_stays),\n",
-        _IN_COMPANY,
+        "a_half_is_replaced_by_itself",
+        _REBATCHING,
+        "filled = np.where(kept | (present <= 0), own, copied)",
+        "filled = own",
+        _REBATCHED,
     ),
     Fault(
-        "company_of_copies_of_the_second_half_never_compared",
-        _COMPANIES,
-        "            lambda: _others_replaced(order, present, first_stays),\n",
-        "            lambda: _others_replaced(order, present, ~first_stays),\n",
-        _IN_COMPANY,
+        "one_half_compared_twice",
+        _REBATCHING,
+        "return rank < half if first else (rank >= half) & (rank < count)",
+        "return rank < half",
+        _REBATCHED,
     ),
     Fault(
-        "company_of_a_few_never_compared",
-        _COMPANIES,
-        "            lambda: _few(order, present, random, looser),\n",
-        "            lambda: _one_alone(order, random, looser),\n",
-        _IN_COMPANY,
+        "a_few_in_the_same_order",
+        _REBATCHING,
+        "places[:few][::-1]",
+        "places[:few]",
+        _REBATCHED,
     ),
     Fault(
-        "company_of_one_alone_never_compared",
-        _COMPANIES,
-        "            lambda: _one_alone(order, random, looser),\n",
-        "            lambda: _few(order, present, random, looser),\n",
-        _IN_COMPANY,
+        "one_alone_never_compared",
+        _REBATCHING,
+        "    yield _one_alone(places, random, looser)\n",
+        "    yield _few(places, present, random, looser)\n",
+        _REBATCHED,
     ),
     Fault(
-        "company_of_nan_never_compared",
-        _COMPANIES,
-        '            lambda: _others_hold(float("nan"), order, present, ~first_stays),\n',
-        "            lambda: _others_replaced(order, present, ~first_stays),\n",
-        _IN_COMPANY,
+        "others_never_hold_nan",
+        _REBATCHING,
+        '(float("nan"), True, "once other examples hold NaN"),',
+        '(0.0, True, "once other examples hold NaN"),',
+        _REBATCHED,
     ),
     Fault(
-        "company_of_extremes_never_compared",
-        _COMPANIES,
-        "            lambda: _others_hold(_TIMES, order, present, first_stays),\n",
-        '            lambda: _others_hold(float("nan"), order, present, first_stays),\n',
-        _IN_COMPANY,
+        "others_are_never_extreme",
+        _REBATCHING,
+        '(_TIMES, False, "once others are 10,000 times as large"),',
+        '(1.0, False, "once others are 10,000 times as large"),',
+        _REBATCHED,
     ),
     Fault(
         "the_other_examples_are_not_changed",
-        _COMPANIES,
-        "return tf.where(replaced, _altered(own, company.value), own)",
-        "return own",
-        _IN_COMPANY,
+        _REBATCHING,
+        "own[replaced] = _altered(own[replaced], rebatching.value)",
+        "pass",
+        _REBATCHED,
     ),
     Fault(
         "other_values_never_compared",
         _ISOLATION,
-        "end = tf.where(altered, tf.size(numbers), len(of_the_data))",
-        "end = len(of_the_data)",
+        "found = trial.coupled(trial.of_other_values())",
+        "found = trial.coupled(iter([]))",
         (
-            f"{_OF_ISOLATION}::test_the_first_check_takes_the_batch_and_a_later_one_a_share",
+            f"{_OF_ISOLATION}::test_a_whole_check_takes_the_batch_and_another_one_a_share",
             f"{_OF_ISOLATION}::test_what_one_example_would_switch_on_is_found_before_it_comes",
         ),
     ),
     Fault(
         "examples_with_holes_never_compared",
         _ISOLATION,
-        "worst = _or_else(worst, first | whole, holed)",
-        "del holed",
-        (f"{_OF_ISOLATION}::test_the_first_check_takes_the_batch_and_a_later_one_a_share",),
+        "return found or (self._of_holes(trial) if sketcher.takes_nan else None)",
+        "return found",
+        (f"{_OF_ISOLATION}::test_a_whole_check_takes_the_batch_and_another_one_a_share",),
     ),
     Fault(
-        "other_values_in_the_first_check_alone",
+        "weights_of_zero_stay_zero",
         _ISOLATION,
-        "tf.where(first, 0, 1), first | whole)",
-        "tf.where(first, 0, 1), first)",
-        (f"{_OF_ISOLATION}::test_the_first_check_takes_the_batch_and_a_later_one_a_share",),
+        "trial = _Trial(sketcher, batch, present, seed, fill=True)",
+        "trial = _Trial(sketcher, batch, present, seed, fill=False)",
+        (f"{_OF_ISOLATION}::test_what_a_zero_hides_is_found_before_the_first_step",),
+    ),
+    Fault(
+        "tables_of_zeros_stay_zero",
+        "dp_sparse/clipping/rules/embedding.py",
+        "rows = filled_rows(layer._embeddings, row_ids, rows)",
+        "del filled_rows",
+        (f"{_OF_ISOLATION}::test_what_a_table_of_zeros_hides_is_found_before_the_first_step",),
     ),
     Fault(
         "zeros_stay_zero_beside_extremes",
-        _COMPANIES,
-        "made = tf.where(times, value * away, value)",
-        "made = tf.where(times, value * numbers, value)",
-        _IN_COMPANY,
+        _REBATCHING,
+        "made = value * (numbers + np.where(numbers < 0, -1.0, 1.0))",
+        "made = value * numbers",
+        _REBATCHED,
     ),
     Fault(
         "integer_ids_are_altered",
-        "dp_sparse/clipping/restricted_arguments.py",
+        "dp_sparse/guards/restricted_arguments.py",
         "found = _computed_from(integers, callers, _is_integer_or_bool)",
         "found = _computed_from([], callers, _is_integer_or_bool)",
-        ("tests/clipping/test_restricted_arguments.py",),
+        ("tests/guards/test_restricted_arguments.py",),
     ),
     Fault(
         "ids_that_come_as_floats_are_altered",
-        "dp_sparse/clipping/observation.py",
-        "lambda may, argument: may and argument.ref() not in found, self.alterable, given",
-        "lambda may, argument: may, self.alterable, given",
+        "dp_sparse/guards/sketches.py",
+        "and argument.ref() not in found",
+        "and argument is not found",
         (f"{_OF_ISOLATION}::test_what_needs_its_values_as_they_are_keeps_them",),
     ),
     Fault(
-        "companies_of_training_s_own_size_never_compared",
+        "batches_of_training_s_own_size_never_compared",
         _ISOLATION,
-        "return _or_else(worst, first | whole, of_own_size)",
-        "return worst",
-        _COMPARED,
+        "found = self._of_own_size(batch, present, places)",
+        "found = None",
+        (f"{_OF_ISOLATION}::test_what_only_a_known_size_shows_is_found",),
     ),
     Fault(
         "tolerance_of_isolation_a_hundred_times_larger",
-        _COMPANIES,
+        _REBATCHING,
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3",
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 100 * 2.0**-16, 100 * 2.0**-6, 100 * 2.0**-3",
         _COMPARED,
     ),
     Fault(
         "tolerance_of_a_few_a_hundred_times_larger",
-        _COMPANIES,
+        _REBATCHING,
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 2.0**-6, 2.0**-3",
         "_SAME_SHAPE, _OTHER_SHAPE, _ALONE = 2.0**-16, 100 * 2.0**-6, 2.0**-3",
         _COMPARED,
     ),
     Fault(
         "ids_never_compared",
-        _COMPANIES,
-        "other_ids = tf.not_equal(tf.gather(reference.ids, places), found.ids)",
-        "other_ids = tf.not_equal(found.ids, found.ids)",
+        "dp_sparse/guards/sketches.py",
+        "other_ids = reference.ids[places] != found.ids",
+        "other_ids = found.ids != found.ids",
         (f"{_OF_ISOLATION}::test_ids_of_others_are_found_where_they_train_nothing",),
     ),
     Fault(
         "first_batch_not_checked",
-        _PROGRESS,
-        "return self.batches.read_value() >= self._due_at.read_value()",
-        "return self.batches.read_value() > self._due_at.read_value()",
-        (
-            f"{_OF_ISOLATION}::test_mixing_is_refused[mean]",
-            f"{_OF_ISOLATION}::test_each_of_the_first_batches_is_checked",
-        ),
-    ),
-    Fault(
-        "what_was_zero_never_checked",
-        _PROGRESS,
-        "tf.cond(waiting, seldom(lambda: tf.reduce_any(not_zero & ~seen)), lambda: no)",
-        "tf.cond(waiting, lambda: no, lambda: no)",
-        (f"{_OF_ISOLATION}::test_a_tensor_that_was_zero_is_checked_when_it_is_not",),
-    ),
-    Fault(
-        "update_does_not_wait_for_isolation",
-        "dp_sparse/training/train_step.py",
-        "sums = sums.after(_isolation_checks(optimizer, observer, examples, sums)).over_replicas()",
-        "sums = sums.over_replicas()",
+        _PREFLIGHT,
+        "return self.schedule.due() or _signature(data) not in self._signatures",
+        "return self.schedule.batches > 0 and self.schedule.due()",
         (f"{_OF_ISOLATION}::test_mixing_is_refused[mean]",),
+    ),
+    Fault(
+        "only_the_first_batch_checked",
+        _PREFLIGHT,
+        "self._due_at = self.batches + 1 if self.checks < _FIRST else later",
+        "self._due_at = later",
+        (f"{_OF_ISOLATION}::test_each_of_the_first_batches_is_checked",),
+    ),
+    Fault(
+        "another_signature_not_checked",
+        _PREFLIGHT,
+        "return self.schedule.due() or _signature(data) not in self._signatures",
+        "return self.schedule.due()",
+        (f"{_OF_ISOLATION}::test_a_step_traced_anew_is_checked_anew",),
+    ),
+    Fault(
+        "a_step_traced_without_a_check",
+        "dp_sparse/training/compile_hook.py",
+        "            preflight.require(data)\n",
+        "            pass\n",
+        (f"{_OF_ISOLATION}::test_a_loop_of_ones_own_looks_first",),
+    ),
+    Fault(
+        "a_batch_looked_at_trains_nothing",
+        _PREFLIGHT,
+        "return itertools.chain([batch], batches)",
+        "return batches",
+        (f"{_OF_ISOLATION}::test_no_batch_is_lost_and_each_trains_once",),
     ),
     Fault(
         "assignments_allowed_in_the_graph",

@@ -40,7 +40,7 @@ FAULTS = (
         "dp_sparse/training/nan_in_bfloat16.py",
         "lost |= present & tf.reduce_any(~tf.math.is_finite(flat), axis=1)",
         "del flat",
-        ("tests/clipping/test_isolation.py::test_nan_under_bfloat16_never_reaches_other_examples",),
+        ("tests/guards/test_isolation.py::test_nan_under_bfloat16_never_reaches_other_examples",),
     ),
     Fault(
         "ties_in_the_order_of_the_dataset",
@@ -245,8 +245,8 @@ FAULTS = (
     Fault(
         "sums_of_replicas_not_added",
         _TRAIN_STEP,
-        "examples, sums)).over_replicas()",
-        "examples, sums))",
+        "    sums = sums.over_replicas()\n",
+        "",
         (f"{_OF_MIRRORED}::test_without_noise_as_on_one_device[dpsgd-2]",),
     ),
     Fault(

@@ -14,7 +14,7 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse.core import stderr_without
 from tests.subprocesses import run_python
-from tests.training_cases import without_isolation_checks
+from tests.training_cases import without_preflight
 
 
 def plan_of(
@@ -104,7 +104,7 @@ def test_models_that_xla_does_not_support_train_without_it(
     trained, plan = model(), plan_of(steps=1)
     with warnings.catch_warnings(record=True) as said:
         trained.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse", jit_compile=True)
-        without_isolation_checks(trained.optimizer)
+        without_preflight(trained)
         trained.fit(plan.sampling.batches((x, np.ones(64, np.float32))), verbose=0)
     assert any(str(w.message).startswith(f"XLA does not support {named} of") for w in said)
     assert int(trained.optimizer.steps_spent) == 1 and not trained.optimizer.compiles
@@ -129,7 +129,7 @@ def trained() -> tuple[keras.Model, dp_sparse.PrivacyPlan]:
     """A model after one of its plan's four steps."""
     plan = plan_of()
     model = click_model(private(plan))
-    without_isolation_checks(model.optimizer)
+    without_preflight(model)
     batches = plan.sampling.batches((NUMBERS, np.ones(64, np.float32)))
     model.fit(batches, steps_per_epoch=1, verbose=0)
     return model, plan
@@ -158,7 +158,7 @@ def test_public_weights_go_into_a_private_model(tmp_path: Path) -> None:
     public.save_weights(tmp_path / "public.weights.h5")
     plan = plan_of()
     model = click_model(private(plan))
-    without_isolation_checks(model.optimizer)
+    without_preflight(model)
     batches = plan.sampling.batches((NUMBERS, np.ones(64, np.float32)))
     for spent in (0, 1):
         model.load_weights(tmp_path / "public.weights.h5")
@@ -199,7 +199,7 @@ def test_averages_of_the_weights_are_swapped_in(on_epoch: bool) -> None:
     plan = plan_of()
     wrapped = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.9)
     model = click_model(dp_sparse.DPSGDOptimizer(wrapped, plan, clip_norm=1.0))
-    without_isolation_checks(model.optimizer)
+    without_preflight(model)
     seen: list[Any] = []
     look = keras.callbacks.LambdaCallback(
         on_test_batch_end=lambda batch, logs: seen.append(state(model))
@@ -314,7 +314,7 @@ def test_a_report_asks_the_accountant_a_few_times(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(dp_sparse.PrivacyPlan, "spent", spent)
     model = click_model(private(plan))
-    without_isolation_checks(model.optimizer)
+    without_preflight(model)
     report = dp_sparse.PrivacyReport(points=20)
     batches = plan.sampling.batches((NUMBERS, np.ones(64, np.float32)))
     model.fit(batches, epochs=3, steps_per_epoch=11, callbacks=[report], verbose=0)
@@ -326,7 +326,7 @@ def test_a_report_asks_the_accountant_a_few_times(monkeypatch: pytest.MonkeyPatc
 def test_validation_on_the_rows_of_training_is_no_validation() -> None:
     x, y = NUMBERS[:8], np.ones(8, np.float32)
     model = click_model(private(plan_of(examples=8, batch=8)))
-    without_isolation_checks(model.optimizer)
+    without_preflight(model)
     batches = model.optimizer.plan.sampling.batches((x, y))
     steer = keras.callbacks.ReduceLROnPlateau("val_loss")
     with pytest.raises(dp_sparse.PrivacyError, match="Hold rows out"):

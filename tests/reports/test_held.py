@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from tests.training_cases import without_isolation_checks
+from tests.training_cases import without_preflight
 
 
 def plan_of(epsilon: float = 3.0, examples: int = 64, steps: int = 2) -> dp_sparse.PrivacyPlan:
@@ -23,7 +23,7 @@ def plan_of(epsilon: float = 3.0, examples: int = 64, steps: int = 2) -> dp_spar
 
 def trained(model: keras.Model, x: np.ndarray, plan: dp_sparse.PrivacyPlan) -> keras.Model:
     model.compile(dp_sparse.DPSGDOptimizer(keras.optimizers.Adam(0.1), plan, clip_norm=1.0), "mse")
-    without_isolation_checks(model.optimizer)
+    without_preflight(model)
     model.fit(plan.sampling.batches((x, np.ones((len(x), 1), np.float32))), verbose=0)
     return model
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import dp_sparse
 from tests.subprocesses import run_python
-from tests.training_cases import clicks, marked, marked_dataset, plan_for
+from tests.training_cases import clicks, marked, marked_dataset, plan_for, without_preflight
 
 ROWS, WIDTH = 49_999, 3  # more than any other tensor of the step has elements (noise: 2¹⁴)
 
@@ -26,6 +26,7 @@ def step_graph(make: Any, **arguments: Any) -> tf.Graph:
         plan = dataclasses.replace(plan, mechanism=dp_sparse.ExponentialSelection(4))
     model.compile(optimizer=make(**arguments, plan=plan, clip_norm=1.0), loss="binary_crossentropy")
     batch = marked(plan, x, y)
+    without_preflight(model)
     step = tf.function(model.train_step, autograph=False)
     return step.get_concrete_function(batch).graph
 

@@ -18,7 +18,7 @@ from tests.training_cases import (
     marked,
     plan_for,
     weights_of,
-    without_isolation_checks,
+    without_preflight,
 )
 
 SIZE, VOCABULARIES = 10, (11, 7)
@@ -40,6 +40,7 @@ def trained(
     x, y = clicks(SIZE + padding, VOCABULARIES)
     present = [1.0] * SIZE + [0.0] * padding
     weights = np.linspace(0.1, 2.0, SIZE + padding).astype(np.float32)
+    without_preflight(model)
     step, nonce = tf.function(model.train_step, autograph=False), marker.new_nonce(None)
     for index in range(3):
         logs = step(marked(plan, x, y, index=index, nonce=nonce, present=present, weights=weights))
@@ -73,7 +74,7 @@ def test_records_of_a_part_must_lead_with_the_part(size: int) -> None:
     inputs = keras.Input((4, 3))
     model, plan = keras.Model(inputs, back(keras.layers.Dense(1)(fold(inputs)))), plan_for(4)
     model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0, microbatch_size=size), loss="mse")
-    without_isolation_checks(model.optimizer)
+    without_preflight(model)
     before = weights_of(model)
     batch = marked(plan, np.ones((4, 4, 3), np.float32), np.ones((4, 4, 1), np.float32))
     with pytest.raises(dp_sparse.PrivacyError, match="to be the first axis of what"), translated():
@@ -109,6 +110,7 @@ def test_the_first_pass_computes_ids_alone() -> None:
     model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0, microbatch_size=2), loss)
     zeros = np.zeros((8, 1), np.int32)
     batch = next(iter(plan.sampling.batches((zeros, zeros))))
+    without_preflight(model)
     graph = tf.function(model.train_step, autograph=False).get_concrete_function(batch).graph
     products = {op for op in graph.get_operations() if op.type == "MatMul"}
     assert products and not products & needed(graph)
@@ -145,6 +147,7 @@ def test_each_part_draws_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> Non
     model.compile(
         optimizer=optimizer, loss=lambda y, prediction: tf.reduce_mean(prediction, axis=1)
     )
+    without_preflight(model)
     step = tf.function(model.train_step, autograph=False)
     step(marked(plan, np.ones((4, 64), np.float32), np.ones((4, 1), np.float32)))
     assert len(seen) == 4
@@ -167,7 +170,7 @@ def test_ids_that_depend_on_random_layers_are_refused() -> None:
     model, plan = keras.Model(x, keras.layers.Dense(1)(rows)), plan_for(6)
     optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, clip_norm=1.0, microbatch_size=3)
     model.compile(optimizer=optimizer, loss="mse")
-    without_isolation_checks(optimizer)
+    without_preflight(model)
     batch = marked(plan, np.ones((6, 2), np.float32), np.ones((6, 1), np.float32))
     with pytest.raises(tf.errors.InvalidArgumentError, match="changed between two passes"):
         tf.function(model.train_step, autograph=False)(batch)

@@ -30,7 +30,7 @@ from tests.training_cases import (
     plan_for,
     selected_rows,
     weights_of,
-    without_isolation_checks,
+    without_preflight,
 )
 
 VOCABULARIES = (40, 25)
@@ -216,8 +216,8 @@ def test_bad_values_are_refused_and_nothing_is_updated(
     (x if where == "x" else y)[3] = value
     model.compile(METHODS["adafest"](model, plan), "binary_crossentropy", jit_compile=True)
     before = weights_of(model)
-    # The isolation checks run in graph mode and would be the first to find it.
-    without_isolation_checks(model.optimizer)
+    # The preflight runs in graph mode and would be the first to find it.
+    without_preflight(model)
     with pytest.raises(dp_sparse.BadExampleError, match=message):
         model.fit(plan.sampling.batches((x, y)), steps_per_epoch=1, verbose=0)
     for old, new in zip(before, weights_of(model), strict=True):

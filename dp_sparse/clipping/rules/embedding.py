@@ -13,6 +13,7 @@ import tensorflow as tf
 from dp_sparse.clipping.float_ids import rounded_to_ids
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.uses import Product, Rows, Tied, Use
+from dp_sparse.clipping.zero_weights import filled_rows
 from dp_sparse.core import BadExampleError, replicas, require
 
 
@@ -102,6 +103,7 @@ def _logits(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Tensor
 def _gathered(layer: keras.layers.Embedding, tap: Tap, row_ids: tf.Tensor) -> tf.Tensor:
     tap.before_lookup(layer._embeddings, row_ids)
     rows = tf.gather(replicas.own_copy(layer._embeddings.value), row_ids)
+    rows = filled_rows(layer._embeddings, row_ids, rows)
     if not layer.lora_enabled:
         return rows
     a, b = layer.lora_embeddings_a, layer.lora_embeddings_b.value
@@ -134,7 +136,8 @@ def _by_lookup(
     row_ids: tf.Tensor, valid: tf.Tensor, cotangent: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Ids and validity `[batch, lookups]`, cotangents `[batch, lookups, width]`."""
-    shape = [tf.shape(row_ids)[0], _lookups(row_ids)]
+    lookups = _lookups(row_ids)
+    shape = [-1, lookups] if lookups > 0 else [tf.shape(row_ids)[0], lookups]
     ids, valid = tf.reshape(row_ids, shape), tf.reshape(valid, shape)
     return ids, valid, tf.reshape(cotangent, [*shape, cotangent.shape[-1]])
 

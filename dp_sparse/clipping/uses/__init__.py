@@ -12,7 +12,7 @@ from dp_sparse.clipping.uses.numerics import (
 )
 from dp_sparse.clipping.uses.product import BilinearForm, Linear, Product
 from dp_sparse.clipping.uses.tied import Tied
-from dp_sparse.clipping.uses.use import Direct, Use, fields_of, joined, scalars_of
+from dp_sparse.clipping.uses.use import Direct, Use, Used, fields_of, joined, scalars_of
 
 __all__ = [
     "BilinearForm",
@@ -22,6 +22,7 @@ __all__ = [
     "Rows",
     "Tied",
     "Use",
+    "Used",
     "by_part",
     "exact",
     "expanded",

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar, Protocol, Self
 
+import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.uses.numerics import (
@@ -40,6 +41,9 @@ class Use(Protocol):
             ValueError: The uses do not fit together.
         """
         ...
+
+
+Used = Sequence[tuple[keras.Variable, Use]]
 
 
 @dataclasses.dataclass(frozen=True)

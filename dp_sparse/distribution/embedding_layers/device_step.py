@@ -5,6 +5,7 @@ import functools
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping, noise
@@ -12,13 +13,14 @@ from dp_sparse.clipping import Rows, Used, exact
 from dp_sparse.core import UnsupportedLayerError, replicas, xla
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, Table
+from dp_sparse.guards import Isolation
 from dp_sparse.sampling import Examples, real_examples
-from dp_sparse.training import led_by_batch, losses_with_padding, refuse_nan
+from dp_sparse.training import led_by_batch, losses_with_padding, refuse_nan, same_seeds
 
 PreparedBatch = dict[str, Any]
 
-# Random layers take their seeds from 0 on; these are numbers beyond them.
-_ROUNDING, _MADE_UP = 2**14, 2**15
+# Random layers take their seeds from 0 on; this is the first number beyond them.
+_ROUNDING = 2**14
 
 
 def sums_of(
@@ -41,7 +43,7 @@ def sums_of(
         batch = {**batch, "examples": refuse_nan(model, batch["examples"])}
         lookup = layer.look_up(batch["features"], batch["id_weights"])
         activations = {f.name: lookup.activations[f.name] for f in tables.features}
-        run = _backward(model, tables, batch, activations, draw)
+        run = _backward(model, tables, batch, activations, _seeds(draw))
         optimizer, real = tables.private_optimizer, real_examples(batch["examples"])
         clip_norm, style = tables.grid.clip_norm_before_rounding, optimizer.clipping
         found = clipping.scaled(run.uses, clip_norm, run.losses, real, style)
@@ -61,34 +63,36 @@ def sums_of(
     return {**everyone, **own}, checks
 
 
-def recorded_pass(
-    model: keras.Model, tables: PrivateTables, batch: PreparedBatch, draw: noise.Draw
-) -> tuple[clipping.RecordedPass, Any]:
-    """The model's pass as the isolation checks call it, and its batch.
+def isolation_of(model: keras.Model, tables: PrivateTables) -> Isolation:
+    """The checks of the model's pass over what `made_up` gives."""
 
-    The layer looks up each id on its own, so only the model can couple examples; made-up
-    activations show that as well as true ones.
-    """
-    numbered = enumerate((t, f) for t in tables.tables for f in t.features)
-    examples = tables.examples // tables.replicas
-    seeds = _seeds(draw)
-    activations = {
-        feature.name: tf.random.stateless_normal([examples, t.width], seeds(_MADE_UP + i, "int32"))
-        for i, (t, feature) in numbered
-    }
-    own = {name: batch[name] for name in ("examples", "keep", "first")}
-
-    def observe(company: Any) -> tuple[Used, tf.Tensor, bool]:
-        own, rows = company
-        found = _backward(model, tables, own, rows, draw)
+    def recorded(given: Any) -> tuple[Used, tf.Tensor, bool]:
+        own, activations = given
+        found = _backward(model, tables, own, activations, same_seeds)
         return found.uses, found.losses, found.recording.seeds_drawn > 0
 
-    return observe, (own, activations)
+    return Isolation(model, recorded, _of_data, own_size=True)
 
 
-def of_data(company: Any) -> Any:
-    """Whether each leaf of what `recorded_pass` takes holds inputs or labels, bool."""
-    own, activations = company
+def made_up(tables: PrivateTables, batch: PreparedBatch) -> Any:
+    """What a batch of one replica gives the pass, with random activations.
+
+    The layer looks up each id on its own, so only the model can couple examples; random activations
+    show that as well as true ones.
+    """
+    random = np.random.default_rng(0)
+    examples = tables.examples // tables.replicas
+    activations = {
+        feature.name: random.normal(size=(examples, table.width)).astype(np.float32)
+        for table in tables.tables
+        for feature in table.features
+    }
+    return {name: batch[name] for name in ("examples", "keep", "first")}, activations
+
+
+def _of_data(given: Any) -> Any:
+    """Whether each leaf of what the pass takes holds inputs or labels, bool."""
+    own, activations = given
     no = {name: tf.nest.map_structure(lambda _: False, own[name]) for name in ("keep", "first")}
     yes = tf.nest.map_structure(lambda _: True, activations)
     return {"examples": own["examples"].of_data(), **no}, yes
@@ -118,11 +122,11 @@ def _backward(
     tables: PrivateTables,
     batch: PreparedBatch,
     activations: dict[str, tf.Tensor],
-    draw: noise.Draw,
+    seeds: clipping.Seeds,
 ) -> _Backward:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(activations)
-        recording, losses, of_outputs = _forward(model, tables, batch, activations, tape, draw)
+        recording, losses, of_outputs = _forward(model, tables, batch, activations, tape, seeds)
         total = tf.reduce_sum(losses)
     targets = recording.targets
     with clipping.guarded():
@@ -143,11 +147,11 @@ def _forward(
     batch: PreparedBatch,
     activations: dict[str, tf.Tensor],
     tape: tf.GradientTape,
-    draw: noise.Draw,
+    seeds: clipping.Seeds,
 ) -> tuple[clipping.Recording, tf.Tensor, list[tf.Tensor]]:
     examples: Examples = batch["examples"]
     x = {**examples.x, **activations}
-    recording = clipping.record(model, x, tape, tables.examples, _seeds(draw))
+    recording = clipping.record(model, x, tape, tables.examples, seeds)
     if recording.seeds_drawn > _ROUNDING:
         raise UnsupportedLayerError(
             f"Expected at most {_ROUNDING} random layers, got {recording.seeds_drawn}: the secret "

@@ -8,15 +8,16 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping, noise
-from dp_sparse.clipping import exact, isolation
-from dp_sparse.core import PrivacyError, key_bytes, replicas, xla
+from dp_sparse.clipping import exact
+from dp_sparse.core import PrivacyError, key_bytes, replicas, translated, xla
 from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.embedding_layers import device_step, preparation
 from dp_sparse.distribution.embedding_layers.host_step import HostStep
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer, layer_of
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables
+from dp_sparse.guards import COUPLED
 from dp_sparse.sampling import Augment, augmented
-from dp_sparse.training import metrics
+from dp_sparse.training import Schedule, metrics
 
 _Batch = device_step.PreparedBatch
 _DRAW = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
@@ -112,7 +113,7 @@ def train_tables(
 
 
 class _Steps:
-    """The steps of one run, each of them three calls: spend it, check the batch, train."""
+    """The steps of one run, each of them two calls: spend it, and train."""
 
     def __init__(self, model: keras.Model, tables: PrivateTables, layer: TableLayer) -> None:
         self._model, self._tables, self._layer = model, tables, layer
@@ -120,34 +121,34 @@ class _Steps:
         self._strategy = model._distribute_strategy or tf.distribute.get_strategy()
         self._losses: list[tf.Tensor] = []
         self._begin = tf.function(self._spend, autograph=False)
-        self._names: list[str] = []  # of what isolation checks compare
-        self._coupled = tf.function(self._seen_coupled, autograph=False)
-        self._recorded = tf.function(self._seen_recorded, autograph=False)
         self._train = tf.function(self._train_on, autograph=False)
-        self._optimizer.diagnostics.isolation.restart()  # its steps are traced anew
+        self._schedule, self._isolation = Schedule(), device_step.isolation_of(model, tables)
 
     def take(self, batch: _Batch) -> None:
         """Trains on one batch."""
+        self._check_isolation(batch)
         draw = self._begin(batch["marker"])
-        self._check_isolation(batch, draw)
         self._losses.append(self._train(batch, draw))
 
-    def _check_isolation(self, batch: _Batch, draw: _DRAW) -> None:
+    def _check_isolation(self, batch: _Batch) -> None:
         """Before the step, which updates the layer's tables on its way."""
-        progress = self._optimizer.diagnostics.isolation
-        present = self._strategy.experimental_local_results(batch["examples"].present)
-        if not any(np.any(part) for part in present):
-            return
-        scheduled = bool(progress.scheduled())
-        not_zero = self._recorded(batch, draw) if scheduled or progress.some_unseen() else None
-        new = not_zero is not None and bool(progress.first_seen(not_zero))
-        due = scheduled or new
-        if due:
-            worst = int(self._coupled(batch, draw, tf.constant(new)))
-            if worst >= 0:
-                raise PrivacyError(isolation.COUPLED.format(self._names[worst]))
-        seen = tf.zeros([0], tf.bool) if not_zero is None else not_zero
-        progress.passed(True, scheduled, due, seen)
+        if self._schedule.due():
+            parts = [self._of_replica(batch, number) for number in range(self._tables.replicas)]
+            there = [part for part in parts if np.any(part["examples"].present > 0)]
+            for part in there:
+                given, present = device_step.made_up(self._tables, part), part["examples"].present
+                first, seed = not self._schedule.checks, self._schedule.batches
+                with translated():
+                    found = self._isolation.coupled(given, present, seed=seed, whole=first)
+                if found is not None:
+                    raise PrivacyError(COUPLED.format(found))
+            if there:
+                self._schedule.passed()
+        self._schedule.batches += 1
+
+    def _of_replica(self, batch: _Batch, number: int) -> _Batch:
+        local = self._strategy.experimental_local_results
+        return tf.nest.map_structure(lambda leaf: local(leaf)[number].numpy(), batch)
 
     def logs(self) -> dict[str, float]:
         """Loss and metrics since the last call."""
@@ -162,41 +163,6 @@ class _Steps:
         draw, spent = self._optimizer.begin_step(markers[:capacity])
         with tf.control_dependencies([spent]):
             return tf.identity(draw.key), tf.identity(draw.number), tf.identity(draw.offset)
-
-    def _seen_coupled(self, batch: _Batch, draw: _DRAW, whole: tf.Tensor) -> tf.Tensor:
-        """What `isolation.coupled` gives on the replica that finds something."""
-        seed = tf.cast(self._optimizer.diagnostics.isolation.batches.read_value(), tf.int32)
-
-        def of_replica(batch: _Batch, draw: _DRAW) -> tf.Tensor:
-            recorded, company = self._recorded_pass(batch, draw)
-            known = all(leaf.shape[0] is not None for leaf in tf.nest.flatten(company))
-            of_data = device_step.of_data(company)
-            observer = clipping.Observer(self._model, recorded, company, of_data, own_size=known)
-            self._names = observer.names
-            present = batch["examples"].present
-            return isolation.coupled(observer, company, present, seed, whole)
-
-        return tf.reduce_max(tf.stack(self._of_replicas(of_replica, batch, draw)))
-
-    def _seen_recorded(self, batch: _Batch, draw: _DRAW) -> tf.Tensor:
-        """Which tensors that the model records are not 0, bool `[tensors]`."""
-
-        def of_replica(batch: _Batch, draw: _DRAW) -> tf.Tensor:
-            recorded, company = self._recorded_pass(batch, draw)
-            uses, losses, _ = recorded(company)
-            return clipping.not_zero(uses, losses, tf.constant(True))
-
-        return tf.reduce_any(tf.stack(self._of_replicas(of_replica, batch, draw)), 0)
-
-    def _of_replicas(self, function: Callable[..., tf.Tensor], *args: Any) -> Any:
-        def of_replica(*args: Any) -> tf.Tensor:
-            with xla.postponing():  # what else is wrong is found by the step
-                return function(*args)
-
-        return self._strategy.experimental_local_results(self._strategy.run(of_replica, args=args))
-
-    def _recorded_pass(self, batch: _Batch, draw: _DRAW) -> tuple[Any, Any]:
-        return device_step.recorded_pass(self._model, self._tables, batch, noise.Draw(*draw))
 
     def _train_on(self, batch: _Batch, draw: _DRAW) -> tf.Tensor:
         made: list[xla.Postponed] = []
@@ -222,7 +188,7 @@ class _Steps:
 
     def _release_and_update(self, dense: list[tf.Tensor], draw: _DRAW) -> None:
         """Adds noise to the sums of the dense variables, and updates these on every replica."""
-        amounts = clipping.zero_sums([], [], [], 0).amounts._replace(dense=dense)
+        amounts = clipping.zero_sums([], [], []).amounts._replace(dense=dense)
         sums = clipping.ClippedSums(self._model.trainable_variables, [], [], amounts)
         noisy = self._optimizer.release(sums, noise.Draw(*draw))
         with clipping.update_from(noisy.tensors()):

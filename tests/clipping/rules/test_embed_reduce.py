@@ -14,7 +14,7 @@ from dp_sparse import clipping
 from dp_sparse.clipping import rules
 from tests.clipping.brute_force import assert_as_brute_force, clipped, ids
 from tests.subprocesses import run_python
-from tests.training_cases import plan_for, weights_of
+from tests.training_cases import checks_of, plan_for, weights_of
 
 keras_rs = pytest.importorskip("keras_rs")
 COMBINERS = ["sum", "mean", "sqrtn"]
@@ -270,4 +270,4 @@ def test_fit(microbatch_size: int | None) -> None:
         assert not np.array_equal(old, weight), weight.path
     moved = np.any(np.array(table.embeddings) != rows, axis=1)
     assert moved.sum() < 200 and moved[:50].any()  # a table: rows were selected
-    assert int(optimizer.diagnostics.isolation.checks) == 3
+    assert checks_of(model) == 3

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from dp_sparse.clipping.restricted_arguments import restricted
+from dp_sparse.guards.restricted_arguments import restricted
 
 Function = Callable[[Any, Any], Any]
 

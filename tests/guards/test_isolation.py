@@ -3,7 +3,6 @@
 import dataclasses
 import secrets
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -13,10 +12,10 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import clipping
-from dp_sparse.clipping import isolation, isolation_progress
-from dp_sparse.clipping.observation import Observation
 from dp_sparse.core.errors import PrivacyError
-from tests.training_cases import marked_dataset, plan_for, weights_of
+from dp_sparse.guards import isolation
+from dp_sparse.guards.sketches import Sketch
+from tests.training_cases import checks_of, marked_dataset, plan_for, weights_of
 
 N = 64
 MIXES = "of one example depends on another"
@@ -100,9 +99,7 @@ def test_a_mixing_loss_after_recompiling_is_found() -> None:
 def test_dropout_and_honest_models_pass() -> None:
     model = private_model()
     fit(model)
-    assert (
-        int(model.optimizer.steps_spent) == int(model.optimizer.diagnostics.isolation.checks) == 2
-    )
+    assert int(model.optimizer.steps_spent) == checks_of(model) == 2
 
 
 def test_batches_of_an_earlier_process_are_refused() -> None:
@@ -256,25 +253,49 @@ def test_the_first_check_takes_all_micro_batches(marked: int) -> None:
         np.testing.assert_array_equal(left, right)
 
 
+class Spied:
+    """In place of a traced pass: keeps the batches it is given, and finds nothing."""
+
+    random = half_precision = False
+    alterable = takes_nan = True
+    names = ("the loss", "the ids that it looks up")
+
+    def __init__(self) -> None:
+        self.batches: list[np.ndarray] = []
+        self.filled: list[bool] = []
+
+    def sketch(self, batch: np.ndarray, fill: bool) -> Sketch:
+        self.batches.append(batch)
+        self.filled.append(fill)
+        norms = np.ones([len(batch), 1], np.float32)
+        return Sketch(norms[..., None].repeat(2, 2), norms, norms, np.zeros(len(batch), np.int64))
+
+
+def spied(monkeypatch: pytest.MonkeyPatch, at_once: int | None = None) -> tuple[Any, Spied]:
+    spy = Spied()
+    found = isolation.Isolation(None, lambda _: None, lambda _: True, at_once=at_once)  # type: ignore[arg-type, return-value]
+    monkeypatch.setattr(found, "_sketcher", lambda *_, **__: spy)
+    return found, spy
+
+
 def test_a_later_check_takes_one_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which one is drawn anew; a part of padding alone proves nothing."""
-    taken: list[list[int]] = []
-
-    def spied(observer: Any, batch: Any, present: Any, seed: Any, whole: Any) -> tf.Tensor:
-        taken.append(batch.numpy().tolist())
-        return tf.constant(-1)
-
-    monkeypatch.setattr(isolation, "coupled", spied)
-    batch, present = tf.range(10), tf.constant([1.0] * 9 + [0.0])
+    checks, spy = spied(monkeypatch, at_once=3)
+    batch, present = np.arange(10.0), np.asarray([1.0] * 9 + [0.0])
+    parts = [{0, 1, 2}, {3, 4, 5}, {6, 7, 8}]
+    checks.coupled(batch, present, seed=0, whole=True)
+    assert [part for part in parts if any(part == set(own) for own in spy.batches)] == parts
+    assert not any(9 in own for own in spy.batches)
+    taken = []
     for seed in range(30):
-        isolation._coupled_in_parts(None, batch, present, tf.constant(seed), False, 3)
-    parts = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert taken[:3] == parts and 15 < len(taken[3:]) < 30
-    assert {tuple(part) for part in taken[3:]} == {tuple(part) for part in parts}
+        spy.batches.clear()
+        checks.coupled(batch, present, seed=seed, whole=False)
+        taken.append(set(spy.batches[0]))
+    assert all(part in taken for part in parts) and all(own in parts for own in taken)
 
 
-def test_a_tensor_that_was_zero_is_checked_when_it_is_not() -> None:
-    """A head of zeros hides a coupled gradient until it has moved; the schedule alone would not."""
+def test_what_a_zero_hides_is_found_before_the_first_step() -> None:
+    """A head of zeros hides a coupled gradient until it has moved."""
 
     @tf.custom_gradient
     def coupled(x: tf.Tensor) -> Any:
@@ -282,61 +303,102 @@ def test_a_tensor_that_was_zero_is_checked_when_it_is_not() -> None:
         return tf.identity(x), lambda dy: dy + tf.reduce_mean(finite(dy), 0)
 
     model = private_model(between=coupled, head="zeros", dropout=0.0)
-    model.optimizer.learning_rate = 0.0
-    progress = model.optimizer.diagnostics.isolation
-    rng = np.random.default_rng(0)
-    data = rng.normal(size=(N, 3)).astype(np.float32), rng.normal(size=(N, 1)).astype(np.float32)
-    batches = iter(model.optimizer.plan.sampling.batches(data))
-    for _ in range(isolation_progress.FIRST + 1):
-        model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
-    assert (
-        int(progress.checks) == isolation_progress.FIRST
-        and int(progress.batches) == isolation_progress.FIRST + 1
-    )
-    model.layers[-1].kernel.assign(tf.ones([4, 1]))
     with pytest.raises(PrivacyError, match=MIXES):
-        model.fit(tf.data.Dataset.from_tensors(next(batches)), verbose=0)
+        fit(model)
+    assert int(model.optimizer.steps_spent) == 0
+    np.testing.assert_array_equal(model.layers[-1].kernel, np.zeros((4, 1)))
+
+
+def test_what_a_table_of_zeros_hides_is_found_before_the_first_step() -> None:
+    """Its rows are filled where they are looked up, and stay 0 in the table."""
+    ids = keras.Input((2,), dtype="int32")
+    rows = keras.layers.Flatten()(
+        keras.layers.Embedding(N, 2, embeddings_initializer="zeros", name="table")(ids)
+    )
+    scaled = keras.layers.Lambda(lambda x: x / (1e-3 + tf.reduce_max(tf.abs(x))))(rows)
+    model, plan = keras.Model(ids, keras.layers.Dense(1)(scaled)), plan_for(N)
+    model.compile(dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0), loss="mse")
+    x = np.arange(2 * N, dtype=np.int32).reshape(N, 2) % N
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x, np.ones((N, 1), np.float32)), verbose=0)
+    assert not np.any(model.get_layer("table").embeddings)
 
 
 @pytest.mark.parametrize(
-    ("seed", "whole", "size", "compared"),
-    [(0, False, 1000, 1000), (1, True, 1000, 1000), (1, False, 1000, 255), (2, False, 100, 64)],
+    ("whole", "size", "compared"),
+    [
+        (True, 1000, 1000),
+        (True, 100, 100),
+        (True, 2000, 1024),
+        (False, 1000, 255),
+        (False, 100, 64),
+    ],
 )
-def test_the_first_check_takes_the_batch_and_a_later_one_a_share(
-    seed: int, whole: bool, size: int, compared: int
+def test_a_whole_check_takes_the_batch_and_another_one_a_share(
+    whole: bool, size: int, compared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the examples that are there, which padding does not count among."""
-    sizes, padding = [], 20
-
-    def observed(values: tf.Tensor) -> Observation:
-        sizes.append(len(values))
-        assert compared < size or np.all(values[:size] == np.arange(size)) or len(sizes) > 1
-        assert compared == size or np.all(values < size)
-        norms = tf.ones([len(values), 1])
-        ids = tf.zeros([len(values)], tf.int64)
-        return Observation(norms[..., tf.newaxis], norms, norms, ids, tf.constant(False))
-
-    own = {"observe": observed, "observe_own_size": None, "half_precision": False}
-    observer = SimpleNamespace(**own, alterable=True, takes_nan=True, tensors=2)
-    batch = tf.range(float(size + padding))
-    present = tf.cast(batch < size, tf.float32)
-    assert isolation.coupled(observer, batch, present, tf.constant(seed), whole) == -1  # type: ignore[arg-type]
-    halves = 2 if seed == 0 else 1
-    large = compared + (padding if compared == size else 0)
-    of_other_values = [large] * 5 + [32, 32] if seed == 0 or whole else []
-    assert sizes == [large] * (1 + halves) + [33, 1] + of_other_values
+    checks, spy = spied(monkeypatch)
+    padding = 20
+    batch = np.arange(size + padding, dtype=np.float32)
+    present = (batch < size).astype(np.float32)
+    assert checks.coupled(batch, present, seed=1, whole=whole) is None
+    sizes = [len(own) for own in spy.batches]
+    if not whole:
+        assert sizes == [compared, compared, 33, 1] and not any(spy.filled)
+        assert np.all(spy.batches[0] < size)
+        return
+    some = min(size + padding, 128)
+    of_zeros = [some] * 3 + [min(some // 2, 32) + 1, 1] + [some] * 5 + [32, 32]
+    most = min(size + padding, 1024)
+    assert sizes == [most] * 3 + [33, 1] + of_zeros
+    assert len({*spy.batches[0]}) == most and np.all(np.diff(spy.batches[0]) > 0)
+    assert most == size + padding or np.all(spy.batches[0] < size)
+    assert spy.filled == [False] * 5 + [True] * len(of_zeros)
 
 
 def test_the_schedule() -> None:
-    """Three checks in the first 256 batches that hold examples, then one; no others count."""
+    """Three checks in the first 256 batches, then one; a batch without examples proves nothing."""
     model, plan = private_model(), plan_for(2, steps=400, capacity=2)
     model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
     batch = np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)
-    progress = model.optimizer.diagnostics.isolation
-    for steps, present, checks in ((5, [0, 0], 0), (256, [1, 0], 3), (1, [1, 1], 4)):
+    for steps, present, checks in ((5, [0, 0], 0), (250, [1, 0], 3), (2, [1, 1], 4)):
         model.fit(marked_dataset(plan, *batch, steps=steps, present=present), verbose=0)
-        assert int(progress.checks) == checks
-    assert int(progress.batches) == 257
+        assert checks_of(model) == checks
+    assert model.train_step.preflight.schedule.batches == 257
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_no_batch_is_lost_and_each_trains_once(together: int) -> None:
+    """Also of a source that can be read once, and where one call takes several steps."""
+    sampling = dp_sparse.StreamSampling(num_examples=48, batch_size=4)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(8.0, 1e-3), sampling).calibrate()
+    model = private_model()
+    optimizer = dp_sparse.DPSGDOptimizer("sgd", plan, 1.0)
+    model.compile(optimizer, loss="mse", steps_per_execution=together)
+    x = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
+    left = iter([(own, own[:1]) for own in x])
+    spec = tf.TensorSpec([3], tf.float32), tf.TensorSpec([1], tf.float32)
+    source = tf.data.Dataset.from_generator(lambda: left, output_signature=spec)
+    model.fit(sampling.batches(source), verbose=0)
+    assert int(optimizer.steps_spent) == 12 and int(optimizer.diagnostics.examples) == 48
+    assert checks_of(model) == 3
+
+
+def test_a_loop_of_ones_own_looks_first() -> None:
+    model, plan = private_model(), plan_for(4)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    x, y = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
+    first, second = marked_dataset(plan, x, y, steps=2)
+    step = tf.function(model.train_step, autograph=False)
+    with pytest.raises(PrivacyError, match="dp_sparse.preflight"):
+        step(first)
+    dp_sparse.preflight(model, first)
+    step(first)
+    step(second)
+    assert int(model.optimizer.steps_spent) == 2
+    with pytest.raises(PrivacyError, match="compiled with a private optimizer"):
+        dp_sparse.preflight(keras.Sequential([keras.layers.Dense(1)]), first)
 
 
 class MixesWhereKnown(keras.layers.Layer):
@@ -357,8 +419,7 @@ class MixesWhereKnown(keras.layers.Layer):
         return hidden + self.more(inputs - tf.reduce_mean(inputs, 0)) if known else hidden
 
 
-@pytest.mark.slow
-def test_what_is_found_at_training_s_own_size_has_its_own_names() -> None:
+def test_what_only_a_known_size_shows_is_found() -> None:
     model, plan = keras.Sequential([keras.Input((3,)), MixesWhereKnown()]), plan_for(8)
     model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse", jit_compile=True)
     rng = np.random.default_rng(0)
@@ -368,7 +429,6 @@ def test_what_is_found_at_training_s_own_size_has_its_own_names() -> None:
     assert "more/kernel" in str(dp_sparse.check_model(model, (x, y)))
 
 
-@pytest.mark.slow
 def test_a_step_traced_anew_is_checked_anew() -> None:
     """Examples of another length run other code."""
 
@@ -524,7 +584,7 @@ def test_examples_that_are_not_finite_are_no_coupling() -> None:
     x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     x[2], x[5] = np.nan, np.inf
     model.fit(marked_dataset(plan, x, np.ones((8, 1), np.float32), steps=3), verbose=0)
-    assert int(model.optimizer.diagnostics.isolation.checks) == 3
+    assert checks_of(model) == 3
     assert int(model.optimizer.diagnostics.not_finite) == 6
 
 
