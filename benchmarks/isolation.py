@@ -14,7 +14,6 @@ import tensorflow as tf
 import dp_sparse
 from benchmarks import harness
 from benchmarks.pctr_step import BATCH, examples, vocabularies
-from dp_sparse.training import Schedule
 from models.pctr import pctr
 
 STEPS, LATER = 200, 2  # checks after the first
@@ -50,7 +49,7 @@ def steps_by_check(model: keras.Model, batches: Iterator[object], rounds: int) -
     preflight = model.train_step.preflight
 
     def step(checks: int, whole: bool = False) -> object:
-        preflight.schedule = Schedule()
+        preflight.schedule = type(preflight.schedule)()
         for _ in range(checks):
             preflight.schedule.passed()
         if whole:
