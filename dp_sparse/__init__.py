@@ -40,6 +40,7 @@ from dp_sparse.optimizers import (
     LazyDPSGDOptimizer,
     install_build_hook,
 )
+from dp_sparse.runs import Run
 from dp_sparse.sampling import (
     OfflineBatches,
     OfflinePoissonSampling,
@@ -127,6 +128,7 @@ __all__ = [
     "RecordFile",
     "Release",
     "RowFrequencies",
+    "Run",
     "SelectedRows",
     "ShuffledDPSGDOptimizer",
     "StreamSampling",

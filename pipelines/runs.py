@@ -1,25 +1,21 @@
-"""What a private run keeps in its directory, so that it goes on after it was killed.
+"""A private run of a job, which `dp_sparse.Run` keeps in the directory of its report.
 
-Beside its report there are `run.json`, its config; `rows.npz` or `frequencies.npz`, and
-`plan.json`, what it selected or counted and may spend, each made once; `checkpoints`, of
-`dp_sparse.PrivateCheckpoint`, and `begun.json`, once there must be some; and, if it is monitored,
-`log`, of `dp_sparse.PrivacyMonitor`. `lock` keeps other processes out while one is there.
+Its settings there are the job's config; `rows.npz` or `frequencies.npz` is what it selected or
+counted before its plan was calibrated.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import keras
 import ml_collections
 import tensorflow as tf
 
 import dp_sparse
-from pipelines.files import lock, remove_unfinished, whole_file
-
-T = TypeVar("T", dp_sparse.SelectedRows, dp_sparse.RowFrequencies)
+from pipelines.files import lock, whole_file
 
 REFUSALS = (ValueError, OSError, ImportError, dp_sparse.PrivacyError)
 """What a command says in a sentence, without a traceback."""
@@ -76,60 +72,27 @@ class Run:
     """
 
     def __init__(self, config: ml_collections.ConfigDict, resume: bool, monitor: int = 0) -> None:
-        if not config.report.directory:
+        directory = config.report.directory
+        if not directory:
             raise ValueError(
                 "Expected report.directory, a folder for what a private run keeps to go on, got "
                 "report.directory='': pass --config.report.directory=FOLDER."
             )
-        self._directory = Path(config.report.directory)
-        self._lock = only_one(self._directory)
-        self._settings = settings_of(config, _MAY_CHANGE)
-        self._goes_on = (self._directory / "run.json").exists()
-        if self._goes_on:
-            self._check(resume)
-        else:
-            self._refuse_remains()
-        self._checkpoint = dp_sparse.PrivateCheckpoint(
-            str(self._directory / "checkpoints"), every_seconds=_SECONDS
+        named = config.report.get("diagnostics", "private")
+        self._run = dp_sparse.Run(
+            directory,
+            settings=settings_of(config, _MAY_CHANGE),
+            every_seconds=_SECONDS,
+            log_every=monitor or None,
+            diagnostics="non_private" if named == "non_private" else "private",
         )
-        self._monitor = None
-        if monitor:
-            named = config.report.get("diagnostics", "private")
-            diagnostics = "non_private" if named == "non_private" else "private"
-            self._monitor = dp_sparse.PrivacyMonitor(
-                str(self._directory / "log"), every_steps=monitor, diagnostics=diagnostics
-            )
-
-    def _check(self, resume: bool) -> None:
-        if not resume:
+        if self._run.resumes and not resume:
+            self._run.close()
             raise ValueError(
-                f"Expected a directory without a run, got {self._directory}, which has one: pass "
+                f"Expected a directory without a run, got {directory}, which has one: pass "
                 "--resume to go on with it, or another --config.report.directory. A second run on "
                 "the same data spends a second budget."
             )
-        begun = json.loads((self._directory / "run.json").read_text())
-        changed = difference(begun, self._settings)
-        if changed is not None:
-            raise ValueError(
-                f"Expected the config that the run in {self._directory} began with, got {changed}: "
-                "go on with its own, or use another --config.report.directory."
-            )
-
-    def _refuse_remains(self) -> None:
-        """What is written only once a run has begun tells that `run.json` was lost."""
-        for name in ("rows.npz", "frequencies.npz", "begun.json"):
-            if (self._directory / name).exists():
-                raise ValueError(
-                    f"Expected run.json of the run in {self._directory}, whose {name} is there, "
-                    "got no file: restore it, or use another --config.report.directory. A run "
-                    "that begins here would spend what was paid once more."
-                )
-
-    def _begin(self) -> None:
-        """From now on the directory has a run: something of the data may be written."""
-        if not self._goes_on:
-            _write(self._directory / "run.json", self._settings)
-            self._goes_on = True
 
     def rows(self, select: Callable[[], dp_sparse.SelectedRows]) -> dp_sparse.SelectedRows:
         """The rows that the run trains, selected once: doing it again would spend again.
@@ -137,8 +100,7 @@ class Run:
         Raises:
             ValueError: They are lost.
         """
-        path = self._directory / "rows.npz"
-        return self._paid_once("selected rows", path, dp_sparse.SelectedRows.load, select)
+        return self._run.release("rows.npz", select, dp_sparse.SelectedRows.load)
 
     def frequencies(
         self, count: Callable[[], dp_sparse.RowFrequencies]
@@ -148,31 +110,11 @@ class Run:
         Raises:
             ValueError: They are lost.
         """
-        path = self._directory / "frequencies.npz"
-        return self._paid_once("counted frequencies", path, dp_sparse.RowFrequencies.load, count)
-
-    def _paid_once(
-        self, what: str, path: Path, load: Callable[[Path], T], make: Callable[[], T]
-    ) -> T:
-        if self._goes_on and path.exists():
-            return load(path)
-        if self._goes_on and self._plan.exists():
-            raise ValueError(
-                f"Expected the {what} of this run in {path}, got no file: restore it, or use "
-                "another --config.report.directory."
-            )
-        remove_unfinished(path)
-        made = make()
-        self._plan.unlink(missing_ok=True)  # of a start that failed before it selected
-        self._begin()
-        made.save(path)
-        return made
+        return self._run.release("frequencies.npz", count, dp_sparse.RowFrequencies.load)
 
     def plan(self, calibrate: Callable[[], dp_sparse.PrivacyPlan]) -> dp_sparse.PrivacyPlan:
         """The plan of the run, calibrated once."""
-        if not self._goes_on or not self._plan.exists():
-            _write(self._plan, calibrate().get_config())
-        return dp_sparse.PrivacyPlan.from_config(json.loads(self._plan.read_text()))
+        return self._run.plan_once(calibrate)
 
     def restore(self, model: keras.Model) -> int:
         """Loads what the run has reached, and returns how many of its steps are spent.
@@ -180,22 +122,15 @@ class Run:
         Raises:
             PrivacyError: Its checkpoints are lost, as in `dp_sparse.PrivateCheckpoint.restore`.
         """
-        self._begin()
-        return restored(self._checkpoint, model, self._directory / "begun.json")
+        return self._run.restore(model)
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """What must be among the callbacks of `fit`."""
-        return [self._checkpoint, *([self._monitor] if self._monitor is not None else [])]
+        return self._run.callbacks()
 
     def timed(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """The batches, with the monitor's clock if it writes times."""
-        if self._monitor is None or self._monitor.diagnostics == "private":
-            return batches
-        return self._monitor.timed(batches)
-
-    @property
-    def _plan(self) -> Path:
-        return self._directory / "plan.json"
+        return self._run.timed(batches)
 
 
 def only_one(directory: Path) -> IO[bytes]:

@@ -8,4 +8,5 @@ FLOORS = (
     {"optimizers", "layers"},
     {"training"},
     {"distribution", "export", "auditing", "shuffling"},
+    {"runs"},
 )

@@ -76,22 +76,43 @@ def test_the_examples_run_as_printed(
     assert isinstance(names["optimizer"], dp_sparse.ExponentialSelectionOptimizer)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/long_runs.md"])
+@pytest.mark.parametrize(("page", "place"), [("README.md", 1), ("docs/long_runs.md", 0)])
 def test_a_run_that_survives_a_kill_runs_as_printed(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Twice, in one process; the second time it has no step left."""
     monkeypatch.chdir(tmp_path)
-    *_, example = python_of(README.parent / page)
+    example = python_of(README.parent / page)[place]
+    account = dp_sparse.BudgetAccount("clicks.budget.json", dp_sparse.PrivacyBudget(1.0, 1e-5))
+    names = names_of_a_run()
+    exec(example, names)
+    run = names["run"]
+    assert run.steps_spent == 4 and run.log[-1]["step"] == 4
+    run.close()
+    again = names_of_a_run()
+    with pytest.raises(dp_sparse.PrivacyError, match="The plan has no steps left"):
+        exec(example, again)
+    assert len(account.charges) == ("account=" in example)
+
+
+def names_of_a_run() -> dict[str, Any]:
     sampling = dp_sparse.PoissonSampling(num_examples=300, expected_batch_size=100, steps=4)
     plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-5), sampling).calibrate()
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), "mse")
+    layers = [keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")]
     dataset = np.ones((300, 2), np.float32), np.ones((300, 1), np.float32)
-    names = {"dp_sparse": dp_sparse, "plan": plan, "model": model, "dataset": dataset}
+    model = keras.Sequential(layers)
+    return {"dp_sparse": dp_sparse, "plan": plan, "model": model, "dataset": dataset}
+
+
+def test_checkpoints_alone_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    *_, example = python_of(DOCS / "long_runs.md")
+    names = names_of_a_run()
+    names["model"].compile(dp_sparse.DPSGDOptimizer("sgd", names["plan"], clip_norm=1.0), "mse")
     exec(example, names)
     checkpoint = names["checkpoint"]
     assert isinstance(checkpoint, dp_sparse.PrivateCheckpoint) and checkpoint.steps == [4]
-    assert names.get("spent", 0) == 0
+    assert names["spent"] == 0
 
 
 def test_augmentation_runs_as_printed() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.training.checkpoint_files import CheckpointFolder
@@ -86,6 +87,14 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         """The steps of the checkpoints in the folder."""
         return self._folder.steps()
 
+    def published(self, plan: PrivacyPlan) -> int:
+        """The steps that a checkpoint of the folder holds; 0 where no run has begun.
+
+        Raises:
+            PrivacyError: They are lost, or those of another plan.
+        """
+        return self._folder.published(plan.fingerprint) or 0
+
     def restore(self, model: keras.Model, *, begun: bool = False) -> int:
         """Loads the newest checkpoint that is whole; returns how many steps are spent.
 
@@ -151,6 +160,10 @@ class PrivateCheckpoint(keras.callbacks.Callback):
             "got none that is whole. Restore the files, or use a new folder and a new plan, which "
             "spends again."
         )
+
+    def close(self) -> None:
+        """Lets another process into the folder; else that happens when this one ends."""
+        self._folder.unlock()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks that the run goes on where the folder says, and waits for SIGTERM."""

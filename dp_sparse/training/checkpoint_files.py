@@ -55,6 +55,12 @@ class CheckpointFolder:
                 "same steps. Wait for the first, or use another folder and plan."
             )
 
+    def unlock(self) -> None:
+        """Lets other processes in."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     def tidy(self, published: int | None) -> None:
         """Ends what a process began that was killed while it saved.
 

@@ -111,6 +111,10 @@ class PrivacyMonitor(keras.callbacks.Callback):
             )
         return self._waited.timed(batches)
 
+    def close(self) -> None:
+        """Lets another process into the folder, as the end of training does."""
+        self._folder.close()
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Goes on behind the lines that are there."""
         self._optimizer = private_optimizer_of(self.model, "PrivacyMonitor")

@@ -107,9 +107,9 @@ FAULTS = (
     ),
     Fault(
         "a_run_that_lost_its_config_begins_again",
-        "pipelines/runs.py",
-        'for name in ("rows.npz", "frequencies.npz", "begun.json"):',
-        "for name in ():",
+        "dp_sparse/runs/run_folder.py",
+        "        if remains:\n",
+        "        if False:\n",
         (
             "tests/pipelines/test_runs.py::TestDirectory::"
             "test_a_run_that_lost_its_config_is_not_begun_again",

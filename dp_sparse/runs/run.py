@@ -1,0 +1,319 @@
+"""`Run`: training that survives a kill, in three lines."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.accounting import BudgetAccount, PrivacyPlan
+from dp_sparse.core import PrivacyError
+from dp_sparse.export import Export, export_model
+from dp_sparse.runs.run_folder import RunFolder, locked
+from dp_sparse.selection import SelectedRows, TopKTable, calibrate_top_k, select_top_k
+from dp_sparse.training import PrivacyMonitor, PrivateCheckpoint
+
+
+class _Saved(Protocol):
+    """What a file of the folder can hold."""
+
+    def save(self, path: str | os.PathLike[str]) -> object:
+        """Writes it."""
+
+
+T = TypeVar("T", bound=_Saved)
+
+_LATER = ("noise_multiplier", "plan_id", "releases")  # what a plan gets in its run
+
+
+class Run:
+    """One private training run and its folder; the same script resumes it after a kill.
+
+    The folder holds the plan, releases that were paid for, checkpoints and the log. Each is made
+    once: a later process reads it. Pass `run.plan` to the optimizer.
+
+    Args:
+        folder: A local folder of this run alone.
+        plan: The plan, calibrated or not. A run that is resumed has its own, which must be alike.
+        account: A `BudgetAccount`, or the path of its file, that the plan is charged to, once.
+        settings: What else the run depends on; resuming with other ones is an error.
+        every_seconds: How often to save a checkpoint, beside one at the end of each epoch.
+        log_every: Steps between two lines of the log; None for no log.
+        diagnostics: As in `PrivacyMonitor`.
+
+    Raises:
+        ValueError: Another process uses the folder, its run began with other settings or another
+            plan, or a file of it is lost or damaged.
+        PrivacyError: The account has not enough left.
+
+    Examples:
+        >>> import dp_sparse, keras, numpy as np, tempfile
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=2)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-3), sampling)
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> run = dp_sparse.Run(folder.name, plan)
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(dp_sparse.DPSGDOptimizer("sgd", run.plan, clip_norm=1.0), loss="mse")
+        >>> data = np.ones((8, 1)), np.ones(8)
+        >>> history = model.fit(run.batches(data), callbacks=run.callbacks(), verbose=0)
+        >>> run.steps_spent, run.log[-1]["step"]
+        (4, 4)
+
+    ### Formal Guarantees
+    Those of the plan, and of `PrivateCheckpoint`: a step that a checkpoint holds stays spent, and
+    steps that nobody has seen run again with fresh noise. Selected rows and the plan are on the
+    disk before anything that follows from them. A folder that has lost a part which was paid for is
+    an error, since making it again would spend again; restoring an old copy of the whole folder is
+    not found.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        plan: PrivacyPlan | None = None,
+        *,
+        account: BudgetAccount | str | os.PathLike[str] | None = None,
+        settings: Mapping[str, str] | None = None,
+        every_seconds: float = 600.0,
+        log_every: int | None = 100,
+        diagnostics: str = "private",
+    ) -> None:
+        if "://" in str(folder):
+            raise ValueError(
+                f"Expected a local folder, got {str(folder)!r}.\nUse PrivateCheckpoint and "
+                "PrivacyMonitor, which write to remote ones, and keep the plan yourself."
+            )
+        self._given = plan
+        self._plan: PrivacyPlan | None = None
+        self._rows: SelectedRows | None = None
+        if account is not None and not isinstance(account, BudgetAccount):
+            account = BudgetAccount(account)
+        self._account = account
+        path = Path(folder).absolute()
+        self._lock = locked(path)
+        try:
+            self._folder = RunFolder(path, settings or {})
+        except Exception:
+            self._lock.close()
+            raise
+        self._checkpoint = _RunCheckpoint(self._folder, every_seconds)
+        self._monitor = None
+        if log_every is not None:
+            self._monitor = PrivacyMonitor(
+                str(path / "log"), every_steps=log_every, diagnostics=diagnostics
+            )
+
+    @property
+    def folder(self) -> Path:
+        """Where all of it is."""
+        return self._folder.path
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the folder had a run already, or has one now."""
+        return self._folder.resumes
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The calibrated plan of the run, with what `select_top_k` released.
+
+        It is calibrated, written and charged at its first use, so select rows before.
+
+        Raises:
+            ValueError: The run was given none, or one that differs from that of the folder.
+            PrivacyError: The account has not enough left, or another run was charged for it.
+        """
+        return self.plan_once(self._calibrated)
+
+    def plan_once(self, make: Callable[[], PrivacyPlan]) -> PrivacyPlan:
+        """As `plan`, for a plan that is made only now; `make` is called when the run begins."""
+        if self._plan is None:
+            resumes = self._folder.resumes
+            plan = self._folder.plan(make)
+            if self._given is not None:
+                _refuse_other(self._given, plan, self.folder)
+            if self._account is not None:
+                self._folder.begin()
+                self._account.charge(plan, note=self.folder.name, resumed=resumes)
+            self._plan = self._checkpoint.plan = plan
+        return self._plan
+
+    def select_top_k(
+        self,
+        examples: Any,
+        tables: Mapping[str, int | TopKTable],
+        k: int,
+        *,
+        share: float = 0.01,
+        source: Any = None,
+        **options: Any,
+    ) -> SelectedRows:
+        """The rows that the run trains, selected once; the plan pays for them.
+
+        Args:
+            examples: As in `dp_sparse.select_top_k`.
+            tables: Likewise.
+            k: Likewise.
+            share: The part of ε for the selection, if no `source` is given.
+            source: A noise source of your own.
+            **options: Further arguments of `dp_sparse.select_top_k`.
+
+        Raises:
+            ValueError: The plan is made already, or the rows of a run that has one are lost.
+        """
+        if self._plan is not None:
+            raise ValueError(
+                "Expected select_top_k before the first use of run.plan, which pays for the rows: "
+                "call it first."
+            )
+
+        def make() -> SelectedRows:
+            noise = source or calibrate_top_k(self._require_given(), tables, k, share=share).source
+            return select_top_k(examples, tables, k, noise, **options)
+
+        rows = self._rows = self.release("rows.npz", make, SelectedRows.load)
+        return rows
+
+    def release(self, name: str, make: Callable[[], T], load: Callable[[Path], T]) -> T:
+        """Something that was computed from the data, made once, such as counts of your own.
+
+        Args:
+            name: A file in the folder that ends with ".npz".
+            make: Makes it; the result has `save(path)`. Its cost is yours to add to the plan.
+            load: Reads it.
+
+        Raises:
+            ValueError: The run has a plan already, and the file is lost.
+        """
+        made = self._folder.release(name, make, lambda value, path: value.save(path))
+        return load(self.folder / name) if made is None else made
+
+    def batches(self, source: Any, **options: Any) -> tf.data.Dataset:
+        """The batches that are left of the run.
+
+        Args:
+            source: As in `plan.sampling.batches`.
+            **options: Further arguments of it, such as `augment` or `class_weight`.
+        """
+        sampling = self.plan.sampling
+        if sampling.steps_per_pass is not None and self.steps_spent < sampling.steps:
+            options = {"first_step": self.steps_spent, **options}
+        return self.timed(sampling.batches(source, **options))
+
+    def timed(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """The batches, with a clock on how long steps wait for them if the log has times."""
+        if self._monitor is None or self._monitor.diagnostics == "private":
+            return batches
+        return self._monitor.timed(batches)
+
+    def callbacks(self) -> list[keras.callbacks.Callback]:
+        """What `fit` needs: it restores the run when training begins, saves it and writes its log.
+
+        Put callbacks of your own behind these.
+        """
+        return [self._checkpoint, *([] if self._monitor is None else [self._monitor])]
+
+    def restore(self, model: keras.Model) -> int:
+        """Restores the model now, which `fit` else does; returns the steps spent.
+
+        Raises:
+            PrivacyError: As in `PrivateCheckpoint.restore`.
+            ValueError: Likewise.
+        """
+        return self._checkpoint.restore(model)
+
+    @property
+    def steps_spent(self) -> int:
+        """The steps that a checkpoint holds, in this process or before."""
+        return self._checkpoint.published(self.plan)
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """The lines of the log so far, as in `PrivacyMonitor`."""
+        path = self.folder / "log" / "log.jsonl"
+        return [*map(json.loads, path.read_text().splitlines())] if path.exists() else []
+
+    def statement(self) -> str:
+        """What the run guarantees after the steps that it has spent."""
+        return self.plan.statement(self.steps_spent)
+
+    def export(
+        self, model: keras.Model, path: str | os.PathLike[str] | None = None, **options: Any
+    ) -> Export:
+        """Writes the model for serving, by default into the folder, as `dp_sparse.export_model`."""
+        return export_model(model, self.folder / "export" if path is None else path, **options)
+
+    def close(self) -> None:
+        """Lets another process into the folder; else that happens when this one ends."""
+        self._checkpoint.close()
+        if self._monitor is not None:
+            self._monitor.close()
+        self._lock.close()
+
+    def _require_given(self) -> PrivacyPlan:
+        if self._given is None:
+            raise ValueError("Expected Run(folder, plan), got no plan: pass a PrivacyPlan.")
+        return self._given
+
+    def _calibrated(self) -> PrivacyPlan:
+        given = self._require_given()
+        if self._rows is not None and self._rows.costs:
+            given = dataclasses.replace(
+                given, releases=(*given.releases, self._rows.release), noise_multiplier=None
+            )
+        return given.calibrate() if given.noise_multiplier is None else given
+
+
+class _RunCheckpoint(PrivateCheckpoint):
+    """A checkpoint that restores its run when training begins.
+
+    It knows the folder and the plan, and not the `Run`, which is closed when nobody uses it.
+    """
+
+    def __init__(self, folder: RunFolder, every_seconds: float) -> None:
+        super().__init__(str(folder.path / "checkpoints"), every_seconds=every_seconds)
+        self._of = folder
+        self.plan: PrivacyPlan | None = None
+
+    def restore(self, model: keras.Model, *, begun: bool = False) -> int:
+        """Restores the run, and notes that there are checkpoints from now on."""
+        self._refuse_other_plan(model)
+        self._of.begin()
+        spent = super().restore(model, begun=begun or self._of.has_checkpoints)
+        self._of.note_checkpoints()
+        return spent
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restores the model, unless that was done."""
+        if self._restored is not self.model:
+            self.restore(self.model)
+        super().on_train_begin(logs)
+
+    def _refuse_other_plan(self, model: keras.Model) -> None:
+        own = getattr(getattr(model, "optimizer", None), "plan", None)
+        if own is not None and (self.plan is None or own.plan_id != self.plan.plan_id):
+            raise PrivacyError(
+                f"The optimizer of {model.name} has another plan than the run in "
+                f"{self._of.path}.\nMake it with plan=run.plan."
+            )
+
+
+def _refuse_other(given: PrivacyPlan, own: PrivacyPlan, folder: Path) -> None:
+    """Raises ValueError if a plan that was given is not alike that of the folder."""
+    was, now = _settings(own), _settings(given)
+    for name in sorted({*was, *now}):
+        if was.get(name) != now.get(name):
+            raise ValueError(
+                f"The run in {folder} has a plan with {name}={was.get(name)}, got one with "
+                f"{name}={now.get(name)}.\nResume it with its own plan, or use another folder."
+            )
+
+
+def _settings(plan: PrivacyPlan) -> dict[str, Any]:
+    """What a plan has before its run calibrates it."""
+    config = dataclasses.replace(plan, sampling=plan.sampling.for_plan(None)).get_config()
+    return {name: value for name, value in config.items() if name not in _LATER}

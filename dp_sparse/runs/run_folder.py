@@ -1,0 +1,138 @@
+"""The folder of a run: what is made once, since making it again would spend again.
+
+`run.json` has the settings that the run began with, `plan.json` its plan, and each release that
+was paid for is a file of its own. `begun.json` says that there must be checkpoints. `lock` keeps
+other processes out.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from dp_sparse.accounting import PrivacyPlan
+from dp_sparse.core import PrivacyError, exclusive, whole_file
+
+T = TypeVar("T")
+
+_RUN, _PLAN, _BEGUN = "run.json", "plan.json", "begun.json"
+
+
+def locked(path: Path) -> IO[str]:
+    """A lock on a folder, made if it is missing, that ends when the file is closed.
+
+    Raises:
+        ValueError: Another run has it.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    lock = exclusive(path / "lock")
+    if lock is None:
+        raise ValueError(
+            f"Another run is using {path}.\nWait until its process has ended, or name another "
+            "folder."
+        )
+    return lock
+
+
+class RunFolder:
+    """What a run has in its folder.
+
+    Args:
+        path: A local folder, which is `locked`.
+        settings: What the run depends on, by names; a run that is there must have the same.
+
+    Raises:
+        ValueError: Its run has other settings, or `run.json` is lost.
+        PrivacyError: `run.json` is damaged.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, str]) -> None:
+        self.path, self._settings = path, dict(settings)
+        self.resumes = (path / _RUN).exists()
+        if self.resumes:
+            self._compare()
+        else:
+            self._refuse_remains()
+
+    def release(self, name: str, make: Callable[[], T], save: Callable[[T, Path], Any]) -> T | None:
+        """Makes a release and saves it; None if its file is there already, to be loaded.
+
+        Raises:
+            ValueError: The run has a plan that may have paid for it, and no such file.
+        """
+        path = self.path / name
+        if path.exists():
+            return None
+        if self.resumes and (self.path / _PLAN).exists():
+            raise ValueError(
+                f"{path} is missing, which the plan of this run paid for.\nRestore the file, or "
+                "begin in another folder, which spends again."
+            )
+        for unfinished in self.path.glob(f".{name}.*.tmp"):
+            unfinished.unlink()  # beside a release that is drawn anew it would tell more
+        made = make()
+        (self.path / _PLAN).unlink(missing_ok=True)  # of a start that failed before
+        self.begin()
+        save(made, path)
+        return made
+
+    def plan(self, make: Callable[[], PrivacyPlan]) -> PrivacyPlan:
+        """The plan of the run, made once."""
+        path = self.path / _PLAN
+        if not self.resumes or not path.exists():
+            _write(path, make().get_config())
+        return PrivacyPlan.from_config(_read(path))
+
+    def begin(self) -> None:
+        """From now on the folder has a run: something of the data may be written."""
+        if not self.resumes:
+            _write(self.path / _RUN, self._settings)
+            self.resumes = True
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether there were some: a folder without them has lost them."""
+        return (self.path / _BEGUN).exists()
+
+    def note_checkpoints(self) -> None:
+        """There are some from now on."""
+        _write(self.path / _BEGUN, {"begun": True})
+
+    def _compare(self) -> None:
+        begun = _read(self.path / _RUN)
+        for name in sorted({*begun, *self._settings}):
+            was, now = begun.get(name), self._settings.get(name)
+            if was != now:
+                raise ValueError(
+                    f"The run in {self.path} began with {name}={was}, got {name}={now}.\nResume it "
+                    "with its own settings, or use another folder."
+                )
+
+    def _refuse_remains(self) -> None:
+        """What is written only once a run has begun shows that `run.json` was lost."""
+        remains = [path.name for path in self.path.glob("*.npz")]
+        remains += [_BEGUN] if self.has_checkpoints else []
+        if remains:
+            raise ValueError(
+                f"{self.path / _RUN} is missing, but {', '.join(remains)} of its run is there.\n"
+                "Restore it, or use another folder: a run that begins here would spend again what "
+                "was paid."
+            )
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    with whole_file(path) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("no object")
+        return found
+    except ValueError as error:
+        raise PrivacyError(
+            f"{path} is damaged ({error}).\nRestore it, or use another folder and plan, which "
+            "spends again."
+        ) from None
