@@ -95,9 +95,10 @@ class TestDirectory:
         """Their steps were published and paid: the same plan would pay for them twice."""
         self.begin(tmp_path)
         shutil.rmtree(tmp_path / "checkpoints")
+        run = begun(tmp_path, resume=True)
+        model = compiled(run.plan(refused))
         with pytest.raises(dp_sparse.PrivacyError, match="the checkpoints of a run that has begun"):
-            run = begun(tmp_path, resume=True)
-            run.restore(compiled(run.plan(refused)))
+            run.restore(model)
 
     @pytest.mark.parametrize("name", ["rows.npz", "begun.json"])
     def test_a_run_that_lost_its_config_is_not_begun_again(self, tmp_path: Path, name: str) -> None:
