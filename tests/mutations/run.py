@@ -27,16 +27,9 @@ from tests.subprocesses import HANG
 ROOT = Path(__file__).parents[2]
 _SOME_FAILED = 1  # what pytest returns then; anything else but 0 is no verdict
 _LEFT_OUT = shutil.ignore_patterns(
-    ".git",
-    ".venv*",
-    ".*_cache",
-    ".hypothesis",
-    "__pycache__",
-    "runs",
-    "build",
-    "dist",
-    "*.egg-info",
+    ".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info"
 )
+_OUTPUT = {"runs", "build", "dist"}  # of the root alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _judge_without(fault, faults, commit, options.out)
         _judge(fault, commit, options.out)
     return _report(faults, _entries(options.out))
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """What of a folder a fault is not planted beside."""
+    output = _OUTPUT if Path(folder) == ROOT else set()
+    return _LEFT_OUT(folder, names) | (output & set(names))
 
 
 def _judge_without(fault: Fault, faults: Sequence[Fault], commit: str, out: Path) -> None:
@@ -111,7 +110,7 @@ def run_tests(tests: Sequence[str], fault: Fault | None = None) -> Outcome:
     """Runs tests until one fails, in a copy of the tree with the fault in it."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         root = Path(folder) / "tree"
-        shutil.copytree(ROOT, root, ignore=_LEFT_OUT, symlinks=True)
+        shutil.copytree(ROOT, root, ignore=_left_out, symlinks=True)
         if fault is not None:
             path = root / fault.path
             path.write_text(fault.applied(path.read_text(encoding="utf-8")), encoding="utf-8")
