@@ -121,7 +121,7 @@ class Sketcher:
             layer.compute_dtype in _HALF_PRECISION for layer in model._flatten_layers()
         )
         self.takes_nan = not lets_nan_through(model)
-        function = tf.function(self._trace, autograph=False)
+        function = tf.function(_on_one_replica(model, self._trace), autograph=False)
         self._traced = function.get_concrete_function(specs, tf.TensorSpec([], tf.bool))
         found = restricted(self._traced.graph)
         self.alterable = tf.nest.map_structure(
@@ -148,6 +148,20 @@ class Sketcher:
         self.names = [*(each.name for each in self._floats), "the ids that it looks up"]
         with tf.control_dependencies([losses]):  # which follow the check of shapes
             return _raw(uses, losses, self._floats, integers)
+
+
+def _on_one_replica(model: keras.Model, trace: Callable[..., _Raw]) -> Callable[..., Any]:
+    """The pass in the context of a replica, if the model has several: all compute the same."""
+    strategy = model._distribute_strategy
+    if strategy is None:
+        return trace
+    trace = tf.autograph.experimental.do_not_convert(trace)
+
+    def of_first(batch: Any, fill: tf.Tensor) -> list[tf.Tensor]:
+        found = strategy.run(trace, args=(batch, fill))
+        return [strategy.experimental_local_results(part)[0] for part in found]
+
+    return of_first
 
 
 def worst(reference: Sketch, found: Sketch, rebatching: Rebatching) -> int | None:

@@ -1,14 +1,12 @@
-"""The sums of a batch: parts add up to the whole, and nothing is used before its checks."""
+"""The sums of a batch: parts add up to the whole."""
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp_sparse.clipping import Amounts, ClippedSums, zero_sums
-from dp_sparse.core import PrivacyError, require, translated
 
 DENSE, TABLE = (keras.Variable(np.zeros(shape, np.float32)) for shape in ((3,), (5, 2)))
 ROW_IDS = tf.constant([0, 4], tf.int64)
@@ -21,7 +19,6 @@ def amounts(seed: int, dtype: str = "float32") -> Amounts:
         [tf.constant(rng.normal(size=(2, 2)), tf.float64)],
         tf.constant(rng.integers(0, 9, 3), tf.int64),
         tf.constant(rng.normal(), tf.float64),
-        tf.constant(rng.random(4) < 0.3),
     )
 
 
@@ -29,7 +26,7 @@ def amounts(seed: int, dtype: str = "float32") -> Amounts:
 @given(st.lists(st.integers(0, 2**32), min_size=1, max_size=4))
 def test_parts_add_up_in_float64(seeds: list[int]) -> None:
     parts = [amounts(seed) for seed in seeds]
-    whole = zero_sums([DENSE], [TABLE], [ROW_IDS], 4).amounts
+    whole = zero_sums([DENSE], [TABLE], [ROW_IDS]).amounts
     for part in parts:
         whole = whole.plus(part)
     assert whole.dense[0].dtype == whole.rows[0].dtype == tf.float64
@@ -39,14 +36,12 @@ def test_parts_add_up_in_float64(seeds: list[int]) -> None:
     for name in ("counts", "statistic"):
         expected = np.sum([getattr(part, name).numpy() for part in parts], 0)
         np.testing.assert_allclose(getattr(whole, name), expected, rtol=1e-12)
-    seen = np.any([part.not_zero.numpy() for part in parts], 0)
-    np.testing.assert_array_equal(whole.not_zero, seen)
 
 
 def test_zero_sums_have_the_shapes_of_variables_and_rows() -> None:
-    nothing = zero_sums([DENSE], [TABLE], [ROW_IDS], 4)
+    nothing = zero_sums([DENSE], [TABLE], [ROW_IDS])
     shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(nothing.amounts)]
-    assert shapes == [(3,), (2, 2), (3,), (), (4,)]
+    assert shapes == [(3,), (2, 2), (3,), ()]
     assert not any(np.any(leaf) for leaf in tf.nest.flatten(nothing.amounts))
 
 
@@ -55,19 +50,3 @@ def test_slices_name_the_rows_of_the_choice() -> None:
     [rows] = sums.slices
     np.testing.assert_array_equal(rows.indices, [0, 4])
     np.testing.assert_array_equal(rows.values, sums.amounts.rows[0])
-
-
-@pytest.mark.parametrize("name", Amounts._fields)
-def test_nothing_is_used_before_its_checks(name: str) -> None:
-    sums = ClippedSums([DENSE], [TABLE], [ROW_IDS], amounts(0))
-
-    @tf.function(autograph=False)
-    def after(passed: tf.Tensor) -> tf.Tensor:
-        check = require(passed, PrivacyError, "Refused.")
-        [used, *_] = tf.nest.flatten(getattr(sums.after([check]).amounts, name))
-        return used
-
-    [expected, *_] = tf.nest.flatten(getattr(sums.amounts, name))
-    np.testing.assert_array_equal(after(tf.constant(True)), expected)
-    with translated(), pytest.raises(PrivacyError, match=r"Refused\."), translated():
-        after(tf.constant(False))

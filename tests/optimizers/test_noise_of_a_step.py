@@ -284,7 +284,7 @@ def test_noise_of_the_quantile_count(factor: float, right: bool) -> None:
     def change_of_c(_: Any) -> tf.Tensor:
         moving._variable.assign(CLIP)
         draw = optimizer._account.noise_key.next_draw()
-        moving.move(optimizer.release(zero_sums([], [], [], 0), draw).unclipped)
+        moving.move(optimizer.release(zero_sums([], [], []), draw).unclipped)
         return tf.math.log(moving.value() / CLIP)
 
     steps = tf.function(

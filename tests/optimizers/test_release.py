@@ -38,7 +38,7 @@ def trained(name: str, style: str) -> tuple[keras.Model, ClippedSums]:
     tables = model.optimizer.tables
     dense = [v for v in model.trainable_variables if all(v is not table for table in tables)]
     rows = [tf.constant([1, 2], tf.int64) for _ in tables]
-    return model, zero_sums(dense, tables, rows, 1)
+    return model, zero_sums(dense, tables, rows)
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_findings_rest_on_variables_that_stay_in_place() -> None:
 
 
 def sums_of(values: list[np.ndarray]) -> ClippedSums:
-    sums = zero_sums([keras.Variable(v) for v in values], [], [], 1)
+    sums = zero_sums([keras.Variable(v) for v in values], [], [])
     return sums.with_amounts(sums.amounts._replace(dense=[np.float32(v) for v in values]))
 
 
