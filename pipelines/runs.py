@@ -86,7 +86,7 @@ class Run:
             log_every=monitor or None,
             diagnostics="non_private" if named == "non_private" else "private",
         )
-        if self._run.resumes and not resume:
+        if self._run.resumed and not resume:
             self._run.close()
             raise ValueError(
                 f"Expected a directory without a run, got {directory}, which has one: pass "

@@ -103,6 +103,11 @@ class BudgetAccount:
             )
 
     @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
+    @property
     def budget(self) -> PrivacyBudget:
         """What all plans together may spend."""
         return self._read()[0]
@@ -111,6 +116,12 @@ class BudgetAccount:
     def charges(self) -> list[Charge]:
         """The plans so far, in the order in which they were charged."""
         return self._read()[2]
+
+    def require(self, budget: PrivacyBudget) -> None:
+        """Raises PrivacyError if a budget is beyond what is left; charges nothing."""
+        with self._locked() as noted:
+            own, _, charges = self._read_whole(noted)
+            self._refuse_beyond(own, charges, budget)
 
     def charge(
         self, plan: PrivacyPlan, note: str = "", *, resumed: bool = False

@@ -26,7 +26,7 @@ def not_private_plan(plan: PrivacyPlan, seed: int) -> PrivacyPlan:
         >>> debugging = dp_sparse.not_private_plan(plan, seed=7)
         >>> print(debugging.statement())
         This run has no privacy: its batches and its noise follow from seed 7, for debugging.
-        Who knows the seed can tell which examples it was trained on: release nothing of it.
+        Anyone who knows the seed can tell which examples it was trained on: release nothing of it.
         >>> debugging.noise_multiplier == plan.noise_multiplier
         True
 

@@ -25,7 +25,7 @@ from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism
 from dp_sparse.accounting.plan_config import described, fields_of, identified
 from dp_sparse.accounting.releases import Release, ReleasePrice, checked_releases, place_of
 from dp_sparse.accounting.run_cost import RunCost
-from dp_sparse.accounting.statement import GROUP, NO_PRIVACY, RATES, statement
+from dp_sparse.accounting.statement import FORMATS, GROUP, NO_PRIVACY, RATES, Statement
 from dp_sparse.accounting.stopping import (
     ANY_TIME,
     FIXED,
@@ -65,8 +65,9 @@ class PrivacyPlan:
         1.74, 0.78
         >>> print(f"{plan.attack_power(false_positive_rate=0.01):.1%}")  # true positives, at most
         1.8%
-        >>> print(plan.statement().splitlines()[0])
-        (1, 1e-05)-differential privacy protects one example over at most 10 steps; ...
+        >>> print(plan.statement())
+        Guarantee
+          (1, 1e-05)-differential privacy protects one example over at most 10 steps; ...
 
     ### Formal Guarantees
     The outputs of at most `sampling.steps` steps on batches of `sampling.batches(...)`, together
@@ -214,25 +215,33 @@ class PrivacyPlan:
         examples = validate.positive_integer("examples", examples)
         return of_a_group(EPSILONS, deltas, rate, examples)
 
-    def statement(self, steps: int | None = None) -> str:
+    def statement(self, steps: int | None = None, *, format: str = "text") -> str:
         """What a run guarantees, to whom, and under which assumptions.
 
-        At most 15 short lines, and 16 where the length of the run matters: the promise, what
-        attackers can still do, limits, assumptions. A claim that is not guaranteed stands above
-        them.
+        Five headings with short lines: Guarantee, Against an attacker, Not covered, Assumptions,
+        Mechanism. A claim that is not guaranteed stands above them.
 
         Args:
             steps: How many were taken. By default the statement is that of the plan, which holds
                 for every run under it, and says nothing of steps that were taken.
+            format: "text", or "json" for the same as data, for model cards and audits.
+
+        Raises:
+            ValueError: Another format, "json" for a plan without privacy, or more steps than the
+                plan has.
         """
+        if format not in FORMATS:
+            raise ValueError(f"Expected format in {FORMATS}, got {format!r}.")
         taken = self.sampling.steps if steps is None else steps
         sigma, counted = self._noise_for(taken), self._counted(taken)
         if self.sampling.not_private_seed is not None:
+            if format == "json":
+                raise ValueError("Expected a plan with privacy, got one of not_private_plan.")
             return NO_PRIVACY.format(self.sampling.not_private_seed)
         guaranteed = self.guaranteed(taken)  # refuses noise that is too small for any curve
         deltas = self.cost(sigma, counted).deltas(EPSILONS)
         rates = [of_a_group(EPSILONS, deltas, rate, n) for n in (1, GROUP) for rate in RATES]
-        return statement(
+        made = Statement(
             guaranteed=guaranteed,
             if_fixed=self.spent(taken) if taken < counted and self.stopping == FIXED else None,
             any_time=self.stopping == ANY_TIME,
@@ -240,10 +249,12 @@ class PrivacyPlan:
             steps=steps,
             sampling=self.sampling,
             mechanism=self.mechanism.description(sigma),
+            noise_multiplier=sigma,
             releases=[str(self.price(release)) for release in self.releases],
             true_positive_rates=rates,
             not_guaranteed=self.mechanism.not_guaranteed,
         )
+        return made.json() if format == "json" else made.text()
 
     def explain(
         self,

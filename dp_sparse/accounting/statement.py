@@ -1,11 +1,14 @@
-"""What a run guarantees, for a reader in a hurry: the promise, what an attacker can do, limits.
+"""What a run guarantees, for a reader in a hurry, under five headings; the same as JSON.
 
-At most 15 lines of one or two sentences, and one more where the length of the run matters. Other
-releases make their line longer.
+Guarantee, Against an attacker, Not covered, Assumptions, Mechanism: at most 17 short lines below
+them, and one more where the length of the run matters. Other releases make their line longer.
 """
 
+import dataclasses
 import decimal
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from dp_sparse.accounting.budget import PrivacyBudget
 from dp_sparse.accounting.calibration import FINE
@@ -13,21 +16,20 @@ from dp_sparse.sampling import Sampling
 
 RATES = (1e-3, 1e-2)  # of false positives
 GROUP = 10  # examples of one person, for whom the statement has rates, too
+FORMATS = ("text", "json")
 
 NO_PRIVACY = (  # with the seed
     "This run has no privacy: its batches and its noise follow from seed {}, for debugging.\n"
-    "Who knows the seed can tell which examples it was trained on: release nothing of it."
+    "Anyone who knows the seed can tell which examples it was trained on: release nothing of it."
 )
 _NOT_COVERED = (
-    "Not covered are choices made from this data, such as hyper-parameters, and that no bad value "
-    "stopped the run.",
-    "Nor are training loss, metrics, clip fraction, realised batch sizes, quarantine counts, false "
-    "survivors, step time.",
+    "Choices made from this data, such as hyper-parameters, and that no bad value stopped the run.",
+    "Training loss, metrics, clip fraction, realised batch sizes, quarantine counts, false "
+    "survivors and step time.",
 )
 _COVERED = (
-    "Covered are weights, optimizer state and updated rows of one run, at every step, {}.",
-    "LazyDP (float32 rows) covers weights and state only as fit and model methods return them, and "
-    "no updated rows.",
+    "It covers weights and optimizer state as fit and model methods return them, and the rows that "
+    "steps select.",
 )
 _SHORTER = (
     "It is {} if the number of steps was chosen without looking at the run; "
@@ -38,29 +40,18 @@ _ANY_TIME = (
     "one delta in all."
 )
 _ASSUMED = (
-    "Assumed: adapted statistics, vocabularies and held-out data are public, and batches reach fit "
-    "as sampled.",
+    "Adapted statistics, vocabularies and held-out data are public, and batches reach fit as "
+    "sampled.",
     "Noise is drawn by Philox (keyed by the operating system, not cryptographic) and rounded to "
     "about 2^-10 deviations.",
 )
 
 
-def statement(
-    *,
-    guaranteed: PrivacyBudget,
-    if_fixed: PrivacyBudget | None,
-    any_time: bool,
-    budget: PrivacyBudget,
-    steps: int | None,
-    sampling: Sampling,
-    mechanism: str,
-    releases: Sequence[str],
-    true_positive_rates: Sequence[float],
-    not_guaranteed: tuple[str, float] | None = None,
-) -> str:
-    """Sentences on a run, one or two a line.
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """What a statement is made of.
 
-    Args:
+    Attributes:
         guaranteed: The (ε, δ) of the run, whatever ended it.
         if_fixed: That of its steps if their number did not follow from the run, where it is less.
         any_time: Whether `guaranteed` is of the steps taken by any rule that stops the run.
@@ -68,30 +59,108 @@ def statement(
         steps: How many of `sampling.steps` were taken; None of a plan, whatever was taken.
         sampling: How batches were drawn.
         mechanism: A sentence on one step, with its noise multiplier.
+        noise_multiplier: Of a step.
         releases: Each other release with its price.
         true_positive_rates: The highest of any membership test at each rate of `RATES`, for one
             example, and then for `GROUP` examples.
         not_guaranteed: Who claims another ε without proof, and which.
     """
-    lines = [
-        *([] if not_guaranteed is None else [beside(*not_guaranteed, budget)]),
-        f"{_pair(guaranteed)}-differential privacy protects one example "
-        f"{_length(steps, sampling.steps)}; the budget is epsilon={budget.epsilon:g}.",
-        *([] if if_fixed is None else [_SHORTER.format(_pair(if_fixed), sampling.steps)]),
-        *([_ANY_TIME] if any_time else []),
-        f"Of two neighbouring datasets, {sampling.neighbouring}.",
-        *_attack(true_positive_rates),
-        *_NOT_COVERED,
-        *_covered(releases),
-        sampling.description,
-        mechanism,
-        f"dp-accounting's privacy loss distributions (interval {FINE:g}) give epsilon; noise "
-        "beyond 8.2 deviations is in delta.",
-        f"Public are the number of examples ({sampling.num_examples}), architecture, initial and "
-        "non-trainable weights, hyper-parameters.",
-        *_ASSUMED,
-    ]
-    return "\n".join(lines)
+
+    guaranteed: PrivacyBudget
+    if_fixed: PrivacyBudget | None
+    any_time: bool
+    budget: PrivacyBudget
+    steps: int | None
+    sampling: Sampling
+    mechanism: str
+    noise_multiplier: float
+    releases: Sequence[str]
+    true_positive_rates: Sequence[float]
+    not_guaranteed: tuple[str, float] | None = None
+
+    def text(self) -> str:
+        """Headings, and below each of them sentences, one or two a line, indented by two spaces."""
+        claim = self.not_guaranteed
+        lines = [] if claim is None else [beside(*claim, self.budget)]
+        for heading, own in self._sections().items():
+            lines += [heading, *(f"  {line}" for line in own)]
+        return "\n".join(lines)
+
+    def json(self) -> str:
+        """The same as data; numbers are bounds, rounded up as in the text."""
+        few, more = (f"{rate:g}" for rate in RATES)
+        one_few, one_more, all_few, all_more = (_up(r, 3) for r in self.true_positive_rates)
+        claim = self.not_guaranteed
+        described: dict[str, Any] = {
+            "guarantee": {
+                **_bounds(self.guaranteed),
+                "unit": "example",
+                "neighbouring_datasets": self.sampling.neighbouring,
+                "steps": self.steps,
+                "planned_steps": self.sampling.steps,
+                "budget": dataclasses.asdict(self.budget),
+                "if_steps_were_fixed": None if self.if_fixed is None else _bounds(self.if_fixed),
+                "holds_for_any_stopping_rule": self.any_time,
+                "other_releases": list(self.releases),
+                "covers": list(_COVERED),
+                "claimed_but_not_guaranteed": None
+                if claim is None
+                else {"by": claim[0], "epsilon": claim[1]},
+            },
+            "attacker": {
+                "true_positive_rate_of_one_example": {few: one_few, more: one_more},
+                f"true_positive_rate_of_{GROUP}_examples": {few: all_few, more: all_more},
+            },
+            "not_covered": list(_NOT_COVERED),
+            "assumptions": self._assumptions(),
+            "mechanism": {
+                "sampling": self.sampling.get_config(),
+                "noise_multiplier": self.noise_multiplier,
+                "description": self._mechanism(),
+            },
+        }
+        return json.dumps(described, indent=1)
+
+    def _sections(self) -> dict[str, list[str]]:
+        return {
+            "Guarantee": self._guarantee(),
+            "Against an attacker": _attack(self.true_positive_rates),
+            "Not covered": list(_NOT_COVERED),
+            "Assumptions": self._assumptions(),
+            "Mechanism": self._mechanism(),
+        }
+
+    def _guarantee(self) -> list[str]:
+        planned, others = self.sampling.steps, self.releases
+        shorter = self.if_fixed
+        return [
+            f"{_pair(self.guaranteed)}-differential privacy protects one example "
+            f"{_length(self.steps, planned)}; the budget is epsilon={self.budget.epsilon:g}.",
+            *([] if shorter is None else [_SHORTER.format(_pair(shorter), planned)]),
+            *([_ANY_TIME] if self.any_time else []),
+            f"Of two neighbouring datasets, {self.sampling.neighbouring}.",
+            *_COVERED,
+            f"Released besides: {'; '.join(others)}." if others else "There is no other release.",
+        ]
+
+    def _assumptions(self) -> list[str]:
+        return [
+            f"The number of examples ({self.sampling.num_examples}), architecture, initial and "
+            "frozen weights and hyper-parameters are public.",
+            *_ASSUMED,
+        ]
+
+    def _mechanism(self) -> list[str]:
+        return [
+            *self.sampling.description.splitlines(),
+            self.mechanism,
+            f"dp-accounting's privacy loss distributions (interval {FINE:g}) give epsilon; noise "
+            "beyond 8.2 deviations is in delta.",
+        ]
+
+
+def _bounds(budget: PrivacyBudget) -> dict[str, float]:
+    return {"epsilon": _up(budget.epsilon, 4), "delta": _up(budget.delta, 3)}
 
 
 def _pair(budget: PrivacyBudget) -> str:
@@ -117,18 +186,16 @@ def _attack(rates: Sequence[float]) -> list[str]:
     return [
         f"No membership test has a true-positive rate above {own[0]} at {few} false positives, or "
         f"above {own[1]} at {more}.",
-        f"Protected is an example, not a person: a test for all {GROUP} of one person may reach "
+        f"An example is protected, not a person: a test for all {GROUP} of one person may reach "
         f"{own[2]} and {own[3]}.",
     ]
 
 
-def _covered(releases: Sequence[str]) -> list[str]:
-    of_training, of_lazy = _COVERED
-    others = f"and {'; '.join(releases)}" if releases else "and no other release"
-    return [of_training.format(others), of_lazy]
-
-
 def rounded_up(value: float, digits: int) -> str:
     """The bound in few digits, rounded so that it is still a bound."""
+    return f"{_up(value, digits):.{digits}g}"
+
+
+def _up(value: float, digits: int) -> float:
     up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
-    return f"{float(up.create_decimal(repr(value))):.{digits}g}"
+    return float(up.create_decimal(repr(value)))

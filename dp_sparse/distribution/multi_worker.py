@@ -75,6 +75,7 @@ def train(
     model.make_train_function()  # refuses what fit would
 
     def begin(first_step: int) -> tuple[epochs_of.Step, epochs_of.Logs]:
+        model.train_step.preflight.restart()  # its steps are traced anew
         iterator = iter(_batches(model, source, first_step, class_weight, augment))
         step = _step_function(model)
         return lambda: step(next(iterator)), lambda: {

@@ -11,11 +11,11 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.accounting import BudgetAccount, PrivacyPlan
-from dp_sparse.core import PrivacyError
+from dp_sparse.core import PrivacyError, local_form
 from dp_sparse.export import Export, export_model
 from dp_sparse.runs.run_folder import RunFolder, locked
 from dp_sparse.selection import SelectedRows, TopKTable, calibrate_top_k, select_top_k
-from dp_sparse.training import PrivacyMonitor, PrivateCheckpoint
+from dp_sparse.training import PrivacyMonitor, PrivateCheckpoint, require_checkpoint
 
 
 class _Saved(Protocol):
@@ -27,6 +27,7 @@ class _Saved(Protocol):
 
 T = TypeVar("T", bound=_Saved)
 
+_OPEN: dict[Path, "Run"] = {}  # of this process
 _LATER = ("noise_multiplier", "plan_id", "releases")  # what a plan gets in its run
 
 
@@ -38,7 +39,8 @@ class Run:
 
     Args:
         folder: A local folder of this run alone.
-        plan: The plan, calibrated or not. A run that is resumed has its own, which must be alike.
+        plan: The plan, calibrated or not. A resumed run uses the saved one; this one must have the
+            same budget, sampling and mechanism.
         account: A `BudgetAccount`, or the path of its file, that the plan is charged to, once.
         settings: What else the run depends on; resuming with other ones is an error.
         every_seconds: How often to save a checkpoint, beside one at the end of each epoch.
@@ -47,8 +49,8 @@ class Run:
 
     Raises:
         ValueError: Another process uses the folder, its run began with other settings or another
-            plan, or a file of it is lost or damaged.
-        PrivacyError: The account has not enough left.
+            account, `run.json` is lost, or an argument is out of its range.
+        PrivacyError: `run.json` is damaged.
 
     Examples:
         >>> import dp_sparse, keras, numpy as np, tempfile
@@ -77,45 +79,56 @@ class Run:
         plan: PrivacyPlan | None = None,
         *,
         account: BudgetAccount | str | os.PathLike[str] | None = None,
-        settings: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
         every_seconds: float = 600.0,
         log_every: int | None = 100,
         diagnostics: str = "private",
     ) -> None:
-        if "://" in str(folder):
+        path = Path(local_form(folder)).expanduser().absolute()
+        if "://" in str(local_form(folder)):
             raise ValueError(
                 f"Expected a local folder, got {str(folder)!r}.\nUse PrivateCheckpoint and "
                 "PrivacyMonitor, which write to remote ones, and keep the plan yourself."
             )
-        self._given = plan
-        self._plan: PrivacyPlan | None = None
-        self._rows: SelectedRows | None = None
+        if plan is not None and not isinstance(plan, PrivacyPlan):
+            raise ValueError(f"Expected a PrivacyPlan, got plan={plan!r}: Run(folder, plan).")
         if account is not None and not isinstance(account, BudgetAccount):
             account = BudgetAccount(account)
-        self._account = account
-        path = Path(folder).absolute()
-        self._lock = locked(path)
-        try:
-            self._folder = RunFolder(path, settings or {})
-        except Exception:
-            self._lock.close()
-            raise
-        self._checkpoint = _RunCheckpoint(self._folder, every_seconds)
+        self._given, self._account = plan, account
+        self._plan: PrivacyPlan | None = None
+        self._rows: SelectedRows | None = None
+        self._checkpoint = _RunCheckpoint(path, every_seconds)
         self._monitor = None
         if log_every is not None:
             self._monitor = PrivacyMonitor(
                 str(path / "log"), every_steps=log_every, diagnostics=diagnostics
             )
+        if path in _OPEN:  # a cell of a notebook that runs again
+            _OPEN[path].close()
+        self._lock = locked(path)
+        try:
+            self._folder = RunFolder(path, _as_text(settings, account))
+        except Exception:
+            self._lock.close()
+            raise
+        self._resumed = self._folder.resumes
+        self._checkpoint.of(self._folder)
+        _OPEN[path] = self
 
     @property
     def folder(self) -> Path:
-        """Where all of it is."""
+        """The run's folder."""
         return self._folder.path
 
     @property
-    def resumes(self) -> bool:
-        """Whether the folder had a run already, or has one now."""
-        return self._folder.resumes
+    def resumed(self) -> bool:
+        """Whether the folder had a run when this object was made."""
+        return self._resumed
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps of the plan are spent; `restore` then loads the weights."""
+        return self._folder.has_plan and self.steps_spent >= self.plan.sampling.steps
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -124,23 +137,34 @@ class Run:
         It is calibrated, written and charged at its first use, so select rows before.
 
         Raises:
-            ValueError: The run was given none, or one that differs from that of the folder.
-            PrivacyError: The account has not enough left, or another run was charged for it.
+            ValueError: The run was given none, or one that differs from that of the folder, or
+                the plan of a run that took steps is lost.
+            PrivacyError: The account has not enough left, another run was charged for the plan, or
+                it is damaged.
         """
         return self.plan_once(self._calibrated)
 
     def plan_once(self, make: Callable[[], PrivacyPlan]) -> PrivacyPlan:
         """As `plan`, for a plan that is made only now; `make` is called when the run begins."""
         if self._plan is None:
-            resumes = self._folder.resumes
             plan = self._folder.plan(make)
             if self._given is not None:
                 _refuse_other(self._given, plan, self.folder)
-            if self._account is not None:
-                self._folder.begin()
-                self._account.charge(plan, note=self.folder.name, resumed=resumes)
+            self._charge(plan)
+            require_checkpoint(plan.run_id)
             self._plan = self._checkpoint.plan = plan
         return self._plan
+
+    def _charge(self, plan: PrivacyPlan) -> None:
+        if self._account is None:
+            return
+        self._folder.begin()
+        try:
+            self._account.charge(plan, note=self.folder.name, resumed=self._resumed)
+        except Exception:
+            if not self._resumed:
+                self._folder.forget()
+            raise
 
     def select_top_k(
         self,
@@ -152,18 +176,22 @@ class Run:
         source: Any = None,
         **options: Any,
     ) -> SelectedRows:
-        """The rows that the run trains, selected once; the plan pays for them.
+        """Selects the rows that the run trains, once; a resumed run reads them. The plan pays.
+
+        A plan that was calibrated is calibrated again, with room for the selection.
 
         Args:
-            examples: As in `dp_sparse.select_top_k`.
-            tables: Likewise.
-            k: Likewise.
+            examples: Each example once, as in `dp_sparse.select_top_k`: `({table: ids}, y)`.
+            tables: The tables by name, each its number of rows or a `TopKTable`.
+            k: Rows to select over all tables.
             share: The part of ε for the selection, if no `source` is given.
             source: A noise source of your own.
             **options: Further arguments of `dp_sparse.select_top_k`.
 
         Raises:
-            ValueError: The plan is made already, or the rows of a run that has one are lost.
+            ValueError: The plan was made before, the rows of a run that has one are lost, or the
+                run selected with another k or from other tables.
+            PrivacyError: The account has not enough left for the plan.
         """
         if self._plan is not None:
             raise ValueError(
@@ -171,37 +199,49 @@ class Run:
                 "call it first."
             )
 
+        asked = {"k": k, "tables": {name: _rows_of(table) for name, table in tables.items()}}
+        if self._account is not None and not self._resumed:
+            self._account.require(self._require_given().budget)
+
         def make() -> SelectedRows:
             noise = source or calibrate_top_k(self._require_given(), tables, k, share=share).source
             return select_top_k(examples, tables, k, noise, **options)
 
-        rows = self._rows = self.release("rows.npz", make, SelectedRows.load)
+        rows = self.release("rows.npz", make, SelectedRows.load)
+        self._folder.same("rows.json", asked)
+        self._rows = rows
         return rows
 
     def release(self, name: str, make: Callable[[], T], load: Callable[[Path], T]) -> T:
-        """Something that was computed from the data, made once, such as counts of your own.
+        """Makes a release once, such as counts of your own; later processes load it.
 
         Args:
-            name: A file in the folder that ends with ".npz".
-            make: Makes it; the result has `save(path)`. Its cost is yours to add to the plan.
+            name: Its file in the folder, which ends with ".npz".
+            make: Makes it; the result has `save(path)`, which writes the file whole or not at all.
+                Add its cost to the plan.
             load: Reads it.
 
         Raises:
-            ValueError: The run has a plan already, and the file is lost.
+            ValueError: Another name, or the run has a plan and the file is lost.
         """
         made = self._folder.release(name, make, lambda value, path: value.save(path))
         return load(self.folder / name) if made is None else made
 
     def batches(self, source: Any, **options: Any) -> tf.data.Dataset:
-        """The batches that are left of the run.
+        """The batches that are left of the run, a dataset for `fit`.
 
         Args:
             source: As in `plan.sampling.batches`.
             **options: Further arguments of it, such as `augment` or `class_weight`.
+
+        Raises:
+            ValueError: As `plan` and `plan.sampling.batches`.
+            PrivacyError: Likewise.
         """
         sampling = self.plan.sampling
-        if sampling.steps_per_pass is not None and self.steps_spent < sampling.steps:
-            options = {"first_step": self.steps_spent, **options}
+        done = max(self.steps_spent, self._checkpoint.steps_here)
+        if sampling.steps_per_pass is not None and done < sampling.steps:
+            options = {"first_step": done, **options}
         return self.timed(sampling.batches(source, **options))
 
     def timed(self, batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -218,7 +258,10 @@ class Run:
         return [self._checkpoint, *([] if self._monitor is None else [self._monitor])]
 
     def restore(self, model: keras.Model) -> int:
-        """Restores the model now, which `fit` else does; returns the steps spent.
+        """Restores the model now, which `fit` otherwise does; returns the steps spent.
+
+        Args:
+            model: Built, and compiled with an optimizer of `run.plan`.
 
         Raises:
             PrivacyError: As in `PrivateCheckpoint.restore`.
@@ -228,12 +271,18 @@ class Run:
 
     @property
     def steps_spent(self) -> int:
-        """The steps that a checkpoint holds, in this process or before."""
-        return self._checkpoint.published(self.plan)
+        """The steps that a checkpoint holds, in this process or before; 0 before the plan is made.
+
+        Raises:
+            PrivacyError: The checkpoints or the plan are lost or damaged.
+        """
+        if not self._folder.has_plan:
+            return 0
+        return self._checkpoint.published(self._folder.saved_plan())
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """The lines of the log so far, as in `PrivacyMonitor`."""
+        """The lines of the log so far, each a dictionary, as in `PrivacyMonitor`."""
         path = self.folder / "log" / "log.jsonl"
         return [*map(json.loads, path.read_text().splitlines())] if path.exists() else []
 
@@ -244,11 +293,22 @@ class Run:
     def export(
         self, model: keras.Model, path: str | os.PathLike[str] | None = None, **options: Any
     ) -> Export:
-        """Writes the model for serving, by default into the folder, as `dp_sparse.export_model`."""
+        """Writes the model for serving, by default to `export` in the folder.
+
+        Args:
+            model: The trained model.
+            path: A local folder that is not there yet.
+            **options: Further arguments of `dp_sparse.export_model`, whose errors are raised.
+        """
         return export_model(model, self.folder / "export" if path is None else path, **options)
 
     def close(self) -> None:
-        """Lets another process into the folder; else that happens when this one ends."""
+        """Saves what is not saved, and lets another process into the folder.
+
+        Otherwise that happens when this process ends. Make a new `Run` to resume.
+        """
+        if _OPEN.get(self.folder) is self:
+            del _OPEN[self.folder]
         self._checkpoint.close()
         if self._monitor is not None:
             self._monitor.close()
@@ -269,15 +329,15 @@ class Run:
 
 
 class _RunCheckpoint(PrivateCheckpoint):
-    """A checkpoint that restores its run when training begins.
+    """A checkpoint that restores its run when training begins."""
 
-    It knows the folder and the plan, and not the `Run`, which is closed when nobody uses it.
-    """
-
-    def __init__(self, folder: RunFolder, every_seconds: float) -> None:
-        super().__init__(str(folder.path / "checkpoints"), every_seconds=every_seconds)
-        self._of = folder
+    def __init__(self, path: Path, every_seconds: float) -> None:
+        super().__init__(str(path / "checkpoints"), every_seconds=every_seconds)
         self.plan: PrivacyPlan | None = None
+
+    def of(self, folder: RunFolder) -> None:
+        """The folder, once it is locked."""
+        self._of = folder
 
     def restore(self, model: keras.Model, *, begun: bool = False) -> int:
         """Restores the run, and notes that there are checkpoints from now on."""
@@ -289,9 +349,19 @@ class _RunCheckpoint(PrivateCheckpoint):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restores the model, unless that was done."""
-        if self._restored is not self.model:
+        if self._restored is not None and self.model.optimizer is not self._optimizer:
+            raise PrivacyError(
+                f"The model of the run in {self._of.path} was made or compiled anew.\nMake the run "
+                "again, too: run = dp_sparse.Run(...) saves what was trained, and restores it."
+            )
+        if self._restored is None and not self._closed:
             self.restore(self.model)
         super().on_train_begin(logs)
+        if not self._optimizer.steps_left:
+            raise PrivacyError(
+                f"The run in {self._of.path} has ended: all {self._step()} steps of its plan are "
+                "spent.\nrun.restore(model) loads its weights; run.finished tells before fit."
+            )
 
     def _refuse_other_plan(self, model: keras.Model) -> None:
         own = getattr(getattr(model, "optimizer", None), "plan", None)
@@ -302,6 +372,16 @@ class _RunCheckpoint(PrivateCheckpoint):
             )
 
 
+def _rows_of(table: int | TopKTable) -> int:
+    return table.num_rows if isinstance(table, TopKTable) else int(table)
+
+
+def _as_text(settings: Mapping[str, Any] | None, account: BudgetAccount | None) -> dict[str, str]:
+    """What the folder keeps of the run's settings."""
+    own = {name: str(value) for name, value in (settings or {}).items()}
+    return own if account is None else {**own, "account": str(account.path)}
+
+
 def _refuse_other(given: PrivacyPlan, own: PrivacyPlan, folder: Path) -> None:
     """Raises ValueError if a plan that was given is not alike that of the folder."""
     was, now = _settings(own), _settings(given)
@@ -310,6 +390,12 @@ def _refuse_other(given: PrivacyPlan, own: PrivacyPlan, folder: Path) -> None:
             raise ValueError(
                 f"The run in {folder} has a plan with {name}={was.get(name)}, got one with "
                 f"{name}={now.get(name)}.\nResume it with its own plan, or use another folder."
+            )
+    for release in given.releases:
+        if release not in own.releases:
+            raise ValueError(
+                f"The run in {folder} has a plan without the release {release.name!r}.\nResume it "
+                "with its own plan, or use another folder."
             )
 
 

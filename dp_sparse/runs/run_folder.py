@@ -15,6 +15,7 @@ from dp_sparse.core import PrivacyError, exclusive, whole_file
 
 T = TypeVar("T")
 
+_DAMAGED = "{} is damaged ({}).\nRestore it, or use another folder and plan, which spends again."
 _RUN, _PLAN, _BEGUN = "run.json", "plan.json", "begun.json"
 
 
@@ -58,30 +59,79 @@ class RunFolder:
         """Makes a release and saves it; None if its file is there already, to be loaded.
 
         Raises:
-            ValueError: The run has a plan that may have paid for it, and no such file.
+            ValueError: The run has a plan that may have paid for it, and no such file; or the name
+                does not end with ".npz".
         """
+        if not name.endswith(".npz"):
+            raise ValueError(f'Expected a file name that ends with ".npz", got {name!r}.')
         path = self.path / name
         if path.exists():
             return None
-        if self.resumes and (self.path / _PLAN).exists():
+        if self.has_checkpoints or (self.resumes and (self.path / _PLAN).exists()):
             raise ValueError(
                 f"{path} is missing, which the plan of this run paid for.\nRestore the file, or "
                 "begin in another folder, which spends again."
             )
         for unfinished in self.path.glob(f".{name}.*.tmp"):
-            unfinished.unlink()  # beside a release that is drawn anew it would tell more
+            unfinished.unlink()  # two noisy versions of one release would reveal more
         made = make()
         (self.path / _PLAN).unlink(missing_ok=True)  # of a start that failed before
         self.begin()
         save(made, path)
         return made
 
+    def same(self, name: str, asked: dict[str, Any]) -> None:
+        """Keeps what a release was made from; raises ValueError if that was something else."""
+        path = self.path / name
+        if not path.exists():
+            _write(path, asked)
+        made = _read(path)
+        if made != asked:
+            raise ValueError(
+                f"The run in {self.path} released {name.removesuffix('.json')} for {made}, got "
+                f"{asked}.\nResume it with its own arguments, or use another folder."
+            )
+
     def plan(self, make: Callable[[], PrivacyPlan]) -> PrivacyPlan:
-        """The plan of the run, made once."""
+        """The plan of the run, made once.
+
+        Raises:
+            ValueError: It is lost, and steps were taken under it.
+            PrivacyError: It is damaged.
+        """
         path = self.path / _PLAN
         if not self.resumes or not path.exists():
+            if self.has_checkpoints:
+                raise ValueError(
+                    f"{path} is missing, under which steps were taken.\nRestore the file, or begin "
+                    "in another folder, which spends again."
+                )
             _write(path, make().get_config())
-        return PrivacyPlan.from_config(_read(path))
+        return self.saved_plan()
+
+    def saved_plan(self) -> PrivacyPlan:
+        """The plan of the folder.
+
+        Raises:
+            PrivacyError: It is damaged.
+        """
+        path = self.path / _PLAN
+        try:
+            return PrivacyPlan.from_config(_read(path))
+        except (KeyError, TypeError, ValueError) as error:
+            raise PrivacyError(_DAMAGED.format(path, f"{type(error).__name__}: {error}")) from None
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether a plan was made."""
+        return (self.path / _PLAN).exists()
+
+    def forget(self) -> None:
+        """Nothing was released or charged: another run may begin."""
+        (self.path / _PLAN).unlink(missing_ok=True)
+        if not [*self.path.glob("*.npz")]:
+            (self.path / _RUN).unlink(missing_ok=True)
+            self.resumes = False
 
     def begin(self) -> None:
         """From now on the folder has a run: something of the data may be written."""
@@ -109,7 +159,7 @@ class RunFolder:
                 )
 
     def _refuse_remains(self) -> None:
-        """What is written only once a run has begun shows that `run.json` was lost."""
+        """Raises if files are there that only a run writes, so that `run.json` was lost."""
         remains = [path.name for path in self.path.glob("*.npz")]
         remains += [_BEGUN] if self.has_checkpoints else []
         if remains:
@@ -132,7 +182,4 @@ def _read(path: Path) -> dict[str, Any]:
             raise ValueError("no object")
         return found
     except ValueError as error:
-        raise PrivacyError(
-            f"{path} is damaged ({error}).\nRestore it, or use another folder and plan, which "
-            "spends again."
-        ) from None
+        raise PrivacyError(_DAMAGED.format(path, error)) from None

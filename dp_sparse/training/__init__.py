@@ -9,6 +9,7 @@ from dp_sparse.training.callback_guard import install_callback_guard
 from dp_sparse.training.callbacks import PrivacyReport
 from dp_sparse.training.checkpoint import PrivateCheckpoint
 from dp_sparse.training.compile_hook import install_compile_hook
+from dp_sparse.training.covered_steps import require_checkpoint
 from dp_sparse.training.forward_backward import (
     led_by_batch,
     losses_with_padding,
@@ -17,7 +18,7 @@ from dp_sparse.training.model_check import ModelCheck, check_model
 from dp_sparse.training.monitor import PrivacyMonitor
 from dp_sparse.training.nan_in_bfloat16 import refuse_nan
 from dp_sparse.training.plan_steps import rest_of_epoch, share_of_steps
-from dp_sparse.training.preflight import Schedule, preflight
+from dp_sparse.training.preflight_checks import Schedule, preflight
 from dp_sparse.training.recommendation import Recommendation, recommend
 from dp_sparse.training.traced_pass import same_seeds
 
@@ -40,6 +41,7 @@ __all__ = [
     "recommend",
     "refuse_nan",
     "report_page",
+    "require_checkpoint",
     "rest_of_epoch",
     "same_seeds",
     "share_of_steps",

@@ -78,7 +78,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         self.keep = validate.positive_integer("keep", keep)
         self._restored: keras.Model | None = None
         self._covered = CoveredSteps()
-        self._saving = False
+        self._saving = self._closed = False
         self._one_saves = threading.RLock()  # an export of another thread also does
         self._sigterm = Sigterm()
 
@@ -86,6 +86,11 @@ class PrivateCheckpoint(keras.callbacks.Callback):
     def steps(self) -> list[int]:
         """The steps of the checkpoints in the folder."""
         return self._folder.steps()
+
+    @property
+    def steps_here(self) -> int:
+        """The steps spent in this process, saved or not; 0 before `restore`."""
+        return 0 if self._restored is None else self._step()
 
     def published(self, plan: PrivacyPlan) -> int:
         """The steps that a checkpoint of the folder holds; 0 where no run has begun.
@@ -162,12 +167,22 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         )
 
     def close(self) -> None:
-        """Lets another process into the folder; else that happens when this one ends."""
+        """Saves what is not saved, and lets another process into the folder.
+
+        Otherwise that happens when this process ends. The run does not go on in this object.
+        """
+        if self._restored is not None and self._restored.optimizer is self._optimizer:
+            self._save()
+        self._closed, self._restored = True, None
         self._folder.unlock()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks that the run goes on where the folder says, and waits for SIGTERM."""
         optimizer = _private_optimizer(self.model)
+        if self._closed:
+            raise PrivacyError(
+                f"The run in {self._folder.path} was closed.\nMake it again to resume it."
+            )
         if self._restored is not self.model or optimizer is not self._optimizer:
             raise PrivacyError(
                 f"Expected restore(model) before fit, got a run that would begin in "
@@ -207,6 +222,11 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         return int(self._optimizer.steps_spent.numpy())
 
     def _save(self) -> None:
+        if self._closed and self._step() > self._covered.step:
+            raise PrivacyError(
+                f"The run in {self._folder.path} was closed, and its model trained on.\nResume the "
+                "run instead: make it again, and fit a model that it restores."
+            )
         with self._one_saves:
             check = self._optimizer.watch_steps(f"a checkpoint was written in {self._folder.path}")
             step = self._step()

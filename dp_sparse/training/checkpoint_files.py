@@ -112,7 +112,17 @@ class CheckpointFolder:
         return step
 
     def publish(self, plan: int, step: int) -> None:
-        """Writes that steps up to this one may be seen; they are on the disk when it returns."""
+        """Writes that steps up to this one may be seen; they are on the disk when it returns.
+
+        Raises:
+            PrivacyError: More of them were published, by another process.
+        """
+        before = self.published(plan) or 0 if tf.io.gfile.exists(self._of(_PUBLISHED)) else 0
+        if step < before:
+            raise PrivacyError(
+                f"{self.path} has published {before} steps, more than the {step} of this process: "
+                "another one has resumed the run.\nResume it in a new process."
+            )
         self._write(_PUBLISHED, json.dumps({"plan": plan, "published": step}).encode())
 
     def steps(self) -> list[int]:

@@ -19,6 +19,7 @@ from dp_sparse.core import NoStepsLeftError, PrivacyError, translated, validate
 from dp_sparse.optimizers import PrivateOptimizer, remember
 from dp_sparse.sampling import batch_of, check_batches, is_sampled
 from dp_sparse.training import (
+    covered_steps,
     environment,
     fit_arguments,
     flush_hooks,
@@ -35,7 +36,7 @@ from dp_sparse.training.building import (
     refuse_known_noise,
 )
 from dp_sparse.training.plan_steps import FitSteps
-from dp_sparse.training.preflight import Preflight
+from dp_sparse.training.preflight_checks import Preflight
 from dp_sparse.training.replaced_methods import replaced_methods
 from dp_sparse.training.train_step import private_train_step
 
@@ -183,6 +184,7 @@ def _train_step(
     """
 
     def traced(data: Any) -> Any:
+        covered_steps.refuse_without_checkpoint(optimizer)
         if is_sampled(data):
             preflight.require(data)
         return private_train_step(model, optimizer, data)

@@ -6,6 +6,7 @@ What a log tells of a step must not be seen while the step may still run again w
 import weakref
 from collections.abc import Callable
 
+from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
 
 
@@ -34,12 +35,31 @@ class CoveredSteps:
                 write()
 
 
+_PLANS: set[str] = set()  # whose runs have a folder
 _OF_RUNS: weakref.WeakKeyDictionary[PrivateOptimizer, CoveredSteps] = weakref.WeakKeyDictionary()
 
 
 def set_covered_steps(optimizer: PrivateOptimizer, covered: CoveredSteps) -> None:
     """From now on the optimizer's run goes on from checkpoints if it is killed."""
     _OF_RUNS[optimizer] = covered
+
+
+def require_checkpoint(run_id: str) -> None:
+    """From now on no step is taken under this plan before its run was restored."""
+    _PLANS.add(run_id)
+
+
+def refuse_without_checkpoint(optimizer: PrivateOptimizer) -> None:
+    """Raises PrivacyError if the plan has a folder that would not learn of the optimizer's steps.
+
+    The next process would take them again, under a plan that was paid once.
+    """
+    if optimizer.plan.run_id in _PLANS and covered_steps_of(optimizer) is None:
+        raise PrivacyError(
+            "The plan of this optimizer belongs to a Run whose checkpoint is not used, so its "
+            "folder would not know of the steps.\nPass callbacks=run.callbacks() to fit, or call "
+            "run.restore(model) before a loop of your own."
+        )
 
 
 def covered_steps_of(optimizer: PrivateOptimizer) -> CoveredSteps | None:

@@ -18,7 +18,7 @@ from dp_sparse.guards import COUPLED
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Examples
 from dp_sparse.training.outlook import BIASED, outlook
-from dp_sparse.training.preflight import arrays, isolation_of, recorded_pass
+from dp_sparse.training.preflight_checks import arrays, isolation_of, recorded_pass
 from dp_sparse.training.replaced_methods import replaced_methods
 from dp_sparse.training.traced_pass import examples_of, signature_of, uses_of_pass
 from dp_sparse.training.wrapped_ids import refuse_wrapped
@@ -141,10 +141,8 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
     ]
     if not problems and specs is not None:
         problems = _of_a_pass(model, specs, batch_size)
-    compared = not problems
-    if examples is None:
-        compared = False
-    elif compared:
+    compared = examples is not None and not problems
+    if examples is not None and not problems:
         problems = _of_a_batch(model, examples, batch_size)
     optimizer = getattr(model, "optimizer", None)
     warnings: list[str] = []

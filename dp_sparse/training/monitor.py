@@ -112,7 +112,7 @@ class PrivacyMonitor(keras.callbacks.Callback):
         return self._waited.timed(batches)
 
     def close(self) -> None:
-        """Lets another process into the folder, as the end of training does."""
+        """Lets another process write the log, as the end of training does."""
         self._folder.close()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -16,6 +16,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from scipy import stats
 
+import dp_sparse
 from dp_sparse.accounting.accountant import epsilon_of
 from dp_sparse.accounting.calibration import smallest_noise_multiplier
 from dp_sparse.accounting.mechanisms import (
@@ -29,6 +30,7 @@ from dp_sparse.sampling.base import Sampling
 from dp_sparse.sampling.poisson import PoissonSampling
 from dp_sparse.sampling.stream import StreamSampling
 from tests.reference import adafest
+from tests.statements import HEADINGS, sentences
 
 SST2 = PoissonSampling(67_349, 1024, 198)
 SST2_DELTA = 1 / 67_349
@@ -366,17 +368,15 @@ def test_with_noise_refuses_noise_without_any_epsilon() -> None:
 
 
 FACTS = (  # of every statement
-    "Not covered are choices made from this data, such as hyper-parameters",
-    "no bad value stopped the run",
-    "Nor are training loss, metrics, clip fraction, realised batch sizes, quarantine counts",
-    "false survivors, step time",
-    "Covered are weights, optimizer state and updated rows of one run, at every step",
-    "LazyDP (float32 rows) covers weights and state only as fit and model methods return them",
-    "and no updated rows",
+    "Choices made from this data, such as hyper-parameters, and that no bad value stopped the run",
+    "Training loss, metrics, clip fraction, realised batch sizes, quarantine counts",
+    "false survivors and step time",
+    "It covers weights and optimizer state as fit and model methods return them",
+    "and the rows that steps select",
     "dp-accounting's privacy loss distributions (interval 0.0001) give epsilon",
     "noise beyond 8.2 deviations is in delta",
-    "architecture, initial and non-trainable weights, hyper-parameters",
-    "Assumed: adapted statistics, vocabularies and held-out data are public",
+    "architecture, initial and frozen weights and hyper-parameters are public",
+    "Adapted statistics, vocabularies and held-out data are public",
     "batches reach fit as sampled",
     "Philox (keyed by the operating system, not cryptographic)",
     "rounded to about 2^-10 deviations",
@@ -400,18 +400,20 @@ def statements(small: PrivacyPlan) -> list[str]:
 
 def test_a_statement_has_few_and_short_lines(statements: list[str]) -> None:
     for text in statements:
-        lines = text.split("\n")
+        lines = sentences(text)
         own = [line for line in lines if "cities" not in line]  # of which a user chose the name
-        assert len(lines) <= 15 and max(map(len, own)) <= 115
+        assert len(lines) <= 17 and max(map(len, own)) <= 115
         assert all(line.endswith(".") and line.count(". ") <= 1 for line in lines)
+        assert [line for line in text.splitlines() if not line.startswith("  ")] == HEADINGS
 
 
 def test_a_statement_has_all_facts_in_order(statements: list[str]) -> None:
     """The promise, an attacker, what is not covered, and what the promise rests on."""
     attacks = ("membership test", "not a person")
-    order = ("differential privacy", "neighbouring", *attacks, "Not covered", "Nor are")
+    promise = ("differential privacy", "neighbouring", "It covers", "elease")
+    order = (*promise, *attacks, "Choices made", "Training loss")
     for text in statements:
-        lines = text.split("\n")
+        lines = sentences(text)
         assert all(part in line for part, line in zip(order, lines, strict=False))
         assert [fact for fact in FACTS if fact not in text] == []
 
@@ -425,7 +427,7 @@ def test_statement_of_poisson_sampling(small: PrivacyPlan, statements: list[str]
         "Poisson sampling puts each of 2000 examples in each batch with probability 0.025",
         "by a secret key",
         f"Gaussian mechanism of noise multiplier {small.noise_multiplier:.6g}.",
-        "Public are the number of examples (2000)",
+        "The number of examples (2000), architecture",
         f"batch of more than {small.sampling.batch_capacity} examples stops the run",
         "the probability of that is inside delta",
         "no other release",
@@ -435,14 +437,14 @@ def test_statement_of_poisson_sampling(small: PrivacyPlan, statements: list[str]
 
 def test_numbers_of_a_statement_are_bounds(small: PrivacyPlan, statements: list[str]) -> None:
     """Rounded up, to few digits."""
-    promise, _, attack, of_a_group = statements[0].split("\n")[:4]
+    promise, _, _, _, attack, of_a_group = sentences(statements[0])[:6]
     epsilon = float(promise[1 : promise.index(",")])
     assert small.spent(40).epsilon <= epsilon <= small.spent(40).epsilon * 1.001
     few, _, more, _ = (float(part) for part in re.findall(r"([\d.]+) %", attack))
     for percent, rate in ((few, 1e-3), (more, 1e-2)):
         assert small.attack_power(rate) <= percent / 100 <= small.attack_power(rate) * 1.01
     assert "at 0.1 % false positives" in attack and attack.endswith("at 1 %.")
-    assert "an example, not a person: a test for all 10 of one person" in of_a_group
+    assert "An example is protected, not a person: a test for all 10 of one person" in of_a_group
     for part, rate in zip(re.findall(r"([\d.]+) %", of_a_group), (1e-3, 1e-2), strict=True):
         group = small.attack_power(rate, examples=10)
         assert group <= float(part) / 100 <= group * 1.01
@@ -457,7 +459,33 @@ def test_statement_of_a_stream(statements: list[str]) -> None:
 
 def test_statement_of_exponential_selection_and_a_release(statements: list[str]) -> None:
     assert "300 exponential mechanisms of epsilon 0.01925 each" in statements[3]
-    assert re.search(r"at every step, and cities: epsilon \S+ beside training", statements[3])
+    assert re.search(r"Released besides: cities: epsilon \S+ beside training", statements[3])
+
+
+def test_a_statement_as_data(small: PrivacyPlan) -> None:
+    """The same facts and the same bounds as the text."""
+    found = json.loads(small.statement(10, format="json"))
+    text = small.statement(10)
+    assert list(found) == ["guarantee", "attacker", "not_covered", "assumptions", "mechanism"]
+    guarantee = found["guarantee"]
+    assert f"({guarantee['epsilon']:g}, {guarantee['delta']:g})-differential" in text
+    assert (guarantee["steps"], guarantee["planned_steps"]) == (10, 40)
+    assert guarantee["if_steps_were_fixed"]["epsilon"] < guarantee["epsilon"]
+    assert guarantee["other_releases"] == [] and guarantee["unit"] == "example"
+    assert json.loads(small.statement(format="json"))["guarantee"]["steps"] is None
+    for name in ("true_positive_rate_of_one_example", "true_positive_rate_of_10_examples"):
+        for rate in found["attacker"][name].values():
+            assert f"{100 * rate:.3g} %" in text
+    for line in (*found["not_covered"], *found["assumptions"], *guarantee["covers"]):
+        assert line in text
+    assert all(line in text for line in found["mechanism"]["description"])
+    assert found["mechanism"]["noise_multiplier"] == small.noise_multiplier
+    assert Sampling.from_config(found["mechanism"]["sampling"]) == small.sampling
+    with pytest.raises(ValueError, match="Expected format in"):
+        small.statement(format="yaml")
+    debugging = dp_sparse.not_private_plan(small, seed=1).with_noise(1.0)
+    with pytest.raises(ValueError, match="with privacy, got one of not_private_plan"):
+        debugging.statement(format="json")
 
 
 def test_statement_of_some_steps() -> None:

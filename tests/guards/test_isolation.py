@@ -382,7 +382,7 @@ def test_no_batch_is_lost_and_each_trains_once(together: int) -> None:
     source = tf.data.Dataset.from_generator(lambda: left, output_signature=spec)
     model.fit(sampling.batches(source), verbose=0)
     assert int(optimizer.steps_spent) == 12 and int(optimizer.diagnostics.examples) == 48
-    assert checks_of(model) == 3
+    assert checks_of(model) == 3 and model.train_step.preflight.schedule.batches == 12
 
 
 def test_a_loop_of_ones_own_looks_first() -> None:
@@ -391,12 +391,14 @@ def test_a_loop_of_ones_own_looks_first() -> None:
     x, y = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
     first, second = marked_dataset(plan, x, y, steps=2)
     step = tf.function(model.train_step, autograph=False)
-    with pytest.raises(PrivacyError, match="dp_sparse.preflight"):
+    with pytest.raises(PrivacyError, match="no check has seen.*float32"):
         step(first)
     dp_sparse.preflight(model, first)
     step(first)
     step(second)
     assert int(model.optimizer.steps_spent) == 2
+    with pytest.raises(ValueError, match="a batch of the plan's sampler, got tuple"):
+        dp_sparse.preflight(model, (x, y))
     with pytest.raises(PrivacyError, match="compiled with a private optimizer"):
         dp_sparse.preflight(keras.Sequential([keras.layers.Dense(1)]), first)
 

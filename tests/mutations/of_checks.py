@@ -6,7 +6,7 @@ _LEDGER = "dp_sparse/optimizers/ledger.py"
 _TURN = "dp_sparse/optimizers/turn.py"
 _ISOLATION = "dp_sparse/guards/isolation.py"
 _REBATCHING = "dp_sparse/guards/rebatching.py"
-_PREFLIGHT = "dp_sparse/training/preflight.py"
+_PREFLIGHT = "dp_sparse/training/preflight_checks.py"
 _GUARD = "dp_sparse/clipping/graph_guard.py"
 _UPDATES = "dp_sparse/clipping/update_guard.py"
 _INPUT = "dp_sparse/sampling/input_guard.py"
@@ -271,8 +271,8 @@ FAULTS = (
     Fault(
         "first_batch_not_checked",
         _PREFLIGHT,
-        "return self.schedule.due() or _signature(data) not in self._signatures",
-        "return self.schedule.batches > 0 and self.schedule.due()",
+        "if self.schedule.due() or _signature(data) not in self._signatures:",
+        "if self.schedule.batches > 0 and self.schedule.due():",
         (f"{_OF_ISOLATION}::test_mixing_is_refused[mean]",),
     ),
     Fault(
@@ -285,8 +285,8 @@ FAULTS = (
     Fault(
         "another_signature_not_checked",
         _PREFLIGHT,
-        "return self.schedule.due() or _signature(data) not in self._signatures",
-        "return self.schedule.due()",
+        "if self.schedule.due() or _signature(data) not in self._signatures:",
+        "if self.schedule.due():",
         (f"{_OF_ISOLATION}::test_a_step_traced_anew_is_checked_anew",),
     ),
     Fault(
@@ -299,8 +299,8 @@ FAULTS = (
     Fault(
         "a_batch_looked_at_trains_nothing",
         _PREFLIGHT,
-        "return itertools.chain([batch], batches)",
-        "return batches",
+        "            yield batch\n",
+        "            yield next(batches)\n",
         (f"{_OF_ISOLATION}::test_no_batch_is_lost_and_each_trains_once",),
     ),
     Fault(

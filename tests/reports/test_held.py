@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
+from tests.statements import sentences
 from tests.training_cases import without_preflight
 
 
@@ -66,7 +67,7 @@ def test_an_epsilon_of_a_thousandth() -> None:
     plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1e-3, 1e-6), sampling).calibrate()
     assert 9e-4 < plan.spent(10).epsilon <= 1e-3
     assert plan.noise_multiplier is not None and plan.noise_multiplier > 5
-    assert plan.statement().startswith("(0.001, 1e-06)-differential privacy")
+    assert sentences(plan.statement())[0].startswith("(0.001, 1e-06)-differential privacy")
     few = dp_sparse.PoissonSampling(1000, expected_batch_size=100, steps=10)
     with pytest.warns(UserWarning, match="No training can learn from num_examples=1000"):
         dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1e-3, 1e-6), few).calibrate()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dp_sparse
+from tests.statements import sentences
 
 X, Y = np.arange(64) % 10, np.ones(64, np.float32)
 HELD_OUT = (np.arange(8), np.ones(8, np.float32))
@@ -62,7 +63,7 @@ def test_early_stopping_restores_weights_and_guarantees_what_all_steps_cost() ->
     assert fit(model, plan, epochs=4, validation_data=HELD_OUT, callbacks=callbacks) == 8
     for found, kept in zip(model.get_weights(), weights.kept[0], strict=True):
         np.testing.assert_array_equal(found, kept)
-    promise, if_fixed, *_ = plan.statement(8).splitlines()
+    promise, if_fixed, *_ = sentences(plan.statement(8))
     assert "after 8 of 20 steps" in promise
     assert float(promise[1 : promise.index(",")]) == pytest.approx(plan.spent(20).epsilon, rel=1e-3)
     assert "if the number of steps was chosen without looking at the run" in if_fixed
@@ -75,7 +76,7 @@ def test_early_stopping_restores_weights_and_guarantees_what_all_steps_cost() ->
 def test_a_run_that_is_stopped_by_hand_goes_on() -> None:
     model, plan = private()
     assert fit(model, plan, callbacks=[StopsByHand()], steps_per_epoch=4) == 3
-    promises = [plan.statement(steps).splitlines()[0] for steps in (3, 20)]
+    promises = [sentences(plan.statement(steps))[0] for steps in (3, 20)]
     assert promises[0] == promises[1].replace("after 20", "after 3")
     assert fit(model, plan, epochs=2) == 8  # the rest of the first epoch, and the second
     assert fit(model, plan, steps_per_epoch=12) == 20
@@ -86,7 +87,7 @@ def test_a_run_that_is_stopped_by_hand_goes_on() -> None:
 def test_a_plan_says_of_no_step_that_it_was_taken() -> None:
     _, plan = private()
     assert "over at most 20 steps" in plan.statement()
-    begun = plan.statement(0).splitlines()[0]
+    begun = sentences(plan.statement(0))[0]
     assert "after 0 of 20 steps" in begun and begun.startswith("(1e-12, 0.001)")
 
 
@@ -102,7 +103,7 @@ def test_a_run_that_may_stop_at_any_time_is_guaranteed_its_own_steps() -> None:
     steps = fit(model, plan, callbacks=[StopsByHand()], steps_per_epoch=4)
     guaranteed = plan.guaranteed(steps)
     assert guaranteed == plan.spent(3) and guaranteed.epsilon < plan.spent(20).epsilon
-    assert "This holds whatever rule stops the run" in plan.statement(steps).splitlines()[1]
+    assert "This holds whatever rule stops the run" in sentences(plan.statement(steps))[1]
     optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
     assert optimizer.plan.guaranteed(steps) == guaranteed
     fixed = dataclasses.replace(plan, stopping="fixed")

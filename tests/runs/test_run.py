@@ -1,6 +1,8 @@
 """A run is resumed by the lines that began it, and makes once what is paid once."""
 
 import contextlib
+import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -9,16 +11,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import dp_sparse
+from dp_sparse.accounting.budget_account import _CHARGED_HERE
 from dp_sparse.core import PrivacyError
 from tests.subprocesses import HANG, ROOT
 
 N, ROWS = 48, 20
+RELEASE = dp_sparse.Release("cities", dp_accounting.GaussianDpEvent(300.0))
 BUDGET = dp_sparse.PrivacyBudget(2.0, 1e-3)
 
 
@@ -77,9 +82,13 @@ def test_the_same_lines_resume_a_run(tmp_path: Path) -> None:
     assert second.steps_spent == 6 and second.plan.plan_id == first.plan.plan_id
     assert [line["step"] for line in second.log] == [2, 4, 6]
     assert "after 6 of 6 steps" in second.statement()
+    assert second.finished and second.resumed and not first.resumed
     second.close()
-    with pytest.raises(PrivacyError, match="The plan has no steps left"):
+    with pytest.raises(PrivacyError, match="has ended: all 6 steps"):
         trained(tmp_path / "run")
+    ended = dp_sparse.Run(tmp_path / "run", plan_of())
+    assert ended.finished and ended.restore(compiled(ended)) == 6
+    ended.close()
 
 
 def test_a_killed_process_is_resumed_by_the_same_script(tmp_path: Path) -> None:
@@ -127,6 +136,10 @@ def test_selected_rows_are_made_once_and_paid_by_the_plan(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="before the first use of run.plan"):
         run.select_top_k(examples, {"items": ROWS}, 5)
     run.close()
+    other = dp_sparse.Run(tmp_path, plan_of())
+    with pytest.raises(ValueError, match=r"released rows for .*'k': 5.* got .*'k': 6"):
+        other.select_top_k(examples, {"items": ROWS}, 6)
+    other.close()
     again, same = selected()
     np.testing.assert_array_equal(same.row_ids["items"], rows.row_ids["items"])
     assert again.plan == run.plan
@@ -143,16 +156,100 @@ def test_an_account_is_charged_once(tmp_path: Path) -> None:
     assert [charge.note for charge in account.charges] == ["run"]
     with pytest.raises(PrivacyError, match="within what is left"):
         trained(tmp_path / "other", account=account)
+    with pytest.raises(ValueError, match="began with account="):
+        dp_sparse.Run(tmp_path / "run", plan_of())
+    smaller = dp_sparse.BudgetAccount(tmp_path / "more.json", dp_sparse.PrivacyBudget(9.0, 1e-2))
+    trained(tmp_path / "other", account=smaller).close()  # nothing of the refused run is there
+
+
+def test_rows_are_not_selected_beyond_the_account(tmp_path: Path) -> None:
+    account = dp_sparse.BudgetAccount(tmp_path / "b.json", dp_sparse.PrivacyBudget(0.5, 1e-3))
+    x, y = data()
+    run = dp_sparse.Run(tmp_path / "run", plan_of(), account=account)
+    with pytest.raises(PrivacyError, match="within what is left"):
+        run.select_top_k(({"items": x[:, 0]}, y), {"items": ROWS}, 5)
+    assert not (tmp_path / "run" / "rows.npz").exists()
+
+
+def test_a_charged_plan_pays_for_one_folder(tmp_path: Path) -> None:
+    """Also where the other one made a release first, which begins a run."""
+    account = dp_sparse.BudgetAccount(tmp_path / "b.json", BUDGET)
+    plan = plan_of().calibrate()
+    assert dp_sparse.Run(tmp_path / "a", plan, account=account).plan == plan
+    other = dp_sparse.Run(tmp_path / "b", plan, account=account)
+    rows = dp_sparse.SelectedRows.public({"items": [1]}, {"items": ROWS})
+    other.release("rows.npz", lambda: rows, dp_sparse.SelectedRows.load)
+    _CHARGED_HERE.clear()  # as in another process
+    with pytest.raises(PrivacyError, match="charged"):
+        _ = other.plan
+
+
+def test_steps_without_the_callbacks_are_refused(tmp_path: Path) -> None:
+    """The folder would not know of them, and another process take them again."""
+    run = dp_sparse.Run(tmp_path, plan_of())
+    model = compiled(run)
+    with pytest.raises(PrivacyError, match=r"Pass callbacks=run.callbacks\(\)"):
+        model.fit(run.batches(data()), verbose=0)
+    with pytest.raises(PrivacyError, match=r"Pass callbacks=run.callbacks\(\)"):
+        model.train_on_batch(*next(iter(run.batches(data()))))
+    assert int(model.optimizer.steps_spent) == 0
+    run.restore(model)
+    model.train_on_batch(*next(iter(run.batches(data()))))
+    assert int(model.optimizer.steps_spent) == 1
+
+
+def test_a_closed_run_trains_no_more(tmp_path: Path) -> None:
+    """Another process has resumed it, and published more steps."""
+    run = dp_sparse.Run(tmp_path, plan_of(), every_seconds=1e-9)
+    model = compiled(run)
+    callbacks = [*run.callbacks(), StopAfter(2)]
+    with contextlib.suppress(KeyboardInterrupt):
+        model.fit(run.batches(data()), callbacks=callbacks, verbose=0)
+    run.close()
+    with pytest.raises(PrivacyError, match="was closed"):
+        model.fit(run.batches(data()), callbacks=callbacks, verbose=0)
+    published = json.loads((tmp_path / "checkpoints" / "published.json").read_text())
+    assert published["published"] == 2
+    published["published"] = 5
+    (tmp_path / "checkpoints" / "published.json").write_text(json.dumps(published))
+    with pytest.raises(PrivacyError, match="has published 5 steps, more than the 2"):
+        run._checkpoint._folder.publish(run.plan.fingerprint, 2)
+
+
+def test_a_cell_of_a_notebook_runs_again(tmp_path: Path) -> None:
+    """A new `Run` closes the one before, which saves what it trained; an interrupt goes on."""
+    run = dp_sparse.Run(tmp_path, plan_of())
+    model = compiled(run)
+    with contextlib.suppress(KeyboardInterrupt):
+        model.fit(run.batches(data()), callbacks=[*run.callbacks(), StopAfter(2)], verbose=0)
+    assert run.steps_spent == 0  # not saved yet
+    with contextlib.suppress(KeyboardInterrupt):
+        model.fit(run.batches(data()), callbacks=[*run.callbacks(), StopAfter(1)], verbose=0)
+    assert int(model.optimizer.steps_spent) == 3
+    again = dp_sparse.Run(tmp_path, plan_of())
+    assert again.steps_spent == 3
+    model = compiled(again)
+    model.fit(again.batches(data()), callbacks=again.callbacks(), verbose=0)
+    assert again.steps_spent == 6
+
+
+def test_a_model_that_is_compiled_anew(tmp_path: Path) -> None:
+    run = trained(tmp_path, stop_after=2)
+    model = compiled(run)
+    with pytest.raises(PrivacyError, match=r"Make the run again"):
+        model.fit(run.batches(data()), callbacks=run.callbacks(), verbose=0)
 
 
 def test_what_the_folder_refuses(tmp_path: Path) -> None:
-    run = trained(tmp_path, stop_after=1, settings={"width": "2"})
-    with pytest.raises(ValueError, match="Another run is using"):
-        dp_sparse.Run(tmp_path, plan_of())
+    with open(tmp_path / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as another process has it
+        with pytest.raises(ValueError, match="Another run is using"):
+            dp_sparse.Run(tmp_path, plan_of())
+    run = trained(tmp_path, stop_after=1, settings={"width": (2, 3)})
     run.close()
-    with pytest.raises(ValueError, match="began with width=2, got width=3"):
+    with pytest.raises(ValueError, match=r"began with width=\(2, 3\), got width=3"):
         dp_sparse.Run(tmp_path, plan_of(), settings={"width": "3"})
-    settings = {"settings": {"width": "2"}}
+    settings = {"settings": {"width": (2, 3)}}
     for other, name in ((plan_of(passes=2), "sampling"), (plan_of(epsilon=1.0), "budget")):
         changed = dp_sparse.Run(tmp_path, other, **settings)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=f"has a plan with {name}="):
@@ -161,11 +258,22 @@ def test_what_the_folder_refuses(tmp_path: Path) -> None:
     calibrated = dp_sparse.Run(tmp_path, plan_of().calibrate(), **settings)  # type: ignore[arg-type]
     assert calibrated.plan == run.plan
     calibrated.close()
-    (tmp_path / "plan.json").write_text("{")
-    damaged = dp_sparse.Run(tmp_path, plan_of(), **settings)  # type: ignore[arg-type]
-    with pytest.raises(PrivacyError, match=r"plan.json is damaged"):
-        _ = damaged.plan
-    damaged.close()
+    released = dataclasses.replace(plan_of(), releases=(RELEASE,))
+    more = dp_sparse.Run(tmp_path, released, **settings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="without the release 'cities'"):
+        _ = more.plan
+    more.close()
+    for content in ("{", "{}", "[]"):
+        (tmp_path / "plan.json").write_text(content)
+        damaged = dp_sparse.Run(tmp_path, plan_of(), **settings)  # type: ignore[arg-type]
+        with pytest.raises(PrivacyError, match=r"plan.json is damaged"):
+            _ = damaged.plan
+        damaged.close()
+    (tmp_path / "plan.json").unlink()
+    lost = dp_sparse.Run(tmp_path, plan_of(), **settings)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"plan.json is missing, under which steps were taken"):
+        _ = lost.plan
+    lost.close()
     (tmp_path / "run.json").unlink()
     with pytest.raises(ValueError, match=r"run.json is missing, but begun.json"):
         dp_sparse.Run(tmp_path, plan_of(), **settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The judge of a model: before a step trains on a batch, it looks whether examples stay apart.
+"""Checks that examples do not affect one another, before a step trains on them.
 
 It runs beside the step, on the batch that training is about to take: the first three, the 257th,
 the 2,049th and so on, and the first of each other signature. The first one, and those of a new
@@ -12,7 +12,7 @@ it was.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -45,12 +45,12 @@ class Schedule:
     def __init__(self) -> None:
         self.batches = self.checks = self._due_at = 0
 
-    def due(self) -> bool:
-        """Whether the next batch is to be looked at."""
-        return self.batches >= self._due_at
+    def due(self, within: int = 1) -> bool:
+        """Whether one of the next so many batches is to be checked."""
+        return self.batches + within > self._due_at
 
     def passed(self) -> None:
-        """The next batch was looked at."""
+        """Records that the next batch was checked, since it was due."""
         self.checks += 1
         later = _LATER * _APART ** max(self.checks - _FIRST, 0)
         self._due_at = self.batches + 1 if self.checks < _FIRST else later
@@ -69,11 +69,12 @@ class Preflight:
         self.restart()
 
     def restart(self) -> None:
-        """The step will be traced anew, and may then hold what no check has seen."""
+        """Forgets all checks, since the step will be traced again."""
         optimizer = self._optimizer
         self.schedule = Schedule()
-        self._signatures: list[_Signature] = []  # of what was checked
-        self._passed: list[_Signature] = []  # for each replica, also without examples
+        self._signatures: set[_Signature] = set()  # of what was checked
+        self._passed: set[_Signature] = set()  # for each replica, also without examples
+        self._traced: list[_Signature] = []
         self._isolation = isolation_of(
             self._model,
             optimizer.examples_in_memory,
@@ -82,20 +83,22 @@ class Preflight:
         )
 
     def ahead(self, batches: Any, steps: int) -> Any:
-        """The same batches, of which the next was looked at if that is due.
+        """The same batches; if a check is due among the next ones, each is looked at as it comes.
 
         Args:
             batches: An iterator over what `fit` takes.
             steps: How many of them come in one call.
         """
-        signature = getattr(batches, "element_spec", None)
-        if signature is not None and not self._is_due(signature):
-            self.schedule.batches += steps
-            return batches
-        batch = next(batches)
-        self.look_at(batch)
-        self.schedule.batches += steps - 1
-        return itertools.chain([batch], batches)
+        specs = getattr(batches, "element_spec", None)
+        if specs is None or self.schedule.due(steps) or _signature(specs) not in self._signatures:
+            return self._looked_at(batches)
+        self.schedule.batches += steps
+        return batches
+
+    def _looked_at(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self.look_at(batch)
+            yield batch
 
     def look_at(self, data: Any) -> None:
         """Checks a batch that training is about to take, if that is due.
@@ -104,36 +107,40 @@ class Preflight:
             PrivacyError: Its examples are not apart.
         """
         if is_sampled(data):
-            if self._is_due(data):
+            if self.schedule.due() or _signature(data) not in self._signatures:
                 self._check(data)
             self.schedule.batches += 1
 
     def require(self, data: Any) -> None:
         """Raises PrivacyError unless a batch of this signature passed; for a step being traced.
 
-        A batch without examples passes: it proves nothing, and trains nothing.
+        A batch without examples passes: it proves nothing, and trains nothing. Where a step of one
+        signature is traced again, the next batch gets a whole check, since the trace may hold what
+        no check has seen.
         """
         traced = _signature(data)
+        if traced in self._traced:
+            self._signatures.clear()
+        self._traced.append(traced)
         if not any(_compatible(traced, passed) for passed in self._passed):
             raise PrivacyError(
-                "Expected a batch that was looked at before its step is traced, got a step that is "
-                "traced inside of a function of yours.\nTrain with fit or train_on_batch, or call "
-                "dp_sparse.preflight(model, batch) before your function takes the batch."
+                f"The step of {self._model.name} is traced for a batch that no check has seen "
+                f"({', '.join(f'{spec.dtype.name}{[*spec.shape]}' for spec in traced)}).\n"
+                "Train with fit or train_on_batch; in a tf.function of your own, call "
+                "dp_sparse.preflight(model, batch) before it takes the batch."
             )
 
-    def _is_due(self, data: Any) -> bool:
-        return self.schedule.due() or _signature(data) not in self._signatures
-
     def _check(self, data: Any) -> None:
-        new = _signature(data) not in self._signatures
+        new, due = _signature(data) not in self._signatures, self.schedule.due()
         parts = [_of_replica(self._model, data, number) for number in range(_replicas(self._model))]
         there = [np.any(part[2]["present"].numpy() > 0) for part in parts]
         for part in itertools.compress(parts, there):
             self._check_part(batch_of(part).examples, whole=new)
-        self._passed.append(_signature(parts[0]))
+        self._passed.add(_signature(parts[0]))
         if any(there):
-            self.schedule.passed()
-            self._signatures.append(_signature(data))
+            self._signatures.add(_signature(data))
+            if due:
+                self.schedule.passed()
 
     def _check_part(self, examples: Examples, whole: bool) -> None:
         """Checks what one replica has of a batch."""
@@ -154,24 +161,45 @@ class Preflight:
 
 
 def preflight(model: keras.Model, batch: Any) -> None:
-    """Looks whether the examples of a batch stay apart, if that is due; for loops of your own.
+    """Checks that the examples of a batch do not affect one another, if a check is due.
 
-    `fit`, `train_on_batch`, `distribution.train` and an eager `model.train_step(batch)` do it by
-    themselves. A step that is traced in a `tf.function` of yours needs it for the first batch, and
-    better for each.
+    For loops of your own: `fit`, `train_on_batch`, `distribution.train` and an eager
+    `model.train_step(batch)` do it by themselves. A step that is traced in a `tf.function` of yours
+    needs it before the first batch, and better before each. Most calls cost nothing; a check costs
+    a trace of the model, and then a few of its passes over the batch.
 
     Args:
         model: Compiled with a private optimizer.
-        batch: Of the plan's sampler.
+        batch: A batch of the plan's sampler, `(x, y, weights)` with leaves `[capacity, ...]`.
 
     Raises:
-        PrivacyError: They do not; the model is not private.
+        PrivacyError: Its examples affect one another, or the model has no private optimizer.
+        ValueError: The batch is not of a sampler.
+        BadExampleError: An id or a label out of range.
+
+    Examples:
+        >>> import dp_sparse, keras, numpy as np, tensorflow as tf
+        >>> sampling = dp_sparse.StreamSampling(num_examples=8, batch_size=4)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-3), sampling).calibrate()
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+        >>> step = tf.function(model.train_step, autograph=False)
+        >>> for batch in sampling.batches((np.ones((8, 1)), np.ones(8))):
+        ...     dp_sparse.preflight(model, batch)
+        ...     logs = step(batch)
+        >>> int(model.optimizer.steps_spent)
+        2
     """
     own = getattr(getattr(model, "train_step", None), "preflight", None)
     if own is None:
         raise PrivacyError(
             f"Expected a model compiled with a private optimizer, got {model.name}: pass "
             "dp_sparse.DPAdaFESTOptimizer(...) to compile."
+        )
+    if not is_sampled(batch):
+        raise ValueError(
+            f"Expected a batch of the plan's sampler, got {type(batch).__name__}: take it from "
+            "plan.sampling.batches(dataset)."
         )
     own.look_at(batch)
 
@@ -222,7 +250,7 @@ def arrays(examples: Examples, trimmed: bool) -> tuple[Examples, np.ndarray]:
 
 
 def _array(leaf: tf.Tensor) -> np.ndarray:
-    return np.array(leaf.numpy(), copy=None)
+    return np.asarray(leaf.numpy())
 
 
 def _losses(model: keras.Model, examples: Examples, outputs: Any) -> tf.Tensor:
