@@ -1,4 +1,4 @@
-"""Random numbers in place of weights that are 0, for a pass that only looks.
+"""Replaces weights that are 0 by random numbers, in passes that only check.
 
 A head of zeros, as many models begin with, hides whatever is behind it: activations that mix
 examples change nothing, and no gradient comes back. A pass that shall show what training will do

@@ -1,6 +1,6 @@
-"""What judges a model before it trains, outside of the step: whether examples stay apart.
+"""Checks a model before it trains, outside of the step: whether its examples stay apart.
 
-The step computes, and nothing in it imports this. May use: `core`, `clipping`.
+May use: `core`, `clipping`.
 """
 
 from dp_sparse.guards.isolation import COUPLED, Isolation

@@ -38,11 +38,11 @@ from dp_sparse.guards.rebatching import Rebatching
 from dp_sparse.guards.sketches import RecordedPass, Sketcher
 
 COUPLED = (
-    "What training measures of one example depends on another example of its batch, or on its "
-    "place in it or on the batch's size (seen at {}), so clipping each example would not bound its "
-    "influence. Remove what mixes examples (batch statistics, contrastive or in-batch losses), "
-    "knows their order or number, or draws random numbers other than by keras.random with a seed "
-    "generator."
+    "What training measures of one example depends on another example of its batch, on its place "
+    "in it, or on the batch's size (seen at {}), so clipping would not bound its influence.\n"
+    "Remove what mixes examples (batch statistics, contrastive or in-batch losses), knows their "
+    "order or number, or draws random numbers other than by keras.random with a seed generator.\n"
+    "dp_sparse.check_model(model, (x, y)) makes the same check before training."
 )
 _HALF_PRECISION = 4.0  # times the tolerances of another shape in bfloat16 or float16
 _SHARE, _LEAST = 4, 64  # a check that is not whole takes one in so many examples, at least so many
@@ -74,7 +74,7 @@ class Isolation:
         self._sketchers: dict[Any, Sketcher] = {}
 
     def coupled(self, batch: Any, present: np.ndarray, seed: int, whole: bool) -> str | None:
-        """In what examples are seen to depend on the others, or None.
+        """Where examples are seen to depend on one another, or None.
 
         Args:
             batch: The argument of the pass, nested arrays `[batch, ...]`.
@@ -128,7 +128,7 @@ class Isolation:
         return found or (self._of_holes(trial) if sketcher.takes_nan else None)
 
     def _of_holes(self, trial: "_Trial") -> str | None:
-        """Of few examples with NaN in some of their floats, and copies of a half."""
+        """Tries few examples with NaN in some of their floats, and copies of a half."""
         batch, present = _some(trial.batch, trial.present, trial.places[: rebatching.FEW])
         holed = rebatching.with_holes(batch, trial.sketcher.alterable)
         few = _Trial(trial.sketcher, holed, present, 0, fill=True)
@@ -173,7 +173,7 @@ class _Trial:
         return rebatching.of_other_values(self.places, self.present, takes_nan)
 
     def coupled(self, others: Iterator[Rebatching]) -> str | None:
-        """What differs in the first of these that differs."""
+        """The first difference found, or None."""
         for other in others:
             batch = rebatching.taken(self.batch, self.sketcher.alterable, other)
             found = self.sketcher.sketch(batch, self._fill)

@@ -1,6 +1,6 @@
 """Which arguments of a traced pass cannot hold any value: ids, class labels, values it asserts.
 
-An operation that fails on some values must not get them from the isolation checks, which replace
+An operation that fails on some values must not get them from the checks of isolation, which replace
 numbers of a batch by extreme ones: integers may be ids, a model without `Input(dtype=...)` may look
 up ids that come as floats, and a loss may take class labels. The graph says so before anything is
 computed.

@@ -17,7 +17,7 @@ _KEYS = {"sample_weight", "present", "marker"}
 
 
 class Examples(NamedTuple):
-    """Examples of a batch: all of them, a part, or a company of them; leaves `[examples, ...]`.
+    """Examples of a batch: all, a part, or some in another order; leaves `[examples, ...]`.
 
     Attributes:
         x: Inputs.

@@ -289,7 +289,8 @@ def _building_for_batches(
     """Keras' own function for other data, and the package's for batches of a sampler.
 
     To learn the shapes, Keras would take a batch of the sampler, and on several replicas also
-    average over them. It also treats a model as built if one of its layers has no weights yet.
+    average over them. It also treats a model as built if one of its layers has no weights yet, and
+    leaves others to their first batch, which is too late for what callbacks restore.
     """
     stock = model._maybe_symbolic_build
 
@@ -305,8 +306,7 @@ def _building_for_batches(
                 steps.prepare(iterator)
         if is_sampled(spec):
             _leave_out_xla_where_it_cannot_be(model, optimizer, spec[:2])
-        partly_built = model.built and not all_built(model)
-        if is_sampled(spec) and (model._distribute_strategy is not None or partly_built):
+        if is_sampled(spec) and (model._distribute_strategy is not None or not all_built(model)):
             build_for(model, optimizer, batch_of(spec).examples)
             return
         stock(iterator=iterator, data_batch=data_batch)

@@ -37,7 +37,7 @@ class ModelCheck:
         traced: Whether a pass was traced, too; without one, what only shows in a call (variables
             read elsewhere, statistics written, losses added, outputs without a gradient) is not
             known.
-        compared: Whether examples of a batch were compared, alone and in other companies; without
+        compared: Whether examples of a batch were compared, alone and in other batches; without
             that, it is not known whether the model mixes them.
         warnings: What the optimizer of a compiled model lets expect of training, where that is bad:
             too much noise for the model, too few lookups that train, a learning rate at which noise
@@ -87,7 +87,7 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
     """Lists every trainable variable with its rule, and every problem with its fix.
 
     Traces one forward and one backward pass, and with a `batch` runs some more, to see whether what
-    is recorded of an example depends on its company, as the first batches of training do. No weight
+    is recorded of an example depends on its batch, as the first batches of training do. No weight
     changes. Of a model compiled with a private optimizer it also says what to expect of training.
 
     Args:

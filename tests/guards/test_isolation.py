@@ -234,7 +234,7 @@ def test_each_of_the_first_batches_is_checked(batch: int) -> None:
 
 
 def mixes_marked_examples(x: tf.Tensor) -> tf.Tensor:
-    """Each example that is marked by its first value gets the mean of its company."""
+    """Each example that is marked by its first value gets the mean of its batch."""
     return tf.where(x[:, :1] > 5, tf.reduce_mean(x, axis=0, keepdims=True), x)
 
 

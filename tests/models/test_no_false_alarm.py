@@ -1,4 +1,4 @@
-"""Honest models pass the comparison of companies, in float32 and in mixed precision."""
+"""Honest models pass the comparison with other batches, in float32 and in mixed precision."""
 
 from collections.abc import Callable
 from typing import Any

@@ -65,8 +65,8 @@ FAULTS = (
     Fault(
         "a_statement_without_what_is_not_guaranteed",
         "dp_sparse/accounting/statement.py",
-        "*([] if not_guaranteed is None else [beside(*not_guaranteed, budget)]),",
-        "",
+        "lines = [] if claim is None else [beside(*claim, self.budget)]",
+        "lines = []",
         (f"{_OF_HEURISTIC}::test_the_plan_guarantees_what_dp_sgd_does_at_this_noise",),
     ),
     Fault(

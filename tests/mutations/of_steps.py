@@ -118,7 +118,7 @@ FAULTS = (
     Fault(
         "a_paid_release_is_made_again",
         "dp_sparse/runs/run_folder.py",
-        "if self.resumes and (self.path / _PLAN).exists():",
+        "if self.has_checkpoints or (self.resumes and (self.path / _PLAN).exists()):",
         "if False:",
         ("tests/runs/test_run.py::test_selected_rows_are_made_once_and_paid_by_the_plan",),
     ),
@@ -135,6 +135,34 @@ FAULTS = (
         "        self._refuse_other_plan(model)\n",
         "",
         ("tests/runs/test_run.py::test_an_optimizer_with_another_plan",),
+    ),
+    Fault(
+        "steps_of_a_run_without_its_checkpoint",
+        "dp_sparse/training/compile_hook.py",
+        "        covered_steps.refuse_without_checkpoint(optimizer)\n",
+        "",
+        ("tests/runs/test_run.py::test_steps_without_the_callbacks_are_refused",),
+    ),
+    Fault(
+        "a_closed_run_publishes",
+        "dp_sparse/training/checkpoint_files.py",
+        "        if step < before:\n",
+        "        if False:\n",
+        ("tests/runs/test_run.py::test_a_closed_run_trains_no_more",),
+    ),
+    Fault(
+        "a_charged_plan_pays_for_two_folders",
+        "dp_sparse/runs/run.py",
+        "resumed=self._resumed)",
+        "resumed=True)",
+        ("tests/runs/test_run.py::test_a_charged_plan_pays_for_one_folder",),
+    ),
+    Fault(
+        "rows_are_selected_beyond_the_account",
+        "dp_sparse/runs/run.py",
+        "            self._account.require(self._require_given().budget)\n",
+        "            pass\n",
+        ("tests/runs/test_run.py::test_rows_are_not_selected_beyond_the_account",),
     ),
     Fault(
         "a_run_calibrates_its_plan_again",

@@ -233,6 +233,29 @@ def test_a_cell_of_a_notebook_runs_again(tmp_path: Path) -> None:
     assert again.steps_spent == 6
 
 
+def test_a_model_without_weights_yet(tmp_path: Path) -> None:
+    """Its class makes them from the first batch."""
+
+    class Scores(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = keras.layers.Embedding(ROWS, 2)
+            self.score = keras.layers.Dense(1)
+
+        def call(self, ids: tf.Tensor) -> tf.Tensor:
+            return self.score(self.table(ids[:, 0]))
+
+    for stop_after, spent in ((2, 2), (None, 6)):
+        run = dp_sparse.Run(tmp_path, plan_of(), every_seconds=1e-9)
+        model = Scores()
+        model.compile(dp_sparse.DPAdaFESTOptimizer("sgd", run.plan, 1.0), loss="mse")
+        stop = [] if stop_after is None else [StopAfter(stop_after)]
+        with contextlib.suppress(KeyboardInterrupt):
+            model.fit(run.batches(data()), callbacks=[*run.callbacks(), *stop], verbose=0)
+        assert run.steps_spent == spent
+        run.close()
+
+
 def test_a_model_that_is_compiled_anew(tmp_path: Path) -> None:
     run = trained(tmp_path, stop_after=2)
     model = compiled(run)

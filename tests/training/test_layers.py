@@ -1,4 +1,4 @@
-"""Every kind of layer through `compile` and `fit`, with its guards and isolation checks."""
+"""Every kind of layer through `compile` and `fit`, with its guards and checks of isolation."""
 
 from collections.abc import Callable
 

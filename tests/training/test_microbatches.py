@@ -68,7 +68,7 @@ def test_the_same_weights_metrics_and_counts_as_the_whole_batch(make: Any, size:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_records_of_a_part_must_lead_with_the_part(size: int) -> None:
-    """In each batch, whether or not the isolation checks take it."""
+    """In each batch, whether or not a check takes it."""
     fold = keras.layers.Lambda(lambda x: tf.reshape(x, [-1, 3]), output_shape=(3,))
     back = keras.layers.Lambda(lambda x: tf.reshape(x, [-1, 4, 1]), output_shape=(4, 1))
     inputs = keras.Input((4, 3))
