@@ -53,8 +53,7 @@ def in_one_kernel(
 def _run(
     model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
 ) -> tuple[Pass, ClippedSums]:
-    run = forward_backward.unchecked(model, optimizer, examples, draw)
-    run = forward_backward.checked(run, examples.present)
+    run = forward_backward.passed(model, optimizer, examples, draw)
     real = forward_backward.checked_examples(run, examples)
     step_rows = rows_of_step(optimizer, run.uses, real, draw)
     return run, clipped_sums(optimizer, run, step_rows, real)

@@ -32,7 +32,7 @@ class Pass:
     uses: Used
 
 
-def unchecked(
+def passed(
     model: keras.Model,
     optimizer: PrivateOptimizer,
     examples: Examples,
@@ -41,15 +41,17 @@ def unchecked(
 ) -> Pass:
     """One forward and one backward pass over a part of the batch, 0 being all of it.
 
-    Whether what it records leads with the batch is left to `checked`: a check needs the shape of
-    all that is recorded, so all of it would be computed.
-
     Args:
         model: As `private_train_step`.
         optimizer: Its optimizer.
         examples: The batch, or a part of it.
         draw: The step's streams.
         part: Which part it is.
+
+    Raises:
+        PrivacyError: When the step runs, if something that is recorded does not lead with the
+            batch; nothing of the losses can be used then.
+        UnsupportedLayerError: A layer whose per-example gradients cannot be had.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         settle = None if xla.static_shapes() else optimizer.before_lookup(draw)
@@ -59,6 +61,7 @@ def unchecked(
     with clipping.guarded():
         cotangents = tape.gradient(total, recording.targets)
     used = _uses(optimizer, recording, cotangents, tf.shape(losses)[0])
+    losses = led_by_batch(used, losses, examples.present)
     return Pass(recording.outputs, losses, of_outputs, used)
 
 
@@ -87,15 +90,6 @@ def forward(
     nothing = [tf.zeros_like(target) for target in recording.targets]
     used = _uses(optimizer, recording, nothing, tf.shape(examples.present)[0])
     return Forward(recording.outputs, used)
-
-
-def checked(found: Pass, present: tf.Tensor) -> Pass:
-    """The pass, once all that it recorded was found to lead with the batch.
-
-    Raises:
-        PrivacyError: When the step runs, if something does not.
-    """
-    return dataclasses.replace(found, losses=led_by_batch(found.uses, found.losses, present))
 
 
 def led_by_batch(uses: Used, losses: tf.Tensor, present: tf.Tensor) -> tf.Tensor:

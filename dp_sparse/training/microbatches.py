@@ -89,8 +89,7 @@ class _Parts:
         own = self.examples.part(begin, end)
         lookups = [(row_ids[begin:end], places[begin:end]) for row_ids, places in self.lookups]
         part = 1 + begin // self.size
-        run = forward_backward.unchecked(model, optimizer, own, self.draw, part)
-        run = forward_backward.checked(run, own.present)
+        run = forward_backward.passed(model, optimizer, own, self.draw, part)
         # Ids that do not lead with the batch cannot be compared, which the losses wait to know.
         with tf.control_dependencies([run.losses]):
             checks = _same_rows(run, optimizer.tables, lookups)

@@ -23,9 +23,9 @@ _OF_NEXT_ITEMS = "tests/pipelines/test_movielens_runs.py"
 FAULTS = (
     Fault(
         "records_of_a_part_not_checked",
-        _MICROBATCHES,
-        "run = forward_backward.checked(run, own.present)",
-        "del part",
+        "dp_sparse/training/forward_backward.py",
+        "    losses = led_by_batch(used, losses, examples.present)\n",
+        "",
         (f"{_OF_MICROBATCHES}::test_records_of_a_part_must_lead_with_the_part",),
     ),
     Fault(

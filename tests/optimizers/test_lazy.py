@@ -16,6 +16,7 @@ from dp_sparse.optimizers import lazy_noise
 from dp_sparse.optimizers.lazy_noise import DelayedNoise
 from tests.training_cases import click_model, clicks, marked, marked_dataset, plan_for, weights_of
 
+RUNS = 4000  # of which the wrong noise is told from the right one
 ROWS, STEPS = 5, 5
 LOOKED_UP = ([1, 2], [1, 1], [2, 1], [0, 0], [0, 0])  # by two examples, in each of the steps
 RATE = keras.optimizers.schedules.PiecewiseConstantDecay([1, 2], [0.5, 1.0, 0.75])
@@ -62,7 +63,7 @@ def p_values(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def dpsgd_runs() -> np.ndarray:
-    return runs(dp_sparse.DPSGDOptimizer, 2000)
+    return runs(dp_sparse.DPSGDOptimizer, RUNS)
 
 
 @pytest.mark.slow
@@ -70,7 +71,7 @@ def dpsgd_runs() -> np.ndarray:
 def test_the_weights_have_the_distribution_of_dpsgds(
     jit_compile: bool, dpsgd_runs: np.ndarray
 ) -> None:
-    found = runs(dp_sparse.LazyDPSGDOptimizer, 2000, jit_compile)
+    found = runs(dp_sparse.LazyDPSGDOptimizer, RUNS, jit_compile)
     assert p_values(found, dpsgd_runs).min() > 1e-6
 
 
@@ -80,7 +81,7 @@ def test_noise_that_comes_after_the_read_is_another_distribution(
     jit_compile: bool, monkeypatch: pytest.MonkeyPatch, dpsgd_runs: np.ndarray
 ) -> None:
     monkeypatch.setattr(dp_sparse.LazyDPSGDOptimizer, "before_lookup", lambda self, draw: None)
-    found = runs(dp_sparse.LazyDPSGDOptimizer, 2000, jit_compile)
+    found = runs(dp_sparse.LazyDPSGDOptimizer, RUNS, jit_compile)
     assert p_values(found, dpsgd_runs).min() < 1e-9
 
 
@@ -92,7 +93,7 @@ def test_noise_of_another_deviation_is_another_distribution(
     monkeypatch.setattr(
         DelayedNoise, "delay", lambda self, deviation, given: delay(self, 0.8 * deviation, given)
     )
-    assert p_values(runs(dp_sparse.LazyDPSGDOptimizer, 2000), dpsgd_runs).min() < 1e-9
+    assert p_values(runs(dp_sparse.LazyDPSGDOptimizer, RUNS), dpsgd_runs).min() < 1e-9
 
 
 def test_an_untouched_row_gets_the_noise_of_all_steps_and_their_rates() -> None:
