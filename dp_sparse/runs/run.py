@@ -28,6 +28,7 @@ class _Saved(Protocol):
 T = TypeVar("T", bound=_Saved)
 
 _OPEN: dict[Path, "Run"] = {}  # of this process
+_ROWS = "rows.npz"
 _LATER = ("noise_multiplier", "plan_id", "releases")  # what a plan gets in its run
 
 
@@ -147,13 +148,24 @@ class Run:
     def plan_once(self, make: Callable[[], PrivacyPlan]) -> PrivacyPlan:
         """As `plan`, for a plan that is made only now; `make` is called when the run begins."""
         if self._plan is None:
-            plan = self._folder.plan(make)
+            plan = self._folder.plan(lambda: self._paying(make()))
             if self._given is not None:
                 _refuse_other(self._given, plan, self.folder)
             self._charge(plan)
             require_checkpoint(plan.run_id)
             self._plan = self._checkpoint.plan = plan
         return self._plan
+
+    def _paying(self, plan: PrivacyPlan) -> PrivacyPlan:
+        """A plan that was just made; raises ValueError if rows were selected that it does not pay."""
+        path = self.folder / _ROWS
+        rows = SelectedRows.load(path) if path.exists() else None
+        if rows is not None and rows.costs and rows.release not in plan.releases:
+            raise ValueError(
+                f"{path} was selected in this run, and the plan does not pay for it.\nCall "
+                "run.select_top_k, with the same arguments, before the first use of run.plan."
+            )
+        return plan
 
     def _charge(self, plan: PrivacyPlan) -> None:
         if self._account is None:
@@ -207,7 +219,7 @@ class Run:
             noise = source or calibrate_top_k(self._require_given(), tables, k, share=share).source
             return select_top_k(examples, tables, k, noise, **options)
 
-        rows = self.release("rows.npz", make, SelectedRows.load)
+        rows = self.release(_ROWS, make, SelectedRows.load)
         self._folder.same("rows.json", asked)
         self._rows = rows
         return rows

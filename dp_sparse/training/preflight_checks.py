@@ -70,12 +70,15 @@ class Preflight:
 
     def restart(self) -> None:
         """Forgets all checks, since the step will be traced again."""
-        optimizer = self._optimizer
         self.schedule = Schedule()
         self._signatures: set[_Signature] = set()  # of what was checked
         self._passed: set[_Signature] = set()  # for each replica, also without examples
         self._traced: list[_Signature] = []
-        self._isolation = isolation_of(
+        self._isolation = self._made_anew()
+
+    def _made_anew(self) -> Isolation:
+        optimizer = self._optimizer
+        return isolation_of(
             self._model,
             optimizer.examples_in_memory,
             own_size=optimizer.compiles,
@@ -90,7 +93,8 @@ class Preflight:
             steps: How many of them come in one call.
         """
         specs = getattr(batches, "element_spec", None)
-        if specs is None or self.schedule.due(steps) or _signature(specs) not in self._signatures:
+        known = specs is not None and _is_among(_signature(specs), self._signatures)
+        if self.schedule.due(steps) or not known:
             return self._looked_at(batches)
         self.schedule.batches += steps
         return batches
@@ -122,7 +126,7 @@ class Preflight:
         if traced in self._traced:
             self._signatures.clear()
         self._traced.append(traced)
-        if not any(_compatible(traced, passed) for passed in self._passed):
+        if not _is_among(traced, self._passed):
             raise PrivacyError(
                 f"The step of {self._model.name} is traced for a batch that no check has seen "
                 f"({', '.join(f'{spec.dtype.name}{[*spec.shape]}' for spec in traced)}).\n"
@@ -132,6 +136,8 @@ class Preflight:
 
     def _check(self, data: Any) -> None:
         new, due = _signature(data) not in self._signatures, self.schedule.due()
+        if new:  # the step may be traced anew, too
+            self._isolation = self._made_anew()
         parts = [_of_replica(self._model, data, number) for number in range(_replicas(self._model))]
         there = [np.any(part[2]["present"].numpy() > 0) for part in parts]
         for part in itertools.compress(parts, there):
@@ -283,15 +289,20 @@ def _of_replica(model: keras.Model, data: Any, number: int) -> Any:
 
 
 def _signature(data: Any) -> _Signature:
-    """Shapes without the batch, and dtypes, of what a step takes."""
+    """Shapes and dtypes of what a step takes."""
     return tuple(
-        tf.TensorSpec(leaf.shape[1:], leaf.dtype)
+        tf.TensorSpec(leaf.shape, leaf.dtype)
         for leaf in tf.nest.flatten(data, expand_composites=True)
     )
 
 
-def _compatible(traced: Iterable[tf.TensorSpec], passed: Iterable[tf.TensorSpec]) -> bool:
-    pairs = list(itertools.zip_longest(traced, passed))
+def _is_among(signature: _Signature, others: Iterable[_Signature]) -> bool:
+    """Whether it is one of these, of which it may know less."""
+    return any(_compatible(signature, other) for other in others)
+
+
+def _compatible(signature: _Signature, other: _Signature) -> bool:
+    pairs = list(itertools.zip_longest(signature, other))
     return all(
         None not in pair
         and pair[0].dtype == pair[1].dtype

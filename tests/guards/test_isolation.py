@@ -450,6 +450,28 @@ def test_a_step_traced_anew_is_checked_anew() -> None:
         model.fit(marked_dataset(plan, x, y.astype(np.float32)), verbose=0)
 
 
+class Switched(keras.layers.Layer):
+    mixes = False
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs - tf.reduce_mean(inputs, 0) if self.mixes else inputs
+
+
+@pytest.mark.parametrize("compiled", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+def test_a_batch_of_another_size_is_checked_with_a_new_trace(compiled: dict[str, bool]) -> None:
+    """As the step is traced for it, what Python then does differently is seen."""
+    layer, plan = Switched(), plan_for(8)
+    model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse", **compiled)
+    x, y = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32), np.ones((8, 1))
+    y = y.astype(np.float32)
+    model.fit(marked_dataset(plan, x, y, steps=4), verbose=0)
+    layer.mixes = True
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x[:6], y[:6], steps=4), verbose=0)
+    assert int(model.optimizer.steps_spent) == 4
+
+
 # ---------------------------------------------------------- values that no example of the batch has
 
 

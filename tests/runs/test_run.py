@@ -149,6 +149,21 @@ def test_selected_rows_are_made_once_and_paid_by_the_plan(tmp_path: Path) -> Non
         selected()
 
 
+def test_rows_that_a_killed_run_selected_are_paid(tmp_path: Path) -> None:
+    """The next process must not make a plan without them."""
+    x, y = data()
+    examples, tables = ({"items": x[:, 0]}, y), {"items": ROWS}
+    killed = dp_sparse.Run(tmp_path, plan_of())
+    rows = killed.select_top_k(examples, tables, 5, share=0.1)
+    killed.close()
+    forgets = dp_sparse.Run(tmp_path, plan_of())
+    with pytest.raises(ValueError, match="the plan does not pay for it"):
+        _ = forgets.plan
+    assert not (tmp_path / "plan.json").exists()
+    forgets.select_top_k(examples, tables, 5, share=0.1)
+    assert forgets.plan.releases == (rows.release,)
+
+
 def test_an_account_is_charged_once(tmp_path: Path) -> None:
     account = dp_sparse.BudgetAccount(tmp_path / "budget.json", BUDGET)
     trained(tmp_path / "run", stop_after=2, account=account).close()
