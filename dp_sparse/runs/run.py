@@ -157,7 +157,7 @@ class Run:
         return self._plan
 
     def _paying(self, plan: PrivacyPlan) -> PrivacyPlan:
-        """A plan that was just made; raises ValueError if rows were selected that it does not pay."""
+        """A plan as it is made; raises ValueError if rows were selected that it does not pay."""
         path = self.folder / _ROWS
         rows = SelectedRows.load(path) if path.exists() else None
         if rows is not None and rows.costs and rows.release not in plan.releases:
