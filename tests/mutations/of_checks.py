@@ -17,6 +17,7 @@ _OF_LEDGER = "tests/optimizers/test_ledger.py"
 _OF_FINGERPRINTS = "tests/accounting/test_plan.py"
 _OF_PLANS = "tests/optimizers/test_plan_fingerprint.py"
 _OF_ISOLATION = "tests/guards/test_isolation.py"
+_OF_PREFLIGHT = "tests/guards/test_preflight.py"
 _OF_BYPASS = "tests/training/test_bypass.py"
 _OF_GUARD = "tests/clipping/test_graph_guard.py"
 _OF_UPDATES = "tests/clipping/test_update_guard.py"
@@ -280,28 +281,28 @@ FAULTS = (
         _PREFLIGHT,
         "self._due_at = self.batches + 1 if self.checks < _FIRST else later",
         "self._due_at = later",
-        (f"{_OF_ISOLATION}::test_each_of_the_first_batches_is_checked",),
+        (f"{_OF_PREFLIGHT}::test_each_of_the_first_batches_is_checked",),
     ),
     Fault(
         "another_signature_not_checked",
         _PREFLIGHT,
         "if self.schedule.due() or _signature(data) not in self._signatures:",
         "if self.schedule.due():",
-        (f"{_OF_ISOLATION}::test_a_step_traced_anew_is_checked_anew",),
+        (f"{_OF_PREFLIGHT}::test_a_step_traced_anew_is_checked_anew",),
     ),
     Fault(
         "a_step_traced_without_a_check",
         "dp_sparse/training/compile_hook.py",
         "            preflight.require(data)\n",
         "            pass\n",
-        (f"{_OF_ISOLATION}::test_a_loop_of_ones_own_looks_first",),
+        (f"{_OF_PREFLIGHT}::test_a_loop_of_ones_own_looks_first",),
     ),
     Fault(
         "a_batch_looked_at_trains_nothing",
         _PREFLIGHT,
         "            yield batch\n",
         "            yield next(batches)\n",
-        (f"{_OF_ISOLATION}::test_no_batch_is_lost_and_each_trains_once",),
+        (f"{_OF_PREFLIGHT}::test_no_batch_is_lost_and_each_trains_once",),
     ),
     Fault(
         "assignments_allowed_in_the_graph",
