@@ -45,8 +45,9 @@ def filled_weights(
     if wanted is None:
         return {}
     of_lookups, found = set(map(id, tables)), {}
-    for number, variable in enumerate(model.trainable_variables):
-        if id(variable) in of_lookups:
+    for number, variable in enumerate(model.weights):  # a gate may be opened by hand
+        is_float = tf.as_dtype(variable.dtype).is_floating
+        if id(variable) in of_lookups or not is_float:
             continue
         with tf.init_scope():
             value = tf.convert_to_tensor(variable._value)
@@ -54,7 +55,7 @@ def filled_weights(
                 continue
             scale = 1 / np.sqrt(max(np.prod(variable.shape[:-1]), 4.0))
             made = tf.random.stateless_normal(tf.shape(value), [number, 7], stddev=scale)
-            made = tf.cast(made, value.dtype)
+            made = tf.cast(tf.abs(made), value.dtype)  # what may not be negative is no exception
         found[id(variable)] = functools.partial(tf.where, wanted, made, value)
     return found
 
@@ -69,8 +70,8 @@ def filled_rows(table: keras.Variable, row_ids: tf.Tensor, rows: tf.Tensor) -> t
         return rows
     with tf.init_scope():
         first = tf.gather(replicas.own_copy(table._value), tf.range(min(table.shape[0], _SOME)))
-        if not bool(tf.reduce_all(tf.equal(first, 0))):
-            return rows
+        if not bool(tf.reduce_mean(tf.cast(tf.reduce_all(first == 0, 1), tf.float32)) > 0.5):
+            return rows  # a row of padding may be another one
         known = np.random.default_rng(7).normal(scale=0.5, size=(_SOME, table.shape[1]))
         made = tf.constant(known, rows.dtype)
     return rows + tf.cast(wanted, rows.dtype) * tf.gather(made, row_ids % _SOME)

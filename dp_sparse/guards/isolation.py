@@ -13,8 +13,9 @@ between the batch itself and other batches of its examples:
 - one example alone;
 - in a whole check, both halves again in batches of training's own size, if the step is traced for a
   size that Python knows (XLA, embedding layers of TPUs);
-- in a whole check, up to 128 examples with random numbers for weights that are 0, which may hide
-  all that is behind them: in the batches above, and in such as no example of the data may need.
+- in a whole check, all of this again with random numbers for weights that are 0, which may hide
+  all that is behind them;
+- in a whole check, also both ways, up to 128 examples in such batches as the data need not have.
   Half of the examples stay at their places beside others whose numbers are all NaN, 10,000 times
   as large with either sign, 0 or infinite, and up to 32 examples have NaN in a third of their
   floats. One such example may switch on what mixes: a limit that no batch reached, the mean that
@@ -26,6 +27,7 @@ A whole check takes all parts of `at_once` examples, and all examples of a part 
 at random; another one a quarter of those of one part, but 64 at least.
 """
 
+import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,7 +75,9 @@ class Isolation:
         self._own_size, self._at_once = own_size, at_once
         self._sketchers: dict[Any, Sketcher] = {}
 
-    def coupled(self, batch: Any, present: np.ndarray, seed: int, whole: bool) -> str | None:
+    def coupled(
+        self, batch: Any, present: np.ndarray, seed: int, whole: bool, replica: int = 0
+    ) -> str | None:
         """Where examples are seen to depend on one another, or None.
 
         Args:
@@ -81,7 +85,9 @@ class Isolation:
             present: float32 `[batch]`, 0 for padding; a batch without examples proves nothing.
             seed: Which examples stay.
             whole: Whether to take all examples, and to try values that the batch does not hold.
+            replica: The replica whose part of a batch it is.
         """
+        self._replica = replica
         size = self._at_once or len(present)
         parts = [slice(begin, begin + size) for begin in range(0, len(present), size)]
         parts = [part for part in parts if np.any(present[part] > 0)]
@@ -98,43 +104,58 @@ class Isolation:
         places = rebatching.order(present, seed)
         if not whole:
             share = places[: max(len(present) // _SHARE, _LEAST)]
-            return self._of_the_data(*_some(batch, present, share), seed, (seed % 2 > 0,))
+            trial = self._trial(*_some(batch, present, share), seed)
+            return trial.coupled(trial.of_the_data((seed % 2 > 0,)))
         most = _some(batch, present, np.sort(places[:_MOST]))
-        found = self._of_the_data(*most, seed, (False, True))
-        if found is None and self._own_size:
-            found = self._of_own_size(batch, present, places)
         some = _some(batch, present, np.sort(places[:_SOME]))
-        return found or self._with_zeros_filled(*some, seed)
+        for fill in (False, True):
+            found = self._whole(batch, present, most, seed, fill)
+            found = found or self._of_other_values(*some, seed, fill)
+            if found is not None:
+                return found
+        return None
 
-    def _of_the_data(
-        self, batch: Any, present: np.ndarray, seed: int, halves: tuple[bool, ...]
+    def _whole(
+        self,
+        batch: Any,
+        present: np.ndarray,
+        most: tuple[Any, np.ndarray],
+        seed: int,
+        fill: bool,
     ) -> str | None:
-        trial = _Trial(self._sketcher(batch), batch, present, seed, fill=False)
-        return trial.coupled(trial.of_the_data(halves))
-
-    def _of_own_size(self, batch: Any, present: np.ndarray, places: np.ndarray) -> str | None:
-        """A model may compute something else where Python sees how many examples there are."""
-        trial = _Trial(self._sketcher(batch, own_size=True), batch, present, 0, fill=False)
+        """With the batch's own values; a model may also compute by a size that Python sees."""
+        trial = self._trial(most[0], most[1], seed, fill)
+        found = trial.coupled(trial.of_the_data((False, True)))
+        if found is not None or not self._own_size:
+            return found
+        trial = self._trial(batch, present, seed, fill, own_size=True)
+        places = trial.places
         halves = [rebatching.half_replaced(places, present, first) for first in (False, True)]
         return trial.coupled(iter(halves))
 
-    def _with_zeros_filled(self, batch: Any, present: np.ndarray, seed: int) -> str | None:
-        sketcher = self._sketcher(batch)
-        trial = _Trial(sketcher, batch, present, seed, fill=True)
-        found = trial.coupled(trial.of_the_data((False, True)))
-        if found is not None or not any(tf.nest.flatten(sketcher.alterable)):
-            return found
+    def _of_other_values(
+        self, batch: Any, present: np.ndarray, seed: int, fill: bool
+    ) -> str | None:
+        if not any(tf.nest.flatten(self._sketcher(batch).alterable)):
+            return None
+        trial = self._trial(batch, present, seed, fill)
         found = trial.coupled(trial.of_other_values())
-        return found or (self._of_holes(trial) if sketcher.takes_nan else None)
+        return found or (self._of_holes(trial) if trial.sketcher.takes_nan else None)
 
     def _of_holes(self, trial: "_Trial") -> str | None:
         """Tries few examples with NaN in some of their floats, and copies of a half."""
         batch, present = _some(trial.batch, trial.present, trial.places[: rebatching.FEW])
         holed = rebatching.with_holes(batch, trial.sketcher.alterable)
-        few = _Trial(trial.sketcher, holed, present, 0, fill=True)
+        few = self._trial(holed, present, 0, trial.fill)
         half = rebatching.half_replaced(few.places, present, True)
         found = few.coupled(iter([half]))
         return None if found is None else f"{found}, once values are missing"
+
+    def _trial(
+        self, batch: Any, present: np.ndarray, seed: int, fill: bool = False, own_size: bool = False
+    ) -> "_Trial":
+        sketcher = self._sketcher(batch, own_size)
+        return _Trial(sketcher, batch, present, seed, fill, self._replica)
 
     def _sketcher(self, batch: Any, own_size: bool = False) -> Sketcher:
         """The pass for batches of this signature, of any size or of this one."""
@@ -152,14 +173,52 @@ class Isolation:
 
 
 class _Trial:
-    """A batch, and how what is recorded of it differs in others that are made from it."""
+    """A batch, and how what is recorded of it differs in others that are made from it.
+
+    Random layers draw the same in all of them, and something else in each trial: what they switch
+    on in some draws alone is then seen sooner or later.
+
+    Attributes:
+        fill: Whether weights of 0 are replaced; not where the model fails or is not finite then.
+    """
 
     def __init__(
-        self, sketcher: Sketcher, batch: Any, present: np.ndarray, seed: int, fill: bool
+        self,
+        sketcher: Sketcher,
+        batch: Any,
+        present: np.ndarray,
+        seed: int,
+        fill: bool,
+        replica: int,
     ) -> None:
         self.sketcher, self.batch, self.present = sketcher, batch, present
         self.places = rebatching.order(present, seed)
-        self._fill, self._reference = fill, sketcher.sketch(batch, fill)
+        self._drawn, self._replica = secrets.randbelow(2**31), replica
+        self.fill = fill
+        if fill:
+            self._fall_back()
+        else:
+            self._reference = self._sketch(batch)
+
+    def _sketch(self, batch: Any) -> sketches.Sketch:
+        return self.sketcher.sketch(batch, self.fill, self._drawn, self._replica)
+
+    def _fall_back(self) -> None:
+        """A model may assert something of its weights, or take their root."""
+        try:
+            self._reference = self._sketch(self.batch)
+        except tf.errors.InvalidArgumentError:
+            self.fill = False
+            self._reference = self._sketch(self.batch)
+            return
+        if np.all(np.isfinite(self._reference.norms)):
+            return
+        filled, self.fill = self._reference, False
+        own = self._sketch(self.batch)
+        if np.any(np.isfinite(own.norms) & ~np.isfinite(filled.norms)):
+            self._reference = own
+        else:
+            self._reference, self.fill = filled, True
 
     def of_the_data(self, halves: tuple[bool, ...]) -> Iterator[Rebatching]:
         """Batches whose examples hold their own numbers."""
@@ -176,8 +235,7 @@ class _Trial:
         """The first difference found, or None."""
         for other in others:
             batch = rebatching.taken(self.batch, self.sketcher.alterable, other)
-            found = self.sketcher.sketch(batch, self._fill)
-            number = sketches.worst(self._reference, found, other)
+            number = sketches.worst(self._reference, self._sketch(batch), other)
             if number is not None:
                 return ", ".join(filter(None, (self.sketcher.names[number], other.seen)))
         return None

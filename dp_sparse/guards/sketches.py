@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from dp_sparse.clipping import (
     Rows,
+    Seeds,
     Used,
     exact,
     fields_of,
@@ -26,7 +27,8 @@ from dp_sparse.guards.restricted_arguments import restricted
 _HALF_PRECISION = ("bfloat16", "float16")
 _SMALL = 512  # entries of an example that are kept whole
 
-RecordedPass = Callable[[Any], tuple[Used, tf.Tensor, bool]]  # uses, losses, whether it drew seeds
+# Of a batch and the seeds of random layers: uses, losses, whether it drew seeds.
+RecordedPass = Callable[[Any, Seeds], tuple[Used, tf.Tensor, bool]]
 
 
 class Sketch(NamedTuple):
@@ -121,8 +123,9 @@ class Sketcher:
             layer.compute_dtype in _HALF_PRECISION for layer in model._flatten_layers()
         )
         self.takes_nan = not lets_nan_through(model)
-        function = tf.function(_on_one_replica(model, self._trace), autograph=False)
-        self._traced = function.get_concrete_function(specs, tf.TensorSpec([], tf.bool))
+        function = tf.function(_on_each_replica(model, self._trace), autograph=False)
+        scalars = tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.int64)
+        self._traced = function.get_concrete_function(specs, *scalars)
         found = restricted(self._traced.graph)
         self.alterable = tf.nest.map_structure(
             lambda spec, data, argument: (
@@ -135,33 +138,45 @@ class Sketcher:
             tf.nest.pack_sequence_as(specs, self._arguments),
         )
 
-    def sketch(self, batch: Any, fill: bool) -> Sketch:
-        """What the pass records of a batch, with weights that are 0 replaced if `fill`."""
-        found = self._traced(tf.nest.map_structure(tf.convert_to_tensor, batch), tf.constant(fill))
-        return _sketch(self._floats, _Raw(*(part.numpy() for part in found)))
+    def sketch(self, batch: Any, fill: bool, seed: int, replica: int = 0) -> Sketch:
+        """What the pass records of a batch.
 
-    def _trace(self, batch: Any, fill: tf.Tensor) -> _Raw:
+        Args:
+            batch: Nested arrays.
+            fill: Whether weights that are 0 are replaced.
+            seed: Of random layers, below 2³¹.
+            replica: In whose context.
+        """
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, batch)
+        found = self._traced(tensors, tf.constant(fill), tf.constant(seed, tf.int64))
+        return _sketch(self._floats, _Raw(*(part[replica].numpy() for part in found)))
+
+    def _trace(self, batch: Any, fill: tf.Tensor, seed: tf.Tensor) -> _Raw:
         self._arguments = tf.nest.flatten(batch)
+
+        def seeds(number: int, dtype: str) -> tf.Tensor:
+            return tf.cast(tf.stack([tf.constant(number, tf.int64), seed]), dtype)
+
         with filling_zeros(fill):
-            uses, losses, self.random = self._recorded(batch)
+            uses, losses, self.random = self._recorded(batch, seeds)
         self._floats, integers = _tensors(uses, losses)
         self.names = [*(each.name for each in self._floats), "the ids that it looks up"]
         with tf.control_dependencies([losses]):  # which follow the check of shapes
             return _raw(uses, losses, self._floats, integers)
 
 
-def _on_one_replica(model: keras.Model, trace: Callable[..., _Raw]) -> Callable[..., Any]:
-    """The pass in the context of a replica, if the model has several: all compute the same."""
+def _on_each_replica(model: keras.Model, trace: Callable[..., _Raw]) -> Callable[..., Any]:
+    """The pass in the context of each replica: what it gives, `[replicas, ...]`."""
     strategy = model._distribute_strategy
     if strategy is None:
-        return trace
+        return lambda *args: [part[tf.newaxis] for part in trace(*args)]
     trace = tf.autograph.experimental.do_not_convert(trace)
 
-    def of_first(batch: Any, fill: tf.Tensor) -> list[tf.Tensor]:
-        found = strategy.run(trace, args=(batch, fill))
-        return [strategy.experimental_local_results(part)[0] for part in found]
+    def of_each(*args: Any) -> list[tf.Tensor]:
+        found = strategy.run(trace, args=args)
+        return [tf.stack(strategy.experimental_local_results(part)) for part in found]
 
-    return of_first
+    return of_each
 
 
 def worst(reference: Sketch, found: Sketch, rebatching: Rebatching) -> int | None:

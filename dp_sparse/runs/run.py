@@ -171,10 +171,11 @@ class Run:
         if self._account is None:
             return
         self._folder.begin()
+        before = self._folder.charging(plan.run_id)
         try:
-            self._account.charge(plan, note=self.folder.name, resumed=self._resumed)
+            self._account.charge(plan, note=self.folder.name, resumed=before)
         except Exception:
-            if not self._resumed:
+            if not before:
                 self._folder.forget()
             raise
 
@@ -236,6 +237,11 @@ class Run:
         Raises:
             ValueError: Another name, or the run has a plan and the file is lost.
         """
+        if self._plan is not None and not (self.folder / name).exists():
+            raise ValueError(
+                f"Expected release({name!r}) before the first use of run.plan, which pays for it: "
+                "call it first."
+            )
         made = self._folder.release(name, make, lambda value, path: value.save(path))
         return load(self.folder / name) if made is None else made
 

@@ -16,7 +16,7 @@ from dp_sparse.core import PrivacyError, exclusive, whole_file
 T = TypeVar("T")
 
 _DAMAGED = "{} is damaged ({}).\nRestore it, or use another folder and plan, which spends again."
-_RUN, _PLAN, _BEGUN = "run.json", "plan.json", "begun.json"
+_RUN, _PLAN, _BEGUN, _CHARGED = "run.json", "plan.json", "begun.json", "charged.json"
 
 
 def locked(path: Path) -> IO[str]:
@@ -126,8 +126,17 @@ class RunFolder:
         """Whether a plan was made."""
         return (self.path / _PLAN).exists()
 
+    def charging(self, run_id: str) -> bool:
+        """Notes that the plan is being charged for this folder; returns whether it was before."""
+        path = self.path / _CHARGED
+        if path.exists() and _read(path).get("run_id") == run_id:
+            return True
+        _write(path, {"run_id": run_id})
+        return False
+
     def forget(self) -> None:
-        """Nothing was released or charged: another run may begin."""
+        """Nothing was charged: another plan may be made."""
+        (self.path / _CHARGED).unlink(missing_ok=True)
         (self.path / _PLAN).unlink(missing_ok=True)
         if not [*self.path.glob("*.npz")]:
             (self.path / _RUN).unlink(missing_ok=True)

@@ -20,7 +20,6 @@ from dp_sparse.training.nan_in_bfloat16 import refuse_nan
 from dp_sparse.training.plan_steps import rest_of_epoch, share_of_steps
 from dp_sparse.training.preflight_checks import Schedule, preflight
 from dp_sparse.training.recommendation import Recommendation, recommend
-from dp_sparse.training.traced_pass import same_seeds
 
 __all__ = [
     "ModelCheck",
@@ -43,7 +42,6 @@ __all__ = [
     "report_page",
     "require_checkpoint",
     "rest_of_epoch",
-    "same_seeds",
     "share_of_steps",
     "sigterm",
 ]

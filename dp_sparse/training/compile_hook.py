@@ -317,12 +317,14 @@ def _building_for_batches(
 
 
 def _translating(model: keras.Model, function: Any, steps: FitSteps, preflight: Preflight) -> Any:
+    eager = model.run_eagerly  # as the function is; a model may change it later
+
     @functools.wraps(function)
     def run(iterator: Any) -> Any:
         try:
             environment.check(model.optimizer.compiles)
             with translated():
-                if not model.run_eagerly:  # else the step looks at its batch itself
+                if not eager:  # otherwise the step looks at its batch itself
                     iterator = preflight.ahead(iterator, model.steps_per_execution)
                 return function(iterator)
         except NoStepsLeftError as error:

@@ -20,7 +20,7 @@ from dp_sparse.sampling import Examples
 from dp_sparse.training.outlook import BIASED, outlook
 from dp_sparse.training.preflight_checks import arrays, isolation_of, recorded_pass
 from dp_sparse.training.replaced_methods import replaced_methods
-from dp_sparse.training.traced_pass import examples_of, signature_of, uses_of_pass
+from dp_sparse.training.traced_pass import examples_of, same_seeds, signature_of, uses_of_pass
 from dp_sparse.training.wrapped_ids import refuse_wrapped
 
 _NEARLY_ALL = 0.9  # of a batch's examples
@@ -220,7 +220,7 @@ def _of_clip_norm(
         return []
 
     def norms(examples: Examples) -> tuple[tf.Tensor, tf.Tensor]:
-        uses, losses, _ = recorded_pass(model, batch_size)(examples)
+        uses, losses, _ = recorded_pass(model, batch_size)(examples, same_seeds)
         found = clipping.scaled(uses, clip_norm, losses, tf.ones_like(losses), style)
         return tf.sqrt(found.squared_norms), found.clipped
 

@@ -27,10 +27,9 @@ from dp_sparse.sampling import Examples, batch_of, is_sampled
 from dp_sparse.training.building import build_for
 from dp_sparse.training.forward_backward import led_by_batch, losses_with_padding
 from dp_sparse.training.nan_in_bfloat16 import refuse_nan
-from dp_sparse.training.traced_pass import same_seeds
 from dp_sparse.training.wrapped_ids import refuse_wrapped
 
-_Signature = tuple[tf.TensorSpec, ...]
+_Signature = tuple[Any, tuple[tf.TensorSpec, ...]]  # names, and a specification of each leaf
 _FIRST, _LATER, _APART = 3, 256, 8  # the first batches, then after 256, 2,048, … of them
 
 
@@ -129,7 +128,7 @@ class Preflight:
         if not _is_among(traced, self._passed):
             raise PrivacyError(
                 f"The step of {self._model.name} is traced for a batch that no check has seen "
-                f"({', '.join(f'{spec.dtype.name}{[*spec.shape]}' for spec in traced)}).\n"
+                f"({', '.join(f'{spec.dtype.name}{[*spec.shape]}' for spec in traced[1])}).\n"
                 "Train with fit or train_on_batch; in a tf.function of your own, call "
                 "dp_sparse.preflight(model, batch) before it takes the batch."
             )
@@ -139,18 +138,20 @@ class Preflight:
         if new:  # the step may be traced anew, too
             self._isolation = self._made_anew()
         parts = [_of_replica(self._model, data, number) for number in range(_replicas(self._model))]
-        there = [np.any(part[2]["present"].numpy() > 0) for part in parts]
-        for part in itertools.compress(parts, there):
-            self._check_part(batch_of(part).examples, whole=new)
+        there = [bool(np.any(np.asarray(part[2]["present"]) > 0)) for part in parts]
+        for replica, part in enumerate(parts):
+            if there[replica]:
+                self._check_part(batch_of(part).examples, new, replica)
         self._passed.add(_signature(parts[0]))
         if any(there):
             self._signatures.add(_signature(data))
             if due:
                 self.schedule.passed()
 
-    def _check_part(self, examples: Examples, whole: bool) -> None:
+    def _check_part(self, examples: Examples, whole: bool, replica: int) -> None:
         """Checks what one replica has of a batch."""
         model, optimizer = self._model, self._optimizer
+        examples = tf.nest.map_structure(tf.convert_to_tensor, examples)
         examples = examples._replace(x=clipping.named_inputs(model, examples.x))
         with translated():
             if not optimizer.built:
@@ -161,6 +162,7 @@ class Preflight:
                 *arrays(examples, trimmed=not optimizer.compiles),
                 seed=self.schedule.batches,
                 whole=whole,
+                replica=replica,
             )
         if found is not None:
             raise PrivacyError(COUPLED.format(found))
@@ -226,11 +228,13 @@ def isolation_of(
 
 
 def recorded_pass(model: keras.Model, batch_capacity: int) -> RecordedPass:
-    """The model's pass over `Examples`, with the same masks at each call."""
+    """The model's pass over `Examples`."""
 
-    def recorded(examples: Examples) -> tuple[clipping.Used, tf.Tensor, bool]:
+    def recorded(
+        examples: Examples, seeds: clipping.Seeds
+    ) -> tuple[clipping.Used, tf.Tensor, bool]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            recording = clipping.record(model, examples.x, tape, batch_capacity, same_seeds)
+            recording = clipping.record(model, examples.x, tape, batch_capacity, seeds)
             losses = _losses(model, examples, recording.outputs)
             total = tf.reduce_sum(losses)
         with clipping.guarded():
@@ -290,10 +294,15 @@ def _of_replica(model: keras.Model, data: Any, number: int) -> Any:
 
 def _signature(data: Any) -> _Signature:
     """Shapes and dtypes of what a step takes."""
-    return tuple(
-        tf.TensorSpec(leaf.shape, leaf.dtype)
-        for leaf in tf.nest.flatten(data, expand_composites=True)
-    )
+    leaves = tf.nest.flatten(data, expand_composites=True)
+    return _keys(data), tuple(tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves)
+
+
+def _keys(nest: Any) -> Any:
+    """The names of inputs, labels and weights."""
+    if isinstance(nest, dict):
+        return tuple((name, _keys(nest[name])) for name in sorted(nest))
+    return tuple(map(_keys, nest)) if isinstance(nest, list | tuple) else ()
 
 
 def _is_among(signature: _Signature, others: Iterable[_Signature]) -> bool:
@@ -302,8 +311,8 @@ def _is_among(signature: _Signature, others: Iterable[_Signature]) -> bool:
 
 
 def _compatible(signature: _Signature, other: _Signature) -> bool:
-    pairs = list(itertools.zip_longest(signature, other))
-    return all(
+    pairs = list(itertools.zip_longest(signature[1], other[1]))
+    return signature[0] == other[0] and all(
         None not in pair
         and pair[0].dtype == pair[1].dtype
         and pair[0].shape.is_compatible_with(pair[1].shape)

@@ -228,7 +228,7 @@ class Spied:
         self.batches: list[np.ndarray] = []
         self.filled: list[bool] = []
 
-    def sketch(self, batch: np.ndarray, fill: bool) -> Sketch:
+    def sketch(self, batch: np.ndarray, fill: bool, seed: int, replica: int) -> Sketch:
         self.batches.append(batch)
         self.filled.append(fill)
         norms = np.ones([len(batch), 1], np.float32)
@@ -313,12 +313,77 @@ def test_a_whole_check_takes_the_batch_and_another_one_a_share(
         assert np.all(spy.batches[0] < size)
         return
     some = min(size + padding, 128)
-    of_zeros = [some] * 3 + [min(some // 2, 32) + 1, 1] + [some] * 5 + [32, 32]
     most = min(size + padding, 1024)
-    assert sizes == [most] * 3 + [33, 1] + of_zeros
+    once = [most] * 3 + [33, 1] + [some] * 6 + [32, 32]
+    assert sizes == 2 * once
     assert len({*spy.batches[0]}) == most and np.all(np.diff(spy.batches[0]) > 0)
     assert most == size + padding or np.all(spy.batches[0] < size)
-    assert spy.filled == [False] * 5 + [True] * len(of_zeros)
+    assert spy.filled == [False] * len(once) + [True] * len(once)
+
+
+class Dropped(keras.layers.Layer):
+    """Leaves the branch that mixes out for a whole batch, in nearly all of the first draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(1)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        kept = keras.random.uniform((), seed=self.seed) > 0.15
+        return tf.where(kept, inputs - tf.reduce_mean(inputs, 0), inputs)
+
+
+@pytest.mark.parametrize("compiled", [{}, {"jit_compile": True}])
+def test_what_a_draw_for_the_whole_batch_switches_on_is_found(compiled: dict[str, bool]) -> None:
+    """Each trial draws something else."""
+    model, plan = (
+        keras.Sequential([keras.Input((3,)), Dropped(), keras.layers.Dense(1)]),
+        plan_for(8),
+    )
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse", **compiled)
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x, np.ones((8, 1), np.float32), steps=3), verbose=0)
+    assert int(model.optimizer.steps_spent) == 0
+
+
+def test_a_gate_that_does_not_train_hides_nothing() -> None:
+    """A callback may open it later."""
+
+    class Gated(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.gate = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            return inputs + self.gate * tf.reduce_mean(inputs, 0)
+
+    ids = keras.Input((2,), dtype="int32")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(N, 2)(ids))
+    model, plan = keras.Model(ids, keras.layers.Dense(1)(Gated()(rows))), plan_for(N)
+    model.compile(dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0), loss="mse")
+    x = np.arange(2 * N, dtype=np.int32).reshape(N, 2) % N
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x, np.ones((N, 1), np.float32)), verbose=0)
+
+
+def test_a_model_that_asserts_something_of_a_weight_is_no_false_alarm() -> None:
+    """Filled weights are not negative; where the model fails with them, they stay 0."""
+
+    class Asserts(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(3,), initializer="zeros")
+
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            checks = [tf.debugging.assert_less(self.scale, 1e-6)]
+            with tf.control_dependencies(checks):
+                return inputs * (1.0 + tf.sqrt(1e-4 + self.scale))
+
+    layers = [keras.Input((3,)), Asserts(), keras.layers.Dense(1)]
+    model, plan = keras.Sequential(layers), plan_for(8)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    model.fit(marked_dataset(plan, x, np.ones((8, 1), np.float32)), verbose=0)
+    assert int(model.optimizer.steps_spent) == 1
 
 
 class MixesWhereKnown(keras.layers.Layer):

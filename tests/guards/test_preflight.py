@@ -132,3 +132,36 @@ def test_a_batch_of_another_size_is_checked_with_a_new_trace(compiled: dict[str,
     with pytest.raises(PrivacyError, match=MIXES):
         model.fit(marked_dataset(plan, x[:6], y[:6], steps=4), verbose=0)
     assert int(model.optimizer.steps_spent) == 4
+
+
+def test_batches_of_numpy_arrays_are_looked_at() -> None:
+    model, plan = private_model(), plan_for(4, steps=9)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    x, y = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
+    first, second, *_ = marked_dataset(plan, x, y, steps=9).as_numpy_iterator()
+    model.train_on_batch(*first)
+    dp_sparse.preflight(model, second)
+    assert int(model.optimizer.steps_spent) == 1 and checks_of(model) == 2
+
+
+def test_run_eagerly_that_is_switched_on_later_changes_nothing() -> None:
+    model, plan = private_model(MIXING["mean"]), plan_for(N)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    x, y = np.random.default_rng(0).normal(size=(N, 3)), np.ones((N, 1), np.float32)
+    x = x.astype(np.float32)
+    model.fit(marked_dataset(plan, x, y, present=[0] * N), verbose=0)
+    model.run_eagerly = True
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(marked_dataset(plan, x, y, steps=3), verbose=0)
+
+
+def test_all_batches_of_one_call_are_looked_at() -> None:
+    """The first of them may have no example."""
+    model, plan = private_model(MIXING["mean"]), plan_for(N)
+    optimizer = dp_sparse.DPSGDOptimizer("sgd", plan, 1.0)
+    model.compile(optimizer, loss="mse", steps_per_execution=3)
+    x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
+    y = np.ones((N, 1), np.float32)
+    empty = marked_dataset(plan, x, y, present=[0] * N)
+    with pytest.raises(PrivacyError, match=MIXES):
+        model.fit(empty.concatenate(marked_dataset(plan, x, y, steps=2)), verbose=0)

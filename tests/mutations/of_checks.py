@@ -202,15 +202,15 @@ FAULTS = (
     Fault(
         "examples_with_holes_never_compared",
         _ISOLATION,
-        "return found or (self._of_holes(trial) if sketcher.takes_nan else None)",
+        "return found or (self._of_holes(trial) if trial.sketcher.takes_nan else None)",
         "return found",
         (f"{_OF_ISOLATION}::test_a_whole_check_takes_the_batch_and_another_one_a_share",),
     ),
     Fault(
         "weights_of_zero_stay_zero",
         _ISOLATION,
-        "trial = _Trial(sketcher, batch, present, seed, fill=True)",
-        "trial = _Trial(sketcher, batch, present, seed, fill=False)",
+        "for fill in (False, True):",
+        "for fill in (False,):",
         (f"{_OF_ISOLATION}::test_what_a_zero_hides_is_found_before_the_first_step",),
     ),
     Fault(
@@ -244,8 +244,8 @@ FAULTS = (
     Fault(
         "batches_of_training_s_own_size_never_compared",
         _ISOLATION,
-        "found = self._of_own_size(batch, present, places)",
-        "found = None",
+        "if found is not None or not self._own_size:",
+        "if found is not None or self._own_size:",
         (f"{_OF_ISOLATION}::test_what_only_a_known_size_shows_is_found",),
     ),
     Fault(

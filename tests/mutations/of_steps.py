@@ -153,7 +153,7 @@ FAULTS = (
     Fault(
         "a_charged_plan_pays_for_two_folders",
         "dp_sparse/runs/run.py",
-        "resumed=self._resumed)",
+        "resumed=before)",
         "resumed=True)",
         ("tests/runs/test_run.py::test_a_charged_plan_pays_for_one_folder",),
     ),

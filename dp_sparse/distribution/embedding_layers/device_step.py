@@ -15,7 +15,7 @@ from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, Table
 from dp_sparse.guards import Isolation
 from dp_sparse.sampling import Examples, real_examples
-from dp_sparse.training import led_by_batch, losses_with_padding, refuse_nan, same_seeds
+from dp_sparse.training import led_by_batch, losses_with_padding, refuse_nan
 
 PreparedBatch = dict[str, Any]
 
@@ -66,9 +66,9 @@ def sums_of(
 def isolation_of(model: keras.Model, tables: PrivateTables) -> Isolation:
     """The checks of the model's pass over what `made_up` gives."""
 
-    def recorded(given: Any) -> tuple[Used, tf.Tensor, bool]:
+    def recorded(given: Any, seeds: clipping.Seeds) -> tuple[Used, tf.Tensor, bool]:
         own, activations = given
-        found = _backward(model, tables, own, activations, same_seeds)
+        found = _backward(model, tables, own, activations, seeds)
         return found.uses, found.losses, found.recording.seeds_drawn > 0
 
     return Isolation(model, recorded, _of_data, own_size=True)

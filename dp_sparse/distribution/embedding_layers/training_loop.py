@@ -134,15 +134,16 @@ class _Steps:
         """Before the step, which updates the layer's tables on its way."""
         if self._schedule.due():
             parts = [self._of_replica(batch, number) for number in range(self._tables.replicas)]
-            there = [part for part in parts if np.any(part["examples"].present > 0)]
-            for part in there:
+            there = [np.any(part["examples"].present > 0) for part in parts]
+            for replica in np.flatnonzero(there):
+                part = parts[replica]
                 given, present = device_step.made_up(self._tables, part), part["examples"].present
                 first, seed = not self._schedule.checks, self._schedule.batches
                 with translated():
-                    found = self._isolation.coupled(given, present, seed=seed, whole=first)
+                    found = self._isolation.coupled(given, present, seed, first, int(replica))
                 if found is not None:
                     raise PrivacyError(COUPLED.format(found))
-            if there:
+            if any(there):
                 self._schedule.passed()
         self._schedule.batches += 1
 
