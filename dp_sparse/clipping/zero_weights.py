@@ -45,9 +45,8 @@ def filled_weights(
     if wanted is None:
         return {}
     of_lookups, found = set(map(id, tables)), {}
-    for number, variable in enumerate(model.weights):  # a gate may be opened by hand
-        is_float = tf.as_dtype(variable.dtype).is_floating
-        if id(variable) in of_lookups or not is_float:
+    for number, variable in enumerate(model.trainable_variables):
+        if id(variable) in of_lookups:
             continue
         with tf.init_scope():
             value = tf.convert_to_tensor(variable._value)

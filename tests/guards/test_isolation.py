@@ -347,25 +347,6 @@ def test_what_a_draw_for_the_whole_batch_switches_on_is_found(compiled: dict[str
     assert int(model.optimizer.steps_spent) == 0
 
 
-def test_a_gate_that_does_not_train_hides_nothing() -> None:
-    """A callback may open it later."""
-
-    class Gated(keras.layers.Layer):
-        def build(self, shape: Any) -> None:
-            self.gate = self.add_weight(shape=(), initializer="zeros", trainable=False)
-
-        def call(self, inputs: tf.Tensor) -> tf.Tensor:
-            return inputs + self.gate * tf.reduce_mean(inputs, 0)
-
-    ids = keras.Input((2,), dtype="int32")
-    rows = keras.layers.Flatten()(keras.layers.Embedding(N, 2)(ids))
-    model, plan = keras.Model(ids, keras.layers.Dense(1)(Gated()(rows))), plan_for(N)
-    model.compile(dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0), loss="mse")
-    x = np.arange(2 * N, dtype=np.int32).reshape(N, 2) % N
-    with pytest.raises(PrivacyError, match=MIXES):
-        model.fit(marked_dataset(plan, x, np.ones((N, 1), np.float32)), verbose=0)
-
-
 def test_a_model_that_asserts_something_of_a_weight_is_no_false_alarm() -> None:
     """Filled weights are not negative; where the model fails with them, they stay 0."""
 
