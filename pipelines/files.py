@@ -1,10 +1,9 @@
 """Files of jobs, written whole or not at all as the library writes its own, and locks."""
 
-import fcntl
 from pathlib import Path
 from typing import IO
 
-from dp_sparse.core import whole_file
+from dp_sparse.core import exclusive, whole_file
 
 __all__ = ["lock", "remove_unfinished", "whole_file"]
 
@@ -18,16 +17,7 @@ def remove_unfinished(path: Path) -> None:
         unfinished.unlink()
 
 
-def lock(path: Path) -> IO[bytes] | None:
-    """An open local file that nobody else has, in this process or another; None if somebody has it.
-
-    Its folder is made if it is missing. The lock ends when the file is closed, or with the process.
-    """
+def lock(path: Path) -> IO[str] | None:
+    """`exclusive`, in a folder that is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    return exclusive(path)

@@ -18,10 +18,9 @@ import dp_sparse
 from pipelines.files import lock, whole_file
 
 REFUSALS = (ValueError, OSError, ImportError, dp_sparse.PrivacyError)
-"""What a command says in a sentence, without a traceback."""
+"""Errors that a command prints without a traceback."""
 
 _MAY_CHANGE = ("report.verbose", "data.prepared")
-_SECONDS = 600.0  # between checkpoints; each epoch ends with one, too
 
 
 def flattened(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -82,7 +81,6 @@ class Run:
         self._run = dp_sparse.Run(
             directory,
             settings=settings_of(config, _MAY_CHANGE),
-            every_seconds=_SECONDS,
             log_every=monitor or None,
             diagnostics="non_private" if named == "non_private" else "private",
         )
@@ -133,7 +131,7 @@ class Run:
         return self._run.timed(batches)
 
 
-def only_one(directory: Path) -> IO[bytes]:
+def only_one(directory: Path) -> IO[str]:
     """Keeps other runs out of a directory as long as the file is open.
 
     What is made once and paid once, such as selected rows, two of them would make twice.

@@ -152,7 +152,7 @@ CHOOSING: dict[str, Callable[..., Any]] = {
 def without_preflight(model: keras.Model) -> None:
     """No batch is looked at, so that other checks are seen to find something by themselves."""
     preflight = model.train_step.preflight
-    preflight._check_part = lambda examples, whole, replica: None
+    preflight._proves = lambda examples, whole, replica: True
     preflight.require = lambda data: None
 
 

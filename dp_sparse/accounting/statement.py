@@ -138,7 +138,7 @@ class Statement:
             f"{_length(self.steps, planned)}; the budget is epsilon={self.budget.epsilon:g}.",
             *([] if shorter is None else [_SHORTER.format(_pair(shorter), planned)]),
             *([_ANY_TIME] if self.any_time else []),
-            f"Of two neighbouring datasets, {self.sampling.neighbouring}.",
+            f"Two datasets are neighbours if {self.sampling.neighbouring}.",
             *_COVERED,
             f"Released besides: {'; '.join(others)}." if others else "There is no other release.",
         ]

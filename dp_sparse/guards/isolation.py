@@ -57,7 +57,7 @@ class Isolation:
 
     Args:
         model: What the pass runs.
-        recorded: The pass; what it draws at random must be the same at every call.
+        recorded: The pass, which draws random numbers by the seeds that it is given alone.
         of_data: Given its argument, of each leaf whether it holds inputs or labels.
         own_size: Whether the step is traced for a size of the batch that Python knows.
         at_once: The most examples of one pass; by default all.

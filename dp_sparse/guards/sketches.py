@@ -27,7 +27,7 @@ from dp_sparse.guards.restricted_arguments import restricted
 _HALF_PRECISION = ("bfloat16", "float16")
 _SMALL = 512  # entries of an example that are kept whole
 
-# Of a batch and the seeds of random layers: uses, losses, whether it drew seeds.
+# Takes a batch and the seeds of random layers; gives uses, losses and whether it drew seeds.
 RecordedPass = Callable[[Any, Seeds], tuple[Used, tf.Tensor, bool]]
 
 
@@ -280,7 +280,7 @@ def _sketch(floats: list[_Named], raw: _Raw) -> Sketch:
             projections[:, is_small, axis] = np.add.reduceat(raw.small * direction, starts, 1)
         squares = np.add.reduceat(np.square(raw.small, dtype=np.float64), starts, 1)
         norms[:, is_small] = np.sqrt(squares)
-        # Of lookups their cotangents stand for the gradient, but for repeated ids as large.
+        # Cotangents stand for the gradient of lookups: as large, but for repeated ids.
         of_lookups = norms[:, [each.is_lookups for each in floats]]
         total = np.sqrt(raw.squares + np.square(of_lookups, dtype=np.float64).sum(1))
         totals = np.where([each.is_gradient for each in floats], total[:, np.newaxis], 0)

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -13,19 +13,9 @@ import tensorflow as tf
 from dp_sparse.accounting import BudgetAccount, PrivacyPlan
 from dp_sparse.core import PrivacyError, local_form
 from dp_sparse.export import Export, export_model
-from dp_sparse.runs.run_folder import RunFolder, locked
+from dp_sparse.runs.run_folder import RunFolder, T, locked
 from dp_sparse.selection import SelectedRows, TopKTable, calibrate_top_k, select_top_k
 from dp_sparse.training import PrivacyMonitor, PrivateCheckpoint, require_checkpoint
-
-
-class _Saved(Protocol):
-    """What a file of the folder can hold."""
-
-    def save(self, path: str | os.PathLike[str]) -> object:
-        """Writes it."""
-
-
-T = TypeVar("T", bound=_Saved)
 
 _OPEN: dict[Path, "Run"] = {}  # of this process
 _ROWS = "rows.npz"
@@ -98,22 +88,21 @@ class Run:
         self._given, self._account = plan, account
         self._plan: PrivacyPlan | None = None
         self._rows: SelectedRows | None = None
-        self._checkpoint = _RunCheckpoint(path, every_seconds)
-        self._monitor = None
-        if log_every is not None:
-            self._monitor = PrivacyMonitor(
-                str(path / "log"), every_steps=log_every, diagnostics=diagnostics
-            )
         if path in _OPEN:  # a cell of a notebook that runs again
             _OPEN[path].close()
         self._lock = locked(path)
         try:
             self._folder = RunFolder(path, _as_text(settings, account))
+            self._checkpoint = _RunCheckpoint(self._folder, every_seconds)
+            self._monitor = None
+            if log_every is not None:
+                self._monitor = PrivacyMonitor(
+                    str(path / "log"), every_steps=log_every, diagnostics=diagnostics
+                )
         except Exception:
             self._lock.close()
             raise
         self._resumed = self._folder.resumes
-        self._checkpoint.of(self._folder)
         _OPEN[path] = self
 
     @property
@@ -242,7 +231,7 @@ class Run:
                 f"Expected release({name!r}) before the first use of run.plan, which pays for it: "
                 "call it first."
             )
-        made = self._folder.release(name, make, lambda value, path: value.save(path))
+        made = self._folder.release(name, make)
         return load(self.folder / name) if made is None else made
 
     def batches(self, source: Any, **options: Any) -> tf.data.Dataset:
@@ -349,13 +338,10 @@ class Run:
 class _RunCheckpoint(PrivateCheckpoint):
     """A checkpoint that restores its run when training begins."""
 
-    def __init__(self, path: Path, every_seconds: float) -> None:
-        super().__init__(str(path / "checkpoints"), every_seconds=every_seconds)
-        self.plan: PrivacyPlan | None = None
-
-    def of(self, folder: RunFolder) -> None:
-        """The folder, once it is locked."""
+    def __init__(self, folder: RunFolder, every_seconds: float) -> None:
+        super().__init__(str(folder.path / "checkpoints"), every_seconds=every_seconds)
         self._of = folder
+        self.plan: PrivacyPlan | None = None
 
     def restore(self, model: keras.Model, *, begun: bool = False) -> int:
         """Restores the run, and notes that there are checkpoints from now on."""
@@ -378,7 +364,7 @@ class _RunCheckpoint(PrivateCheckpoint):
         if not self._optimizer.steps_left:
             raise PrivacyError(
                 f"The run in {self._of.path} has ended: all {self._step()} steps of its plan are "
-                "spent.\nrun.restore(model) loads its weights; run.finished tells before fit."
+                "spent.\nrun.restore(model) loads its weights; check run.finished before fit."
             )
 
     def _refuse_other_plan(self, model: keras.Model) -> None:

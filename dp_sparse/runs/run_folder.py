@@ -6,14 +6,23 @@ other processes out.
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.core import PrivacyError, exclusive, whole_file
 
-T = TypeVar("T")
+
+class _Saved(Protocol):
+    """What a file of the folder can hold."""
+
+    def save(self, path: str | os.PathLike[str]) -> object:
+        """Writes it, whole or not at all."""
+
+
+T = TypeVar("T", bound=_Saved)
 
 _DAMAGED = "{} is damaged ({}).\nRestore it, or use another folder and plan, which spends again."
 _RUN, _PLAN, _BEGUN, _CHARGED = "run.json", "plan.json", "begun.json", "charged.json"
@@ -55,7 +64,7 @@ class RunFolder:
         else:
             self._refuse_remains()
 
-    def release(self, name: str, make: Callable[[], T], save: Callable[[T, Path], Any]) -> T | None:
+    def release(self, name: str, make: Callable[[], T]) -> T | None:
         """Makes a release and saves it; None if its file is there already, to be loaded.
 
         Raises:
@@ -77,7 +86,7 @@ class RunFolder:
         made = make()
         (self.path / _PLAN).unlink(missing_ok=True)  # of a start that failed before
         self.begin()
-        save(made, path)
+        made.save(path)
         return made
 
     def same(self, name: str, asked: dict[str, Any]) -> None:

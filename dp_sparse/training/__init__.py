@@ -18,7 +18,7 @@ from dp_sparse.training.model_check import ModelCheck, check_model
 from dp_sparse.training.monitor import PrivacyMonitor
 from dp_sparse.training.nan_in_bfloat16 import refuse_nan
 from dp_sparse.training.plan_steps import rest_of_epoch, share_of_steps
-from dp_sparse.training.preflight_checks import Schedule, preflight
+from dp_sparse.training.preflight_checks import Schedule, preflight, refuse_coupled
 from dp_sparse.training.recommendation import Recommendation, recommend
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "metrics",
     "preflight",
     "recommend",
+    "refuse_coupled",
     "refuse_nan",
     "report_page",
     "require_checkpoint",

@@ -6,9 +6,9 @@ signature, get a whole check (`guards.isolation`). Nothing is read ahead: a stre
 once loses no batch.
 
 ### Formal Guarantees
-No step of a model is traced before a batch of its signature passed. A batch whose examples mix
-raises PrivacyError before the step that would train on it is counted, and leaves every weight as
-it was.
+No step of a model is traced before a batch of its signature passed, or had no example. A batch
+whose examples affect one another raises PrivacyError before the step that would train on it is
+counted, and leaves every weight as it was.
 """
 
 import itertools
@@ -34,11 +34,11 @@ _FIRST, _LATER, _APART = 3, 256, 8  # the first batches, then after 256, 2,048, 
 
 
 class Schedule:
-    """Which batches of a run are looked at.
+    """Which batches of a run are checked.
 
     Attributes:
         batches: How many the run had.
-        checks: How many of them were looked at.
+        checks: How many of them were checked because they were due.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Preflight:
         self.schedule = Schedule()
         self._signatures: set[_Signature] = set()  # of what was checked
         self._passed: set[_Signature] = set()  # for each replica, also without examples
-        self._traced: list[_Signature] = []
+        self._traced: set[_Signature] = set()
         self._isolation = self._made_anew()
 
     def _made_anew(self) -> Isolation:
@@ -124,7 +124,7 @@ class Preflight:
         traced = _signature(data)
         if traced in self._traced:
             self._signatures.clear()
-        self._traced.append(traced)
+        self._traced.add(traced)
         if not _is_among(traced, self._passed):
             raise PrivacyError(
                 f"The step of {self._model.name} is traced for a batch that no check has seen "
@@ -138,18 +138,17 @@ class Preflight:
         if new:  # the step may be traced anew, too
             self._isolation = self._made_anew()
         parts = [_of_replica(self._model, data, number) for number in range(_replicas(self._model))]
-        there = [bool(np.any(np.asarray(part[2]["present"]) > 0)) for part in parts]
-        for replica, part in enumerate(parts):
-            if there[replica]:
-                self._check_part(batch_of(part).examples, new, replica)
+        there = [self._proves(batch_of(part).examples, new, n) for n, part in enumerate(parts)]
         self._passed.add(_signature(parts[0]))
         if any(there):
             self._signatures.add(_signature(data))
             if due:
                 self.schedule.passed()
 
-    def _check_part(self, examples: Examples, whole: bool, replica: int) -> None:
-        """Checks what one replica has of a batch."""
+    def _proves(self, examples: Examples, whole: bool, replica: int) -> bool:
+        """Checks what one replica has of a batch; returns whether it has an example."""
+        if not np.any(np.asarray(examples.present) > 0):
+            return False
         model, optimizer = self._model, self._optimizer
         examples = tf.nest.map_structure(tf.convert_to_tensor, examples)
         examples = examples._replace(x=clipping.named_inputs(model, examples.x))
@@ -158,14 +157,9 @@ class Preflight:
                 with model.distribute_strategy.scope():
                     build_for(model, optimizer, examples)
             examples = refuse_wrapped(model, refuse_nan(model, examples))
-            found = self._isolation.coupled(
-                *arrays(examples, trimmed=not optimizer.compiles),
-                seed=self.schedule.batches,
-                whole=whole,
-                replica=replica,
-            )
-        if found is not None:
-            raise PrivacyError(COUPLED.format(found))
+        given = arrays(examples, trimmed=not optimizer.compiles)
+        refuse_coupled(self._isolation, *given, self.schedule.batches, whole, replica)
+        return True
 
 
 def preflight(model: keras.Model, batch: Any) -> None:
@@ -210,6 +204,16 @@ def preflight(model: keras.Model, batch: Any) -> None:
             "plan.sampling.batches(dataset)."
         )
     own.look_at(batch)
+
+
+def refuse_coupled(
+    isolation: Isolation, given: Any, present: np.ndarray, seed: int, whole: bool, replica: int
+) -> None:
+    """Raises PrivacyError if examples affect one another; arguments as in `Isolation.coupled`."""
+    with translated():
+        found = isolation.coupled(given, present, seed, whole, replica)
+    if found is not None:
+        raise PrivacyError(COUPLED.format(found))
 
 
 def isolation_of(

@@ -410,7 +410,7 @@ def test_a_statement_has_few_and_short_lines(statements: list[str]) -> None:
 def test_a_statement_has_all_facts_in_order(statements: list[str]) -> None:
     """The promise, an attacker, what is not covered, and what the promise rests on."""
     attacks = ("membership test", "not a person")
-    promise = ("differential privacy", "neighbouring", "It covers", "elease")
+    promise = ("differential privacy", "are neighbours if", "It covers", "elease")
     order = (*promise, *attacks, "Choices made", "Training loss")
     for text in statements:
         lines = sentences(text)

@@ -77,7 +77,7 @@ def test_a_private_run_reports_and_goes_on_from_its_end(tmp_path: Path) -> None:
     printed = command(config, "--monitor=1", f"--export={export}")
     assert f"export: {export}" in printed
     assert "accuracy dev " in printed and "held_out " in printed and "validation " in printed
-    assert "Of two neighbouring datasets" in printed and "gradient size reduction" in printed
+    assert "Two datasets are neighbours if" in printed and "gradient size reduction" in printed
     assert "An example is one row" in printed and "Which rows train" in printed
     assert "No epsilon covers accuracies, nor the rows that they are of." in printed
     assert (tmp_path / "run" / "report.html").is_file()
@@ -105,7 +105,7 @@ def assert_predicts(export: Path, model: Any, folder: Path) -> None:
     logits = served.serve(tf.constant(texts))
     np.testing.assert_allclose(logits, model.predict_on_batch(x), rtol=1e-3, atol=1e-4)
     stated = (export / "statement.txt").read_text()
-    assert "Of two neighbouring datasets" in stated and "one row of the training file" in stated
+    assert "Two datasets are neighbours if" in stated and "one row of the training file" in stated
     assert "Which rows train, and how many, counts as public." in stated
 
 

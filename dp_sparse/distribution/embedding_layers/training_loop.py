@@ -9,15 +9,14 @@ import tensorflow as tf
 
 from dp_sparse import clipping, noise
 from dp_sparse.clipping import exact
-from dp_sparse.core import PrivacyError, key_bytes, replicas, translated, xla
+from dp_sparse.core import key_bytes, replicas, xla
 from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.embedding_layers import device_step, preparation
 from dp_sparse.distribution.embedding_layers.host_step import HostStep
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer, layer_of
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables
-from dp_sparse.guards import COUPLED
 from dp_sparse.sampling import Augment, augmented
-from dp_sparse.training import Schedule, metrics
+from dp_sparse.training import Schedule, metrics, refuse_coupled
 
 _Batch = device_step.PreparedBatch
 _DRAW = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
@@ -139,10 +138,7 @@ class _Steps:
                 part = parts[replica]
                 given, present = device_step.made_up(self._tables, part), part["examples"].present
                 first, seed = not self._schedule.checks, self._schedule.batches
-                with translated():
-                    found = self._isolation.coupled(given, present, seed, first, int(replica))
-                if found is not None:
-                    raise PrivacyError(COUPLED.format(found))
+                refuse_coupled(self._isolation, given, present, seed, first, int(replica))
             if any(there):
                 self._schedule.passed()
         self._schedule.batches += 1
