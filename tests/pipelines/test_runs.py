@@ -273,7 +273,7 @@ def test_criteo_that_is_there_is_refused_and_complete_it_is_evaluated(
     first = finished("criteo", *arguments)
     assert "pass --resume" in finished("criteo", *arguments, status=1)
     changed = finished("criteo", *arguments, "--resume", "--config.seed=1", status=1)
-    assert "got seed=1 instead of 0" in changed
+    assert "began with seed=0, got seed=1" in changed
     again = finished("criteo", *arguments, "--resume")
     assert auc.search(again).group(1) == auc.search(first).group(1)  # type: ignore[union-attr]
     other = finished("criteo", *arguments, "--resume", "--config.method=non_private", status=1)
