@@ -88,7 +88,7 @@ slow: $(INSTALLED)
 	@set -e; for part in $(PARTS); do $(TEST) -m slow --part=$$part/$(words $(PARTS)); done
 
 mutants: $(INSTALLED) # goes on where it stopped; remove runs/mutants.jsonl to begin anew
-	@$(RUN) -m tests.mutations.run $(if $(ONLY),--only='$(ONLY)')
+	@$(RUN) -m tests.mutations.run --workers=$(WORKERS) $(if $(ONLY),--only='$(ONLY)')
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .

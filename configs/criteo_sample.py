@@ -5,6 +5,7 @@ Takes a minute on 2 cores.
 
 import ml_collections
 
+from configs import common
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 
 
@@ -53,14 +54,7 @@ def get_config() -> ml_collections.ConfigDict:
             "clip_quantile": 0.95,
         }
     )
-    config.adafest = ml_collections.ConfigDict(
-        {
-            "contribution_clip_norm": 1.0,
-            "noise_ratio": 2.0,
-            "expected_false_rows": 10.0,
-            "threshold": ml_collections.config_dict.placeholder(float),  # absolute, in its place
-        }
-    )
+    config.adafest = common.adafest()
     config.selection = ml_collections.ConfigDict(  # of dp_fest and dp_adafest_plus
         {"source": "gaussian", "rows": 3000, "share": 0.01}
     )

@@ -5,6 +5,7 @@ Of Criteo-1TB, with `--config.data.days='FOLDER/day_*.gz'` and `--config.data.re
 
 import ml_collections
 
+from configs import common
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 
 
@@ -29,9 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
         }
     )
     config.training = ml_collections.ConfigDict({"batch_size": 2048, "epochs": 1.0})
-    config.optimizer = ml_collections.ConfigDict(
-        {"name": "Adagrad", "options": {"learning_rate": 0.05, "initial_accumulator_value": 1e-4}}
-    )
+    config.optimizer = common.adagrad()
     config.privacy = ml_collections.ConfigDict(
         {
             "epsilon": 1.0,
@@ -39,14 +38,7 @@ def get_config() -> ml_collections.ConfigDict:
             "clip_norm": 1.0,
         }
     )
-    config.adafest = ml_collections.ConfigDict(
-        {
-            "contribution_clip_norm": 1.0,
-            "noise_ratio": 5.0,
-            "expected_false_rows": 32.0,
-            "threshold": ml_collections.config_dict.placeholder(float),  # absolute, in its place
-        }
-    )
+    config.adafest = common.former_adafest()
     config.selection = ml_collections.ConfigDict(  # of dp_fest and dp_adafest_plus
         {"frequencies": "running", "rows": 3000, "share": 0.01}
     )

@@ -6,6 +6,8 @@ Weights come from keras-hub's preset, or from a folder of Hugging Face's Transfo
 
 import ml_collections
 
+from configs import common
+
 
 def get_config() -> ml_collections.ConfigDict:
     """The defaults of the language pipeline; `pipelines.glue.settings` has all methods."""
@@ -65,14 +67,7 @@ def get_config() -> ml_collections.ConfigDict:
             "clip_norm": 0.1,
         }
     )
-    config.adafest = ml_collections.ConfigDict(
-        {
-            "contribution_clip_norm": 1.0,
-            "noise_ratio": 5.0,
-            "expected_false_rows": 32.0,
-            "threshold": ml_collections.config_dict.placeholder(float),  # absolute, in its place
-        }
-    )
+    config.adafest = common.former_adafest()
     config.selection = ml_collections.ConfigDict(  # of dp_fest and dp_adafest_plus
         {
             "source": "gaussian",  # or public: no cost

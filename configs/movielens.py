@@ -9,6 +9,8 @@ never found. Other files of SASRec's format, such as Amazon's, need their own `d
 
 import ml_collections
 
+from configs import common
+
 
 def get_config() -> ml_collections.ConfigDict:
     """The defaults of the recommendation pipeline."""
@@ -29,32 +31,13 @@ def get_config() -> ml_collections.ConfigDict:
             "held_out": "test",  # or "validation", which does not look at the last item
         }
     )
-    config.model = ml_collections.ConfigDict(
-        {
-            "kind": "re_attention",  # or vanilla, gru, lstm
-            "width": 16,
-            "heads": 1,
-            "blocks": 2,
-            "dropout": 0.0,
-            "tied": True,
-            "correction": "before_softmax",
-        }
-    )
+    config.model = common.sequence_model(width=16, heads=1, blocks=2, dropout=0.0)
     config.training = ml_collections.ConfigDict(
         {"epochs": 100, "batch_size": 512, "microbatch_size": 256, "score_every": 10}
     )
     config.optimizer = ml_collections.ConfigDict(
         {"learning_rate": 1e-2, "weight_decay": 1e-5, "warm_up": 0.2}
     )
-    config.privacy = ml_collections.ConfigDict(
-        {
-            "method": "dp_sgd",  # or none
-            "epsilon": 8.0,
-            "delta": 0.0,  # 0 is 1/users
-            "clip_norm": 1.0,
-            "frequencies": "",  # a public file, a fraction of users in each line; or counted, noisy
-            "frequency_share": 0.02,  # of ε, for the noisy counts
-        }
-    )
+    config.privacy = common.sequence_privacy()
     config.report = ml_collections.ConfigDict({"directory": "runs/movielens", "verbose": 0})
     return config

@@ -7,6 +7,8 @@ neither the length of a window nor ε; its learning rate and batch were searched
 
 import ml_collections
 
+from configs import common
+
 
 def get_config() -> ml_collections.ConfigDict:
     """The defaults of the character model."""
@@ -15,32 +17,13 @@ def get_config() -> ml_collections.ConfigDict:
     config.data = ml_collections.ConfigDict(
         {"path": "", "length": 128, "held_out_fraction": 0.1}  # a text; characters of a window
     )
-    config.model = ml_collections.ConfigDict(
-        {
-            "kind": "re_attention",  # or vanilla, gru, lstm
-            "width": 384,
-            "heads": 6,
-            "blocks": 6,
-            "dropout": 0.2,
-            "tied": True,
-            "correction": "before_softmax",
-        }
-    )
+    config.model = common.sequence_model(width=384, heads=6, blocks=6, dropout=0.2)
     config.training = ml_collections.ConfigDict(
         {"epochs": 2000, "batch_size": 2048, "microbatch_size": 128, "score_every": 50}
     )
     config.optimizer = ml_collections.ConfigDict(
         {"learning_rate": 1e-3, "weight_decay": 0.0, "warm_up": 0.2}
     )
-    config.privacy = ml_collections.ConfigDict(
-        {
-            "method": "dp_sgd",  # or none
-            "epsilon": 8.0,
-            "delta": 0.0,  # 0 is 1/windows
-            "clip_norm": 1.0,
-            "frequencies": "",  # a public file, a fraction of windows in each line; or noisy counts
-            "frequency_share": 0.02,  # of ε, for the noisy counts
-        }
-    )
+    config.privacy = common.sequence_privacy()
     config.report = ml_collections.ConfigDict({"directory": "runs/shakespeare", "verbose": 0})
     return config

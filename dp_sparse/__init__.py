@@ -40,6 +40,14 @@ from dp_sparse.optimizers import (
     LazyDPSGDOptimizer,
     install_build_hook,
 )
+from dp_sparse.reports import (
+    ModelCheck,
+    PrivacyMonitor,
+    PrivacyReport,
+    Recommendation,
+    check_model,
+    recommend,
+)
 from dp_sparse.runs import Run
 from dp_sparse.sampling import (
     OfflineBatches,
@@ -71,18 +79,8 @@ from dp_sparse.shuffling import (
     theorem6_plan_not_a_guarantee,
     theorem6_sigma_not_a_guarantee,
 )
-from dp_sparse.training import (
-    ModelCheck,
-    PrivacyMonitor,
-    PrivacyReport,
-    PrivateCheckpoint,
-    Recommendation,
-    check_model,
-    install_callback_guard,
-    install_compile_hook,
-    preflight,
-    recommend,
-)
+from dp_sparse.step import preflight
+from dp_sparse.training import PrivateCheckpoint, install_callback_guard, install_compile_hook
 
 install_build_hook()
 install_compile_hook()

@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import noise
-from dp_sparse.optimizers import ledger, passes
+from dp_sparse.optimizers import ledger
 from tests import tiers
 
 tf.config.set_logical_device_configuration(
@@ -78,7 +78,7 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _draws_without_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests prepare batches under one key again and again, which a process never does."""
-    monkeypatch.setattr(passes, "_OWNERS", [])
+    monkeypatch.setattr(ledger, "_OWNERS", [])
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def forget() -> None:
         monkeypatch.setattr(ledger, "_SPENT", {})
         monkeypatch.setattr(ledger, "_LAST", {})
-        monkeypatch.setattr(passes, "_OWNERS", [])
+        monkeypatch.setattr(ledger, "_OWNERS", [])
 
     return forget
 

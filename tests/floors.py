@@ -6,6 +6,8 @@ FLOORS = (
     {"clipping", "accounting"},
     {"selection", "guards"},
     {"optimizers", "layers"},
+    {"step"},
+    {"reports"},
     {"training"},
     {"distribution", "export", "auditing", "shuffling"},
     {"runs"},

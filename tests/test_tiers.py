@@ -81,7 +81,7 @@ def test_the_nearest_run_first_until_the_time_is_over(monkeypatch: pytest.Monkey
     taken = tiers.reached(cases, 1.0, changed)  # two workers
     assert len(taken) == 120 and all(name.startswith(near) for name in taken[:100])
     assert len(tiers.reached(cases, 2.0, changed)) == 200
-    assert tiers.reached(cases, 1.0, ["tests/clipping/test_uses.py"]) == []
+    assert tiers.reached(cases, 1.0, ["tests/clipping/test_gradient_terms.py"]) == []
     assert len(tiers.reached(cases, 1.0, None)) == 120
 
 

@@ -12,8 +12,7 @@ from scipy import stats
 
 import dp_sparse
 from dp_sparse import DPSGDOptimizer, PoissonSampling, PrivacyBudget, PrivacyPlan
-from dp_sparse.sampling import marker
-from dp_sparse.sampling.batch import sampled_batch
+from dp_sparse.sampling.batch import Marker, new_nonce, sampled_batch
 
 TINY_SIGMA = (
     1e-3  # makes a threshold of 0.5 unreachable by noise, so that selection is deterministic
@@ -57,8 +56,8 @@ def marked(
     size = len(tf.nest.flatten(x)[0])
     present = np.ones(size, np.float32) if present is None else np.asarray(present, np.float32)
     weights = np.ones(size, np.float32) if weights is None else weights
-    nonce = marker.new_nonce(None) if nonce is None else nonce
-    mark = marker.Marker(plan.sampling.fingerprint, nonce, index)
+    nonce = new_nonce(None) if nonce is None else nonce
+    mark = Marker(plan.sampling.fingerprint, nonce, index)
     batch = sampled_batch(x, y, weights, present, mark)
     return tf.nest.map_structure(tf.convert_to_tensor, batch)
 
@@ -67,7 +66,7 @@ def marked_dataset(
     plan: PrivacyPlan, x: Any, y: Any, *, steps: int = 1, **fields: Any
 ) -> tf.data.Dataset:
     """The same examples `steps` times, each time under a marker of its own, as at q = 1."""
-    nonce = marker.new_nonce(None)
+    nonce = new_nonce(None)
     batches = [marked(plan, x, y, index=index, nonce=nonce, **fields) for index in range(steps)]
     stacked = tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *batches)
     return tf.data.Dataset.from_tensor_slices(stacked)

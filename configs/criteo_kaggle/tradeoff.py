@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_collections
 
-from configs import criteo_sample
+from configs import common, criteo_sample
 
 SEEDS = (0, 1, 2)
 RATIOS = (1.0, 5.0)
@@ -48,10 +48,9 @@ def base() -> ml_collections.ConfigDict:
 
 def with_former_settings(config: ml_collections.ConfigDict) -> None:
     """Adagrad and a clip norm of 1, with which the runs on the pages in docs/results were made."""
-    config.optimizer.name, config.optimizer.decays = "Adagrad", False
-    config.optimizer.options = {"learning_rate": 0.05, "initial_accumulator_value": 1e-4}
+    config.optimizer.update({**common.adagrad(), "decays": False})
     config.privacy.clip_norm, config.privacy.clip_quantile = 1.0, 0.0
-    config.adafest.noise_ratio, config.adafest.expected_false_rows = 5.0, 32.0
+    config.adafest = common.former_adafest()
 
 
 def _methods(epsilon: float) -> list[tuple[str, dict[str, Any]]]:

@@ -4,30 +4,29 @@ May use: `core`, `noise` (how far its tails reach) and `sampling`. Nothing here 
 """
 
 from dp_sparse.accounting.accountant import Accountant, epsilon_of
-from dp_sparse.accounting.adafest import (
+from dp_sparse.accounting.budget import FIXED, PrivacyBudget
+from dp_sparse.accounting.budget_account import BudgetAccount
+from dp_sparse.accounting.calibration import signal_to_noise, smallest_meeting
+from dp_sparse.accounting.disjoint_plans import DisjointPlans
+from dp_sparse.accounting.events import GumbelTopKDpEvent, event_config
+from dp_sparse.accounting.forecast import Forecast, frequencies_of
+from dp_sparse.accounting.mechanisms import (
     FALSE_ROWS,
     NOISE_RATIO,
+    ExponentialSelection,
+    GaussianMechanism,
+    Mechanism,
+    Release,
+    RestsOnRelease,
     default_threshold,
     split_noise,
     survival_probability,
 )
-from dp_sparse.accounting.attack_power import EPSILONS, true_positive_rate
-from dp_sparse.accounting.budget import PrivacyBudget
-from dp_sparse.accounting.budget_account import BudgetAccount
-from dp_sparse.accounting.calibration import smallest_meeting
-from dp_sparse.accounting.disjoint_plans import DisjointPlans
-from dp_sparse.accounting.events import GumbelTopKDpEvent, event_config
-from dp_sparse.accounting.feasibility import signal_to_noise
-from dp_sparse.accounting.forecast import Forecast
-from dp_sparse.accounting.lookup_frequencies import frequencies_of
-from dp_sparse.accounting.mechanisms import ExponentialSelection, GaussianMechanism, Mechanism
 from dp_sparse.accounting.not_private import not_private_plan
 from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.accounting.plan_table import PlanTable, plan_table
-from dp_sparse.accounting.releases import Release
 from dp_sparse.accounting.run_cost import RunCost
-from dp_sparse.accounting.statement import beside, rounded_up
-from dp_sparse.accounting.stopping import FIXED
+from dp_sparse.accounting.statement import EPSILONS, beside, rounded_up, true_positive_rate
 
 __all__ = [
     "EPSILONS",
@@ -46,6 +45,7 @@ __all__ = [
     "PrivacyBudget",
     "PrivacyPlan",
     "Release",
+    "RestsOnRelease",
     "RunCost",
     "beside",
     "default_threshold",

@@ -16,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from dp_sparse.accounting import gaussian_loss, gumbel, privacy_loss
+from dp_sparse.accounting import privacy_loss
 from dp_sparse.accounting.composition import composed
 from dp_sparse.accounting.events import GumbelTopKDpEvent, PureDpEvent
 
@@ -121,7 +121,7 @@ class Accountant(PLDAccountant):
 def _is_unbounded(event: GumbelTopKDpEvent | PureDpEvent) -> bool:
     if isinstance(event, PureDpEvent):
         return event.epsilon > privacy_loss.LARGEST
-    return gumbel.is_unbounded(event)
+    return privacy_loss.is_unbounded(event)
 
 
 def _is_degenerate(event: dp_accounting.DpEvent) -> bool:
@@ -138,16 +138,16 @@ def _loss_of(event: dp_accounting.DpEvent, interval: float) -> PrivacyLossDistri
     on = {"value_discretization_interval": interval}
     match event:
         case GumbelTopKDpEvent():
-            return gumbel.loss_of(event, interval)
+            return privacy_loss.gumbel_loss(event, interval)
         case PureDpEvent():
             return privacy_loss.of_pure(event.epsilon, interval)
         case dp_accounting.GaussianDpEvent():
-            return gaussian_loss.loss_of(event.noise_multiplier, 1.0, interval)
+            return privacy_loss.gaussian_loss(event.noise_multiplier, 1.0, interval)
         case dp_accounting.LaplaceDpEvent():
             return pld.from_laplace_mechanism(event.noise_multiplier, **on)
         case dp_accounting.PoissonSampledDpEvent(event=dp_accounting.GaussianDpEvent()):
             probability, sigma = event.sampling_probability, event.event.noise_multiplier
-            return gaussian_loss.loss_of(sigma, probability, interval)
+            return privacy_loss.gaussian_loss(sigma, probability, interval)
         case dp_accounting.PoissonSampledDpEvent(event=dp_accounting.LaplaceDpEvent()):
             probability, scale = event.sampling_probability, event.event.noise_multiplier
             return pld.from_laplace_mechanism(scale, sampling_prob=probability, **on)

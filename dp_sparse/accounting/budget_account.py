@@ -1,36 +1,138 @@
 """What all plans on one dataset spend together, in a file beside the data.
 
-Whoever trains again on the same data spends again. The account adds up the budgets of all plans
+Anyone who trains again on the same data spends again. The account adds up the budgets of all plans
 and refuses a plan beyond its own budget.
+
+One plan on a `BudgetAccount`: what it says of it, and which plans are refused.
 """
 
 import contextlib
 import dataclasses
+import datetime
 import fcntl
-import json
 import math
 import os
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
 from dp_sparse.accounting.budget import PrivacyBudget
-from dp_sparse.accounting.charges import (
-    Charge,
-    charge_of,
-    is_charged,
-    left,
-    refuse_dearer,
-    refuse_same_draw,
-    refuse_second_run,
-    refuse_shared,
-    refuse_without_epsilon,
-)
 from dp_sparse.accounting.plan import PrivacyPlan
-from dp_sparse.core import PrivacyError, whole_file
+from dp_sparse.core import PrivacyError, StateFile
 
+_ROUNDING = 1e-6  # one plan's epsilon differs by less, relatively, between two processors
 _FORMAT = "dp_sparse-budget-account-2"
 _CHARGED_HERE: set[tuple[int, Path, str]] = set()  # by this process: its id, the file, the plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Charge:
+    """One plan on the account.
+
+    Attributes:
+        run_id: The plan's.
+        epsilon: Its whole budget's ε.
+        delta: Its whole budget's δ.
+        note: What the user says of it.
+        charged: When, an ISO date and time in UTC.
+        draw: The name of the prepared draw that its run reads; empty if it draws by itself.
+    """
+
+    run_id: str
+    epsilon: float
+    delta: float
+    note: str
+    charged: str
+    draw: str = ""
+
+
+def charge_of(plan: PrivacyPlan, note: str) -> Charge:
+    """That of a calibrated plan, now."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    budget = plan.budget
+    return Charge(plan.run_id, budget.epsilon, budget.delta, str(note), now, _draw_of(plan))
+
+
+def refuse_without_epsilon(plan: Any) -> None:
+    """Raises ValueError for what is no calibrated plan, or one of `not_private_plan`."""
+    if not isinstance(plan, PrivacyPlan) or plan.plan_id is None:
+        raise ValueError(f"Expected a calibrated plan, got {plan!r}: use plan.calibrate().")
+    if plan.sampling.not_private_seed is not None:
+        raise ValueError(
+            "Expected a plan with an epsilon, got one of not_private_plan: there is nothing to "
+            "charge, and nothing of its run may be released."
+        )
+
+
+def refuse_shared(plan: PrivacyPlan) -> None:
+    """Raises PrivacyError for a plan on a draw that several runs share."""
+    if not plan.sampling.composes:
+        raise PrivacyError(
+            "Expected a plan whose run draws its batches by itself, got one on a draw that other "
+            "runs share: together they may cost several times the sum of their budgets. Prepare "
+            "batches for each run, without shared=True."
+        )
+
+
+def reject_over_budget(plan: PrivacyPlan) -> None:
+    """Raises PrivacyError for a plan that spends more than its budget says."""
+    spent = plan.spent(plan.sampling.steps).epsilon
+    if spent > plan.budget.epsilon * (1 + _ROUNDING):
+        raise PrivacyError(
+            f"Expected a plan that spends at most its budget, epsilon={plan.budget.epsilon:g}, got "
+            f"one whose {plan.sampling.steps} steps spend epsilon={spent:g}: its noise or its "
+            "sampling was changed by hand. Use calibrate(), or with_noise(...)."
+        )
+
+
+def refuse_same_draw(charges: list[Charge], plan: PrivacyPlan) -> None:
+    """Raises PrivacyError if a charged plan reads the draw of this one, or a copy of it."""
+    draw = _draw_of(plan)
+    if draw and draw in [charge.draw for charge in charges]:
+        raise PrivacyError(
+            f"Expected a plan whose run draws its batches by itself, got one on the draw "
+            f"{draw[:12]}, on which a charged plan trains: the two see the same batches, and may "
+            "cost several times the sum of their budgets. Prepare batches for each run."
+        )
+
+
+def refuse_second_run(charges: list[Charge], plan: PrivacyPlan, resumed: bool) -> None:
+    """Raises PrivacyError if a charged plan may begin a run again."""
+    if not resumed:
+        when = next(charge.charged for charge in charges if charge.run_id == plan.run_id)
+        raise PrivacyError(
+            f"Expected a plan that no other process has charged, got one that was charged {when}: "
+            "it pays for one run. For a second one use plan.calibrate(); if this process goes on "
+            "with that run, from its checkpoint, use charge(plan, resumed=True)."
+        )
+
+
+def is_charged(plan: PrivacyPlan, charges: list[Charge]) -> bool:
+    """Whether the plan is among the charges, with the budget that it has."""
+    own = [charge for charge in charges if charge.run_id == plan.run_id]
+    for charge in own:
+        if (charge.epsilon, charge.delta) != (plan.budget.epsilon, plan.budget.delta):
+            raise PrivacyError(
+                f"Expected the plan that was charged, of epsilon={charge.epsilon:g} and delta="
+                f"{charge.delta:g}, got one of the same name with epsilon={plan.budget.epsilon:g} "
+                f"and delta={plan.budget.delta:g}: calibrate() makes a plan with a name of its own."
+            )
+    return bool(own)
+
+
+def left(budget: PrivacyBudget, charges: list[Charge]) -> tuple[float, float]:
+    """ε and δ that are left, of the decimal numbers that users write: 0.1 three times is 0.3."""
+    pairs = (
+        (budget.epsilon, [charge.epsilon for charge in charges]),
+        (budget.delta, [charge.delta for charge in charges]),
+    )
+    rests = [Decimal(repr(whole)) - sum(Decimal(repr(p)) for p in parts) for whole, parts in pairs]
+    return float(rests[0]), float(rests[1])
+
+
+def _draw_of(plan: PrivacyPlan) -> str:
+    return str(getattr(plan.sampling, "draw_id", ""))
 
 
 class BudgetAccount:
@@ -72,7 +174,7 @@ class BudgetAccount:
     run to draw its batches by itself, so plans on a shared draw, and two plans on one draw, are
     refused. A plan counts whole, whether or not its run ends early. A charge is on the disk before
     `charge` returns. What is trained without a charge is not covered, nor a second run under a plan
-    that was charged once (`resumed=True` says that there is none). Whoever restores an earlier
+    that was charged once (`resumed=True` says that there is none). Anyone who restores an earlier
     state of both files, or works on a copy of them, is not found. The file tells nothing of the
     data.
     """
@@ -86,6 +188,7 @@ class BudgetAccount:
             )
         if budget is not None and math.isinf(budget.epsilon):
             raise ValueError(f"Expected a budget of finite epsilon, got {budget}.")
+        self._file = StateFile(self._path, "Restore it: without it, what was spent is not known.")
         with self._locked() as noted:
             if not self._path.exists() and not _number_in(noted):
                 if budget is None:
@@ -147,7 +250,7 @@ class BudgetAccount:
         """
         refuse_without_epsilon(plan)
         refuse_shared(plan)
-        refuse_dearer(plan)
+        reject_over_budget(plan)
         here = os.getpid(), self._path, plan.run_id
         with self._locked() as noted:
             budget, relation, charges = self._read_whole(noted)
@@ -213,18 +316,7 @@ class BudgetAccount:
         return found
 
     def _read(self) -> tuple[PrivacyBudget, str | None, list[Charge]]:
-        try:
-            found = json.loads(self._path.read_text())
-            if found["format"] != _FORMAT:
-                raise KeyError("format")
-            charges = [Charge(**charge) for charge in found["charges"]]
-            return PrivacyBudget(**found["budget"]), found["neighbouring"], charges
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"Expected a budget account, got {self._path}, which cannot be read as one "
-                f"({type(error).__name__}: {error}). Restore it: without it, what was spent is not "
-                "known."
-            ) from error
+        return self._file.read(_parsed)
 
     def _write(self, budget: PrivacyBudget, relation: str | None, charges: list[Charge]) -> None:
         described: dict[str, Any] = {
@@ -233,8 +325,7 @@ class BudgetAccount:
             "neighbouring": relation,
             "charges": [dataclasses.asdict(charge) for charge in charges],
         }
-        with whole_file(self._path) as file:
-            file.write((json.dumps(described, indent=1) + "\n").encode())
+        self._file.write(described)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[IO[str]]:
@@ -242,6 +333,13 @@ class BudgetAccount:
         with self._path.with_name(f".{self._path.name}.lock").open("a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
+
+
+def _parsed(found: Any) -> tuple[PrivacyBudget, str | None, list[Charge]]:
+    if found["format"] != _FORMAT:
+        raise KeyError("format")
+    charges = [Charge(**charge) for charge in found["charges"]]
+    return PrivacyBudget(**found["budget"]), found["neighbouring"], charges
 
 
 def _number_in(noted: IO[str]) -> int:

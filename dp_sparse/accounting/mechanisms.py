@@ -1,15 +1,25 @@
-"""What one step releases of its batch, as events of the accountant."""
+"""What one step releases of its batch, as events of the accountant.
+
+The formulas of DP-AdaFEST's noise and threshold (Ghazi et al. 2023, Algorithm 1).
+
+What else is computed from the training data, and what it costs.
+"""
 
 import abc
 import dataclasses
 import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import dp_accounting
 import scipy.special
+import scipy.stats
 
-from dp_sparse.accounting.events import PureDpEvent
+from dp_sparse.accounting.events import PureDpEvent, checked_event, event_config, event_from_config
 from dp_sparse.core import Registered, validate
 from dp_sparse.noise import REACH
+
+NOISE_RATIO, FALSE_ROWS = 1.0, 10.0  # best around Adagrad (docs/results/defaults.md)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,3 +139,131 @@ def beyond_reach(noise_multiplier: float) -> float:
     larger of the two.
     """
     return float(scipy.special.ndtr(1 / noise_multiplier - REACH))
+
+
+def split_noise(noise_multiplier: float, ratio: float) -> tuple[float, float]:
+    """σ1 = σ√(1 + r²) of the map and σ2 = σ√(1 + 1/r²) of the gradient, with `ratio` r = σ1/σ2.
+
+    Both together cost what σ costs.
+    """
+    return noise_multiplier * math.sqrt(1 + ratio**2), noise_multiplier * math.sqrt(1 + ratio**-2)
+
+
+def survival_probability(threshold: float, deviation: float) -> float:
+    """p0 = Ψ(τ / s), the probability that a row that no example looked up survives.
+
+    The noise has standard deviation s = σ1·C1.
+    """
+    return float(scipy.stats.norm.sf(threshold / deviation))
+
+
+def default_threshold(expected_false_rows: float, num_rows: int, deviation: float) -> float:
+    """τ for which `expected_false_rows` of c rows are expected to survive on noise alone.
+
+    They are at most half of the rows.
+    """
+    return float(deviation * scipy.stats.norm.isf(min(expected_false_rows / num_rows, 0.5)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """Something else computed from the same data, composed jointly with training.
+
+    Attributes:
+        name: What is released, in the words of the statement.
+        event: Its cost as a dp-accounting event, under the sampler's neighbouring relation.
+
+    Raises:
+        ValueError: `event` is no event, or repeats another one less than once.
+
+    Examples:
+        >>> import dp_accounting, dp_sparse
+        >>> cities = dp_sparse.Release("histogram of cities", dp_accounting.GaussianDpEvent(100.0))
+        >>> sampling = dp_sparse.StreamSampling(num_examples=800, batch_size=400)
+        >>> budget = dp_sparse.PrivacyBudget(0.1, 1e-3)
+        >>> plan = dp_sparse.PrivacyPlan(budget, sampling, releases=(cities,)).calibrate()
+        >>> print(plan.price(cities))
+        histogram of cities: epsilon 0.0019... beside training, 0.00904... on its own
+    """
+
+    name: str
+    event: dp_accounting.DpEvent
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "event", checked_event(self.event))
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description from which `from_config` makes an equal release."""
+        return {"name": self.name, "event": event_config(self.event)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Release":
+        """The release that `get_config` described."""
+        return cls(config["name"], event_from_config(config["event"]))
+
+
+@runtime_checkable
+class RestsOnRelease(Protocol):
+    """A part of a model that was made from a release, which the plan that trains it must pay."""
+
+    release: Release | None
+
+    @property
+    def is_paid(self) -> bool:
+        """Whether a plan that has the release has trained it."""
+        ...
+
+    def pay(self, steps: Callable[[], int]) -> None:
+        """A plan that has the release begins to train it; `steps` counts its steps."""
+        ...
+
+    def require_paid(self, releases: Collection[Release], fix: str) -> None:
+        """Raises PrivacyError, with what to do, unless the releases of a plan pay for it."""
+        ...
+
+
+def checked_releases(releases: Any) -> tuple[Release, ...]:
+    """The releases as a tuple; raises ValueError unless all are `Release`s in a tuple or list."""
+    if not isinstance(releases, list | tuple):
+        raise ValueError(
+            f"Expected releases=(Release(...), ...), a tuple, got releases={releases!r}."
+        )
+    for release in releases:
+        if not isinstance(release, Release):
+            raise ValueError(
+                f"Expected every release to be a Release, got {release!r}: use "
+                "releases=(rows.release,) or Release(name, event)."
+            )
+    return tuple(releases)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasePrice:
+    """What one release of a plan costs.
+
+    Attributes:
+        name: The release.
+        joint: How much it adds to the plan's ε.
+        alone: The ε of the release without anything else, at the plan's δ.
+    """
+
+    name: str
+    joint: float
+    alone: float
+
+    def __str__(self) -> str:
+        return f"{self.name}: epsilon {self.joint:.4g} beside training, {self.alone:.4g} on its own"
+
+
+def place_of(release: Release, releases: Sequence[Release]) -> int:
+    """Where a release is among those of a plan.
+
+    Raises:
+        ValueError: It is not there.
+    """
+    if release not in releases:
+        raise ValueError(
+            f"Expected a release of the plan, {[r.name for r in releases]}, got "
+            f"{release.name!r}: add it before calibrate()."
+        )
+    return releases.index(release)

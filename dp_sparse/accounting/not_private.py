@@ -1,7 +1,6 @@
 """Plans for debugging: the same run each time, with the same noise, and no privacy at all."""
 
-from dp_sparse.accounting.plan import PrivacyPlan
-from dp_sparse.accounting.plan_config import identified
+from dp_sparse.accounting.plan import PrivacyPlan, identified
 from dp_sparse.sampling import NotPrivateSampling
 
 

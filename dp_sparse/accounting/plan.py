@@ -3,40 +3,101 @@
 `calibrate` finds the smallest noise multiplier that meets the budget; `spent`, `guaranteed` and
 `statement` say what a run of a given length costs. All costs come from privacy loss distributions
 (interval 1e-4), rounded up. One evaluation takes 0.3 to 1 s for any number of steps.
+
+A plan as a description for JSON, and back.
 """
 
 import dataclasses
 import math
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dp_sparse.accounting.accountant import epsilon_of
-from dp_sparse.accounting.adafest import NOISE_RATIO
-from dp_sparse.accounting.attack_power import EPSILONS, of_a_group
-from dp_sparse.accounting.budget import PrivacyBudget
-from dp_sparse.accounting.calibration import (
-    FINE,
-    rough_noise_multiplier,
-    smallest_noise_multiplier,
-)
-from dp_sparse.accounting.feasibility import refuse_infeasible, warn_if_hopeless
-from dp_sparse.accounting.forecast import Forecast, forecast
-from dp_sparse.accounting.mechanisms import GaussianMechanism, Mechanism
-from dp_sparse.accounting.plan_config import described, fields_of, identified
-from dp_sparse.accounting.releases import Release, ReleasePrice, checked_releases, place_of
-from dp_sparse.accounting.run_cost import RunCost
-from dp_sparse.accounting.statement import FORMATS, GROUP, NO_PRIVACY, RATES, Statement
-from dp_sparse.accounting.stopping import (
+from dp_sparse.accounting.budget import (
     ANY_TIME,
     FIXED,
     RULES,
+    PrivacyBudget,
     epsilon_at_any_time,
     of_all_steps,
+)
+from dp_sparse.accounting.calibration import (
+    FINE,
+    refuse_infeasible,
+    rough_noise_multiplier,
+    smallest_noise_multiplier,
+    warn_if_hopeless,
+)
+from dp_sparse.accounting.forecast import Forecast, forecast
+from dp_sparse.accounting.mechanisms import (
+    NOISE_RATIO,
+    GaussianMechanism,
+    Mechanism,
+    Release,
+    ReleasePrice,
+    checked_releases,
+    place_of,
+)
+from dp_sparse.accounting.run_cost import RunCost
+from dp_sparse.accounting.statement import (
+    EPSILONS,
+    FORMATS,
+    GROUP,
+    NO_PRIVACY,
+    RATES,
+    Statement,
+    of_a_group,
 )
 from dp_sparse.core import fingerprint, validate
 from dp_sparse.sampling import Sampling
 
 _GAUSSIAN = GaussianMechanism()
+_FIELDS = (  # of a plan, with their types and what to use
+    ("budget", PrivacyBudget, "budget=PrivacyBudget(epsilon, delta)"),
+    ("sampling", Sampling, "sampling=PoissonSampling(...) or StreamSampling(...)"),
+    ("mechanism", Mechanism, "a mechanism, GaussianMechanism() or ExponentialSelection(...)"),
+)
+
+
+def identified(plan: Any, sampling: Sampling, noise_multiplier: float) -> Any:
+    """The plan with a new name, and a sampler that serves it."""
+    new = dataclasses.replace(
+        plan,
+        sampling=sampling.for_plan(None),
+        noise_multiplier=noise_multiplier,
+        plan_id=secrets.token_hex(16),
+    )
+    return dataclasses.replace(new, sampling=new.sampling.for_plan(new.fingerprint))
+
+
+def described(plan: Any) -> dict[str, Any]:
+    """The fields of a `PrivacyPlan`, from which `fields_of` makes them again.
+
+    The default of `stopping` is left out, so plans that were saved before it have their names.
+    """
+    return {
+        "budget": dataclasses.asdict(plan.budget),
+        "sampling": plan.sampling.get_config(),
+        "mechanism": plan.mechanism.get_config(),
+        "releases": [release.get_config() for release in plan.releases],
+        "noise_multiplier": plan.noise_multiplier,
+        "plan_id": plan.plan_id,
+        **({} if plan.stopping == FIXED else {"stopping": plan.stopping}),
+    }
+
+
+def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `PrivacyPlan` that were described."""
+    return {
+        "budget": PrivacyBudget(**config["budget"]),
+        "sampling": Sampling.from_config(config["sampling"]),
+        "mechanism": Mechanism.from_config(config["mechanism"]),
+        "releases": tuple(map(Release.from_config, config["releases"])),
+        "noise_multiplier": config["noise_multiplier"],
+        "plan_id": config["plan_id"],
+        "stopping": config.get("stopping", FIXED),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +136,7 @@ class PrivacyPlan:
     examples and every field here are public. δ includes the probabilities that a batch exceeds its
     capacity and that noise ends too early (`mechanisms.beyond_reach`). That holds whatever stops
     the run. That a shorter run has a smaller ε, `spent(steps)`, is proved only if `steps` was
-    chosen without looking at the run, or with `stopping="any time"` (`accounting.stopping`).
+    chosen without looking at the run, or with `stopping="any time"` (`accounting.budget`).
     """
 
     budget: PrivacyBudget
@@ -205,7 +266,7 @@ class PrivacyPlan:
             ValueError: An argument out of its range, or a plan that is not calibrated.
 
         ### Formal Guarantees
-        What it bounds is in `attack_power.true_positive_rate` and `attack_power.of_a_group`.
+        What it bounds is in `statement.true_positive_rate` and `statement.of_a_group`.
         """
         rate = validate.probability("false_positive_rate", false_positive_rate)
         steps = self.sampling.steps if steps is None else steps
@@ -380,10 +441,3 @@ class PrivacyPlan:
         if not 0 <= steps <= self.sampling.steps:
             raise ValueError(f"Expected 0 <= steps <= {self.sampling.steps}, got steps={steps}.")
         return self.noise_multiplier
-
-
-_FIELDS = (  # of a plan, with their types and what to use
-    ("budget", PrivacyBudget, "budget=PrivacyBudget(epsilon, delta)"),
-    ("sampling", Sampling, "sampling=PoissonSampling(...) or StreamSampling(...)"),
-    ("mechanism", Mechanism, "a mechanism, GaussianMechanism() or ExponentialSelection(...)"),
-)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dp_sparse.accounting.budget import PrivacyBudget
-from dp_sparse.accounting.feasibility import signal_to_noise
+from dp_sparse.accounting.calibration import signal_to_noise
 from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.core import require_matplotlib, validate, whole_file
 from dp_sparse.sampling import PoissonSampling

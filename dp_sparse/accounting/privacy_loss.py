@@ -6,6 +6,25 @@ one added, dominates the mechanism, also in composition and under sampling (Zhu 
 Theorems 10 and 11). True curves are convex in e^ε, so the lower convex hull of a bound is a bound,
 and "connect the dots" turns it into a distribution on a grid, rounded pessimistically. The most
 that float64 may have lost is added (`rounded_up`). O(grid points).
+
+The privacy loss of a Gaussian mechanism on a Poisson sample, as dp-accounting's but faster.
+
+dp-accounting finds the output at which the loss is ε for one ε of its grid after the other; here
+all are found at once. A small error of such an output changes δ(ε) by its square alone: it is the
+output at which the difference that makes δ(ε) is largest.
+
+The privacy loss of one-shot Gumbel top-k.
+
+The paper (Ghazi et al., NeurIPS 2023, B.1) says that its one-shot Gumbel top-k is (ε, 0)-DP. It is
+not: its cost in pure DP is k·ε. Two bounds hold instead, with ε0 = 1 / scale:
+
+- the noisy histogram itself: an example that adds 1 to m counts divides m exponential variables by
+  e^ε0, so the privacy loss is that of a Gamma(m) variable (`histogram_delta`);
+- peeling: Gumbel top-k equals k exponential mechanisms one after the other, each of range ε0 and so
+  (ε0² / 8)-zCDP (Dong et al. 2020; Cesar and Rogers 2021), converted as in Canonne et al. 2020.
+
+The mechanism's true curve δ(ε) is convex in e^ε and below both bounds. So it is below the convex
+hull of their minimum, which `privacy_loss` turns into a distribution.
 """
 
 import functools
@@ -14,8 +33,14 @@ from collections.abc import Callable
 
 import numpy as np
 import scipy.signal
+import scipy.special
 from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld.pld_pmf import PLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+from dp_sparse.accounting.events import GumbelTopKDpEvent
 
 LARGEST = 40.0  # losses beyond count as infinite
 UNIT = 2.0**-53  # of rounding, in float64
@@ -199,3 +224,120 @@ def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
             kept.pop()
         kept.append(index)
     return np.array(kept)
+
+
+def gaussian_loss(sigma: float, probability: float, interval: float) -> pld.PrivacyLossDistribution:
+    """The losses of the Gaussian mechanism with noise `sigma` on a sample, for add and remove.
+
+    Args:
+        sigma: Noise over sensitivity, > 0.
+        probability: q in (0, 1], the probability of each example to be in the sample.
+        interval: Between two losses of the grid.
+    """
+
+    def one(adjacency: AdjacencyType) -> PLDPmf:
+        return pld._create_pld_pmf_from_monotone_privacy_loss(
+            _GaussianLoss(sigma, sampling_prob=probability, adjacency_type=adjacency),
+            value_discretization_interval=interval,
+            use_connect_dots=True,
+        )
+
+    return pld._pld_for_subsampled_mechanism(one, probability)
+
+
+class _GaussianLoss(GaussianPrivacyLoss):
+    """The loss for add or for remove, with δ of an array of ε at once."""
+
+    def get_delta_for_epsilon(self, epsilons: np.ndarray) -> np.ndarray:
+        """δ(ε) = P[output ≤ x] − e^ε·Q[output ≤ x], at the largest x whose loss is at least ε."""
+        outputs = self._outputs(epsilons)
+        lower = np.exp(epsilons + self.mu_lower_log_cdf(outputs))
+        return np.clip(self.mu_upper_cdf(outputs) - lower, 0, 1)
+
+    def _outputs(self, epsilons: np.ndarray) -> np.ndarray:
+        """x of each ε: ∞ if the loss is nowhere below ε, −∞ if it nowhere reaches ε."""
+        variance = self.standard_deviation**2
+        if self.adjacency_type == AdjacencyType.REMOVE:
+            return -0.5 - variance * _unsampled(epsilons, self.sampling_prob)
+        return 0.5 + variance * _unsampled(-epsilons, self.sampling_prob)
+
+
+def _unsampled(losses: np.ndarray, probability: float) -> np.ndarray:
+    """`log(1 + (e^loss − 1) / q)`, −∞ where that has no logarithm; without overflow.
+
+    For negative losses as `log((1 − q) / q) + log(e^(loss − log(1 − q)) − 1)`: 1 + (e^loss − 1) / q
+    has few digits near the loss log(1 − q).
+    """
+    if probability == 1:
+        return losses
+    least = math.log1p(-probability)
+    with np.errstate(divide="ignore"):
+        beyond = np.log(np.expm1(np.maximum(np.minimum(losses, 0) - least, 0)))
+        above = np.maximum(losses, 0)
+        large = above + np.log1p((probability - 1) * np.exp(-above))
+    return np.where(losses > 0, large, beyond + least) - math.log(probability)
+
+
+def histogram_delta(
+    epsilon: np.ndarray, scale: float, lookups: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """δ(ε) of the whole noisy histogram, exact, for an example (removed, added).
+
+    Added: `Q(m, t) − e^ε·Q(m, e^ε0·t)` with t = (ε + m·ε0) / (e^ε0 − 1); removed:
+    `P(m, e^ε0·s) − e^ε·P(m, s)` with s = (m·ε0 − ε) / (e^ε0 − 1), 0 where s ≤ 0.
+
+    Args:
+        epsilon: float64, each >= 0.
+        scale: b = 1 / ε0.
+        lookups: m.
+    """
+    lower, upper = scipy.special.gammainc, scipy.special.gammaincc
+    growth, shift = math.exp(1 / scale), lookups / scale
+    sooner = np.maximum(shift - epsilon, 0) / math.expm1(1 / scale)
+    later = (shift + epsilon) / math.expm1(1 / scale)
+    removed = lower(lookups, growth * sooner) - np.exp(epsilon) * lower(lookups, sooner)
+    added = upper(lookups, later) - np.exp(epsilon) * upper(lookups, growth * later)
+    return np.clip(removed, 0, 1), np.clip(added, 0, 1)
+
+
+def peeling_delta(epsilon: np.ndarray, scale: float, selected: int) -> np.ndarray:
+    """δ(ε) of `selected` exponential mechanisms one after the other, by zCDP with ρ = k·ε0² / 8.
+
+    `min over α of e^((α−1)(αρ−ε)) / (α−1) · (1−1/α)^α`; the minimum is where
+    `(2α−1)ρ + log(1−1/α) = ε`, solved by interpolation (any α gives a bound).
+
+    Args:
+        epsilon: float64, each >= 0.
+        scale: b = 1 / ε0.
+        selected: k.
+    """
+    rho = selected / (8 * scale**2)
+    orders = 1 + np.geomspace(1e-6, 1e9, 8192)
+    stationary = (2 * orders - 1) * rho + np.log1p(-1 / orders)
+    alpha = 1 + np.exp(np.interp(epsilon, stationary, np.log(orders - 1)))
+    exponent = (alpha - 1) * (alpha * rho - epsilon) - np.log(alpha - 1)
+    return np.exp(np.minimum(exponent + alpha * np.log1p(-1 / alpha), 0))
+
+
+def gumbel_loss(event: GumbelTopKDpEvent, interval: float) -> PrivacyLossDistribution:
+    """The privacy loss distribution that dominates `event`, rounded pessimistically.
+
+    Args:
+        event: The selection.
+        interval: Between two losses of the grid.
+    """
+    largest = largest_relevant(lambda losses: np.maximum(*_curves(event, losses)))
+    points = 1 + math.ceil(largest / interval)
+    return of_curves(*_curves(event, interval * np.arange(points)), interval)
+
+
+def _curves(event: GumbelTopKDpEvent, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The smaller bound at each of `losses`, for an example removed and for one added."""
+    removed, added = histogram_delta(losses, event.scale, event.lookups)
+    peeled = peeling_delta(losses, event.scale, event.selected)
+    return np.minimum(removed, peeled), np.minimum(added, peeled)
+
+
+def is_unbounded(event: GumbelTopKDpEvent) -> bool:
+    """Whether losses beyond `privacy_loss.LARGEST` are so likely that ε counts as infinite."""
+    return bool(np.maximum(*_curves(event, np.array([LARGEST])))[0] > 0.5)

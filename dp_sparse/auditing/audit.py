@@ -3,31 +3,162 @@
 Two runs, each with its own plan, canaries and coins: the first one chooses attacks and thresholds,
 the second one is judged. Costs twice what training costs, and reads the weights of the probe after
 each step.
+
+What an audit found, in words and as a picture.
+
+A Python file that describes an audit, for the command line.
 """
 
 import dataclasses
 import functools
+import os
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.accounting import BudgetAccount, PrivacyPlan
-from dp_sparse.auditing.audit_result import AuditResult, Bound
-from dp_sparse.auditing.canaries import Attacks, Canaries, GradientCanaries, Trained
+from dp_sparse.accounting import BudgetAccount, PrivacyPlan, beside
+from dp_sparse.auditing.canaries import Attacks, Canaries, GradientCanaries, Placement, Trained
 from dp_sparse.auditing.estimators import (
+    CanaryScores,
     best_threshold,
     one_run_bound,
     one_run_fdp_bound,
     repeated_runs_bound,
 )
-from dp_sparse.auditing.placement import Placement
-from dp_sparse.auditing.scores import CanaryScores
 from dp_sparse.auditing.trade_offs import GaussianTradeOff, PlanTradeOff, TradeOff
-from dp_sparse.core import validate
+from dp_sparse.core import require_matplotlib, validate, whole_file
 from dp_sparse.optimizers import PrivateOptimizer
+
+_RATES = np.geomspace(1e-4, 1, 60)
+_INDEPENDENT = "the plan's trade-off, if canaries are independent"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A lower bound on ε.
+
+    Attributes:
+        epsilon: ε.
+        estimator: How it was found, and what it needs.
+        attack: By what canaries were told apart.
+        threshold: Of the attack's scores, from another run.
+    """
+
+    epsilon: float
+    estimator: str
+    attack: str
+    threshold: float
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditResult:
+    """What attacks on canaries show, beside what the plan claims.
+
+    It has neither weights nor a model.
+
+    Attributes:
+        plan: The plan that was audited.
+        bounds: Lower bounds on ε, which hold together at `confidence`.
+        confidence: Of all bounds together.
+        scores: Of the run that was judged, by the attack of the largest bound.
+        spent: ε and δ that this audit spent on the examples, runs together.
+    """
+
+    plan: PrivacyPlan
+    bounds: tuple[Bound, ...]
+    confidence: float
+    scores: CanaryScores
+    spent: tuple[float, float]
+
+    @property
+    def claim(self) -> float:
+        """ε of the plan, after all of its steps."""
+        return self.plan.spent(self.plan.sampling.steps).epsilon
+
+    @property
+    def bound(self) -> float:
+        """The largest of the bounds."""
+        return max(each.epsilon for each in self.bounds)
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether a bound is above the claim: then the claim is wrong, at `confidence`."""
+        return self.bound > self.claim
+
+    def __str__(self) -> str:
+        delta = self.plan.budget.delta
+        verdict = (
+            "The claim is wrong: attacks show more than it allows."
+            if self.exceeds
+            else "No attack showed more than the claim allows. That proves no privacy."
+        )
+        return "\n".join(
+            [
+                *self._not_guaranteed(),
+                f"Claimed epsilon={self.claim:.4g} at delta={delta:.3g}.",
+                f"{self.scores.count} canaries, {len(self.scores.held_in)} of them in the data; "
+                f"all bounds together hold at {self.confidence:.4%} confidence.",
+                *(
+                    f"At least epsilon={b.epsilon:.4g}: {b.estimator} (by {b.attack})."
+                    for b in self.bounds
+                ),
+                verdict,
+                f"The runs of this audit spent epsilon={self.spent[0]:.4g}, delta="
+                f"{self.spent[1]:.3g} on the examples, beside every other run.",
+            ]
+        )
+
+    def _not_guaranteed(self) -> list[str]:
+        unproven = self.plan.mechanism.not_guaranteed
+        return [] if unproven is None else [beside(*unproven, self.plan.budget)]
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws true positives over false ones, as seen and as the plan allows at most.
+
+        Args:
+            path: A file whose suffix matplotlib knows, such as .png or .svg.
+
+        Raises:
+            ImportError: matplotlib is missing; the message names the extra that installs it.
+        """
+        require_matplotlib("A plot")
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6, 4.5), layout="constrained")
+        axes = figure.subplots()
+        allowed = [self.plan.attack_power(float(rate)) for rate in _RATES[:-1]]
+        axes.plot(_RATES[:-1], allowed, label=f"allowed, epsilon = {self.claim:.3g}", color="black")
+        axes.plot(*self._seen(), label=f"seen, epsilon >= {self.bound:.3g}")
+        axes.plot(_RATES, _RATES, linestyle=":", color="gray", label="guessing")
+        axes.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.1))
+        axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
+        axes.set_title(f"{self.scores.count} canaries")
+        axes.grid(alpha=0.3)
+        axes.legend()
+        with whole_file(path) as file:
+            figure.savefig(file, format=Path(path).suffix[1:] or "png", dpi=120)
+
+    def _seen(self) -> tuple[np.ndarray, np.ndarray]:
+        """False-positive rates, and the highest true-positive ones seen there.
+
+        Between two thresholds an attacker may toss a coin, so that canaries of equal scores, such
+        as those whose rows never survived, are on a line.
+        """
+        scores = np.sort(np.concatenate([self.scores.held_in, self.scores.held_out]))
+        thresholds = np.concatenate([[np.inf], scores[::-1]])
+        rates = [
+            np.searchsorted(np.sort(-each), -thresholds, side="right") / len(each)
+            for each in (self.scores.held_out, self.scores.held_in)
+        ]
+        at, last = np.unique(rates[0][::-1], return_index=True)
+        highest = rates[1][::-1][last]
+        between = np.union1d(at, _RATES)
+        return between, np.interp(between, at, highest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +288,35 @@ def _one_run(scores: CanaryScores, threshold: float, claim: TradeOff, confidence
     return one_run_bound(scores, threshold, claim.delta, confidence)
 
 
-_INDEPENDENT = "the plan's trade-off, if canaries are independent"
 _ESTIMATORS: dict[str, Callable[..., float]] = {
     "whatever the mechanism": _one_run,
     "the plan's trade-off": one_run_fdp_bound,
     _INDEPENDENT: repeated_runs_bound,
 }
+
+
+def audit_of(path: str | os.PathLike[str]) -> Audit:
+    """What `get_audit()` of a file gives.
+
+    Args:
+        path: A Python file, which is run.
+
+    Raises:
+        ValueError: There is no such file, or no such function in it, or it gives something else.
+
+    Examples:
+        >>> from dp_sparse import auditing
+        >>> auditing.audit_of("none.py")
+        Traceback (most recent call last):
+            ...
+        ValueError: Expected a Python file with a function get_audit(), got no file none.py.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"Expected a Python file with a function get_audit(), got no file {path}.")
+    get_audit = runpy.run_path(str(path)).get("get_audit")
+    if not callable(get_audit):
+        raise ValueError(f"Expected a function get_audit() in {path}, got {get_audit!r}.")
+    audit = get_audit()
+    if not isinstance(audit, Audit):
+        raise ValueError(f"Expected get_audit() of {path} to return a dp_sparse.Audit: {audit!r}.")
+    return audit

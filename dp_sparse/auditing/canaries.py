@@ -1,4 +1,21 @@
-"""Canaries: examples whose presence in the data attacks are to tell, and the attacks."""
+"""Canaries: examples whose presence in the data attacks are to tell, and the attacks.
+
+What a step's released value of a coordinate says of its canary: a log-likelihood ratio.
+
+With σ the noise in units of C, x a released value times B/C, and q the probability that the batch
+has a canary that is in: log(1 − q + q·e^((2x − 1)/(2σ²))). Of rows that DP-AdaFEST chooses, whether
+the row survived counts, too: q's term is multiplied by the ratio of both probabilities. Ratios add
+up over steps, and their sum is the best test (Neyman and Pearson).
+
+The audited copy of a model: the model and, beside it, a probe on which canaries act.
+
+The probe is one layer with a weight for each coordinate, and an output of its own. A canary is an
+example whose loss is that weight, times a large number: its gradient is clipped to C, and lies on
+one coordinate (a Dirac canary; Nasr et al., USENIX Security 2023). The examples' own outputs do not
+count for it, and the probe's do not for the other examples.
+
+Where canaries stand among the examples, and which steps may use them.
+"""
 
 import abc
 import dataclasses
@@ -10,18 +27,237 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from scipy import stats
 
+from dp_sparse import clipping
 from dp_sparse.accounting import PrivacyPlan
-from dp_sparse.auditing.evidence import Evidence, Survival
-from dp_sparse.auditing.placement import Placement
-from dp_sparse.auditing.probe import Probe, probe_loss
-from dp_sparse.auditing.scores import CanaryScores
+from dp_sparse.auditing.estimators import CanaryScores
 from dp_sparse.core import validate
 from dp_sparse.optimizers import DPAdaFESTOptimizer, PrivateOptimizer
+from dp_sparse.sampling import PoissonSampling, Sampling, StreamSampling
 
+_FAR = 1e6  # times C: the norm of a canary's gradient before clipping
 Attacks = dict[str, CanaryScores]  # by name
-
 _STEP = 0.01  # of the audited copy, in units of what a gradient of norm C moves
+
+
+@dataclasses.dataclass(frozen=True)
+class Survival:
+    """How likely a row survives.
+
+    Attributes:
+        looked_up: If one canary looks it up.
+        untouched: If nobody does.
+    """
+
+    looked_up: float
+    untouched: float
+
+    @classmethod
+    def of(cls, optimizer: PrivateOptimizer, rows: int) -> "Survival | None":
+        """Of a probe table of so many rows, the optimizer's last; None if no row is chosen."""
+        if not isinstance(optimizer, DPAdaFESTOptimizer) or not optimizer.tables:
+            return None
+        sizes = [table.shape[0] for table in optimizer.tables]
+        untouched = optimizer.false_rows_per_step[sizes.index(rows)] / rows
+        clip = optimizer.contribution_clip_norm
+        lifted = min(1.0, clip) / (optimizer.contribution_noise_multiplier * clip)
+        return cls(float(stats.norm.sf(stats.norm.isf(untouched) - lifted)), untouched)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """The ratio of one step.
+
+    Attributes:
+        sampling_probability: q.
+        noise_multiplier: σ of the gradients.
+        survival: Of rows that are chosen.
+    """
+
+    sampling_probability: float
+    noise_multiplier: float
+    survival: Survival | None = None
+
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """The ratio of each coordinate, float64.
+
+        Args:
+            values: x, float64; exactly 0 for a row that did not survive.
+        """
+        ratio = (2 * values - 1) / (2 * self.noise_multiplier**2)
+        if self.survival is not None:
+            seen, alone = self.survival.looked_up, self.survival.untouched
+            survived = np.log(seen) - np.log(alone) + ratio
+            ratio = np.where(values != 0, survived, np.log1p(-seen) - np.log1p(-alone))
+        q = self.sampling_probability
+        if q == 1:
+            return ratio
+        return np.logaddexp(np.log1p(-q), np.log(q) + ratio)
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """A layer beside a model.
+
+    Attributes:
+        coordinates: How many.
+        rows: Whether they are rows of a table, which canaries look up, or of a dense weight.
+    """
+
+    coordinates: int
+    rows: bool
+
+    def beside(self, model: keras.Model, x: Any) -> keras.Model:
+        """The audited copy, which shares the model's variables.
+
+        Args:
+            model: With one output.
+            x: Examples as the model takes them.
+
+        Raises:
+            ValueError: The model has several outputs.
+        """
+        inputs = tf.nest.map_structure(_input_like, clipping.named_inputs(model, x))
+        output = model(inputs)
+        if tf.nest.is_nested(output):
+            raise ValueError(
+                f"Expected a model of one output, got {model.name} with "
+                f"{len(tf.nest.flatten(output))}: audit it without the others."
+            )
+        canary = keras.Input((1,), dtype="int32", name="canary")
+        return keras.Model((inputs, canary), {"model": output, "probe": self._value(canary)})
+
+    def _value(self, canary: Any) -> Any:
+        """The weight of a canary's coordinate, `[batch, 1]`; 0 is no canary."""
+        if self.rows:
+            table = keras.layers.Embedding(
+                self.coordinates + 1, 1, "zeros", mask_zero=True, name="probe"
+            )
+            return keras.ops.cast(table(canary)[:, :, 0], "float32")
+        hot = keras.ops.one_hot(canary[:, 0] - 1, self.coordinates)
+        return keras.layers.Dense(
+            1, use_bias=False, kernel_initializer="zeros", dtype="float32", name="probe"
+        )(hot)
+
+    def weights(self, copy: keras.Model) -> np.ndarray:
+        """Of all coordinates, float64 `[coordinates]`."""
+        (weight,) = copy.get_layer("probe").trainable_variables
+        return weight.numpy().astype(np.float64)[int(self.rows) :, 0]
+
+    def examples(self, x: Any, y: Any, weight: np.ndarray, clip_norm: float) -> Any:
+        """`(x, y, sample_weight)` of examples that are no canaries."""
+        count = len(weight)
+        return self._filled(
+            x, y, {"model": weight, "probe": np.zeros(count)}, np.zeros(count), clip_norm
+        )
+
+    def canaries(
+        self, x: Any, y: Any, coordinates: np.ndarray, present: np.ndarray, clip_norm: float
+    ) -> Any:
+        """The same of canaries; those that are not present act on nothing and look nothing up.
+
+        Args:
+            x: One example as the model takes it, which fills the model's inputs.
+            y: Its label.
+            coordinates: int64 `[canaries]`.
+            present: bool `[canaries]`.
+            clip_norm: C.
+        """
+        x, y = (
+            tf.nest.map_structure(lambda leaf: np.repeat(leaf[:1], len(present), axis=0), nest)
+            for nest in (x, y)
+        )
+        weights = {"model": np.zeros(len(present)), "probe": present.astype(float)}
+        return self._filled(x, y, weights, np.where(present, coordinates + 1, 0), clip_norm)
+
+    def _filled(self, x: Any, y: Any, weights: Any, ids: np.ndarray, clip_norm: float) -> Any:
+        far = np.full((len(ids), 1), _FAR * validate.positive("clip_norm", clip_norm), np.float32)
+        x = x, ids.astype(np.int32)[:, np.newaxis]
+        weights = tf.nest.map_structure(lambda leaf: np.asarray(leaf, np.float32), weights)
+        return x, {"model": y, "probe": far}, weights
+
+
+def probe_loss(far: Any, value: Any) -> Any:
+    """−far·value: descent makes a canary's weight grow."""
+    return -(far * value)[:, 0]
+
+
+def _input_like(leaf: Any) -> Any:
+    leaf = np.asarray(leaf)
+    dtype = "string" if leaf.dtype.kind in "OSU" else leaf.dtype.name
+    return keras.Input(leaf.shape[1:], dtype=dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Canaries among examples, spread evenly.
+
+    Attributes:
+        sampling: Of both together: steps, sampling probability or batch size, and passes are those
+            of the plan that is audited.
+        places: int64 `[canaries]`, increasing: where each stands.
+    """
+
+    sampling: Sampling
+    places: np.ndarray
+
+    @classmethod
+    def of(cls, sampling: Sampling, canaries: int) -> "Placement":
+        """So many canaries among the examples of a sampler.
+
+        Raises:
+            ValueError: Neither Poisson sampling nor a stream.
+        """
+        count = sampling.num_examples + canaries
+        places = (np.arange(canaries) * count) // canaries
+        if isinstance(sampling, PoissonSampling):
+            batch_size = sampling.sampling_probability * count
+            return cls(PoissonSampling(count, batch_size, sampling.steps), places)
+        if isinstance(sampling, StreamSampling):
+            return cls(StreamSampling(count, sampling.batch_size, sampling.passes), places)
+        raise ValueError(
+            f"Expected a plan with PoissonSampling or StreamSampling, got {sampling!r}: audit its "
+            "noise under one of them (plan.with_noise)."
+        )
+
+    @property
+    def sampling_probability(self) -> float:
+        """That a canary is in a step's batch, if the step may use it."""
+        sampling = self.sampling
+        return sampling.sampling_probability if isinstance(sampling, PoissonSampling) else 1.0
+
+    @property
+    def coordinates(self) -> np.ndarray:
+        """A number of each canary, int64 `[canaries]`, that no other in the same batch has."""
+        if not isinstance(self.sampling, StreamSampling):
+            return np.arange(len(self.places))
+        _, first, batches = np.unique(self._batches, return_index=True, return_inverse=True)
+        return np.arange(len(self.places)) - first[batches]
+
+    def used_in(self, step: int) -> np.ndarray:
+        """The numbers of the canaries that the batch of a step may hold."""
+        if not isinstance(self.sampling, StreamSampling):
+            return np.arange(len(self.places))
+        return np.flatnonzero(self._batches == step % self.sampling.steps_per_pass)
+
+    @property
+    def _batches(self) -> np.ndarray:
+        assert isinstance(self.sampling, StreamSampling)
+        return self.places // self.sampling.batch_size
+
+    def spread(self, examples: Any, canaries: Any) -> Any:
+        """One nest of arrays `[examples + canaries, ...]` out of two, each at its place."""
+
+        def of_leaf(among: np.ndarray, own: np.ndarray) -> np.ndarray:
+            among, own = np.asarray(among), np.asarray(own)
+            whole = np.empty((len(among) + len(own), *among.shape[1:]), among.dtype)
+            at = np.zeros(len(whole), bool)
+            at[self.places] = True
+            whole[at], whole[~at] = own, among
+            return whole
+
+        return tf.nest.map_structure(of_leaf, examples, canaries)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,17 +4,24 @@ It records a pass, and computes norms and sums from the records. Only small vari
 scales, small kernels) have per-example gradients in memory. May use: `core`.
 """
 
-from dp_sparse.clipping.clipped_sums import Amounts, ClippedSums, zero_sums
-from dp_sparse.clipping.coverage import (
-    Survey,
+from dp_sparse.clipping.clipped_sums import Amounts, ClippedSums, Scaled, scaled, zero_sums
+from dp_sparse.clipping.gradient_terms import (
+    GradientTerm,
+    Rows,
+    Terms,
+    Tied,
+    exact,
+    fields_of,
+    scalars_of,
+)
+from dp_sparse.clipping.graph_guard import guarded, update_from
+from dp_sparse.clipping.layer_rules import (
+    LayerRules,
     embedding_tables,
-    survey,
+    find_rules,
     tables_read_whole,
     tapped_layers,
 )
-from dp_sparse.clipping.detached import detached
-from dp_sparse.clipping.graph_guard import guarded
-from dp_sparse.clipping.leading_axis import recorded_tensors, require_batch_leads
 from dp_sparse.clipping.machine_check import lets_nan_through, self_check
 from dp_sparse.clipping.named_inputs import (
     named_inputs,
@@ -22,8 +29,14 @@ from dp_sparse.clipping.named_inputs import (
     take_by_place,
     typed_inputs,
 )
-from dp_sparse.clipping.recording import Recording, record
-from dp_sparse.clipping.scaling import Scaled, scaled
+from dp_sparse.clipping.non_private_statistics import metric_variables, register_statistics
+from dp_sparse.clipping.recording import (
+    Recording,
+    Seeds,
+    record,
+    recorded_tensors,
+    require_batch_leads,
+)
 from dp_sparse.clipping.styles import (
     STYLES,
     AutomaticClipping,
@@ -32,11 +45,7 @@ from dp_sparse.clipping.styles import (
     PerLayerClipping,
     QuantileClipping,
 )
-from dp_sparse.clipping.tap import BeforeLookup
-from dp_sparse.clipping.unnoised import metric_variables, register_unnoised
-from dp_sparse.clipping.update_guard import update_from
-from dp_sparse.clipping.uses import Rows, Tied, Use, Used, exact, fields_of, scalars_of
-from dp_sparse.clipping.variable_guard import Seeds
+from dp_sparse.clipping.tap import BeforeLookup, stop_gradient_read
 from dp_sparse.clipping.zero_weights import filling_zeros
 
 __all__ = [
@@ -47,33 +56,33 @@ __all__ = [
     "ClippedSums",
     "ClippingStyle",
     "FlatClipping",
+    "GradientTerm",
+    "LayerRules",
     "PerLayerClipping",
     "QuantileClipping",
     "Recording",
     "Rows",
     "Scaled",
     "Seeds",
-    "Survey",
+    "Terms",
     "Tied",
-    "Use",
-    "Used",
-    "detached",
     "embedding_tables",
     "exact",
     "fields_of",
     "filling_zeros",
+    "find_rules",
     "guarded",
     "lets_nan_through",
     "metric_variables",
     "named_inputs",
     "record",
     "recorded_tensors",
-    "register_unnoised",
+    "register_statistics",
     "require_batch_leads",
     "scalars_of",
     "scaled",
     "self_check",
-    "survey",
+    "stop_gradient_read",
     "tables_read_whole",
     "take_by_name",
     "take_by_place",

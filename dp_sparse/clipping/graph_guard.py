@@ -9,6 +9,15 @@ costs time when a step is traced, and none when it runs.
 Of what is traced inside `guarded`, only assignments to `writable` outlive the step, no random
 number can be predicted from constants, and nothing that trains reads a statistic without noise.
 Code that runs eagerly is not guarded, so private steps are always traced.
+
+The update guard: it refuses an update that uses more of its batch than the noisy means.
+
+Schedules, regularizers, constraints and optimizers are code of users, and run beside tensors that
+no noise covers yet. The graph of an update shows what each of its operations was computed from.
+This costs time when a step is traced, and none when it runs.
+
+### Formal Guarantees
+What is traced inside `update_from` depends on the batch only through `allowed`.
 """
 
 import contextlib
@@ -21,9 +30,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.graph_reading import handles_of, origin_of, passed_on
-from dp_sparse.clipping.unnoised import unnoised_variables
-from dp_sparse.core import KnownSeeds, UnsupportedLayerError, graphs
+from dp_sparse.clipping.non_private_statistics import non_private_variables
+from dp_sparse.core import PrivacyError, UnsupportedLayerError, graphs
 
 _HARMLESS = re.compile(
     "ReadVariableOp|ResourceGather(Nd)?|VarHandleOp|VariableShape|VarIsInitializedOp|"  # reading
@@ -37,8 +45,8 @@ _HARMLESS = re.compile(
 _CONSOLE = "Print", "PrintV2"
 _SENDS = "CollectiveBcastSend", "CollectiveBcastSendV2"  # a new variable's value, to other workers
 _WITHOUT_STATE = re.compile("PyFuncStateless|Debug.*")  # not marked as stateful, but harmful
-READS = re.compile("ReadVariableOp|ResourceGather(Nd)?")
-PYTHON = re.compile(".*PyFunc.*")
+_READS = re.compile("ReadVariableOp|ResourceGather(Nd)?")
+_PYTHON = re.compile(".*PyFunc.*")
 _ASSIGNMENTS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|StridedSlice).*")
 _REASONS = {
     "Assign.*|Resource.*|LookupTable.*|Mut.*|.*Queue.*|.*Stage|.*Table.*|.*Accumul.*": (
@@ -57,6 +65,13 @@ _REASONS = {
     ),
     ".*": "has state or effects that are not known to be harmless. Remove it",
 }
+
+
+def handles_of(variables: Sequence[keras.Variable | tf.Variable]) -> dict[Any, str]:
+    """The handle of every copy of the variables that a strategy keeps, with the variable's path."""
+    copies_of = tf.distribute.get_strategy().experimental_local_results
+    values = [(v, v.name) if isinstance(v, tf.Variable) else (v.value, v.path) for v in variables]
+    return {copy.handle.ref(): path for value, path in values for copy in copies_of(value)}
 
 
 @dataclasses.dataclass
@@ -113,7 +128,7 @@ def guarded(
         "or freeze it with trainable=False."
         for name, path in _not_recorded(guard, made, recorded())
     ]
-    lines += _problems(operations, handles_of(writable()), trains=trains)
+    lines += _problems(operations, handles_of(writable()), trains)
     lines += readings(operations) if trains else []
     if lines:
         raise kind("Cannot train privately:\n" + "\n".join(dict.fromkeys(lines)))
@@ -176,52 +191,34 @@ def readings(operations: Sequence[tf.Operation]) -> list[str]:
     """A line for each statistic without noise that these operations read."""
     return [
         f"- {name}: reads {path}, a statistic of training without noise. Leave it out."
-        for name, path in _using(operations, handles_of(unnoised_variables()))
+        for name, path in _using(operations, handles_of(non_private_variables()))
     ]
 
 
 def _problems(
-    operations: Sequence[tf.Operation],
-    writable: dict[Any, str],
-    caller: str = "",
-    seeds: KnownSeeds | None = None,
-    *,
-    trains: bool = True,
+    operations: Sequence[tf.Operation], writable: dict[Any, str], trains: bool
 ) -> list[str]:
     """A line for each harmful operation, also in functions that these operations call."""
     lines: list[str] = []
-    seeds = (seeds or KnownSeeds()).within(operations)
-    for op in operations:
-        name = caller or op.name
-        harmful = _is_harmful(op) or (trains and seeds.is_known_of(op))
-        if harmful and not _assigns(op, writable):
-            lines.append(f"- {name} ({op.type}): {reason(op)}.")
-        for function in graphs.called(op):
-            if function is None:
-                lines.append(f"- {name} ({op.type}): calls a function that cannot be read.")
-                continue
-            inner = writable | passed_on(op, function.graph, writable)
-            inside = function.graph.get_operations()
-            passed = seeds.passed_on(op, function.graph)
-            lines += _problems(inside, inner, name, passed, trains=trains)
+    for each in graphs.reachable(operations, writable):
+        op = each.op
+        harmful = _is_harmful(op) or (trains and each.seeds.is_known_of(op))
+        if harmful and not _assigns(each):
+            lines.append(f"- {each.name} ({op.type}): {reason(op)}.")
+        if any(function is None for function in graphs.called(op)):
+            lines.append(f"- {each.name} ({op.type}): calls a function that cannot be read.")
     return lines
 
 
-def _using(
-    operations: Sequence[tf.Operation], handles: dict[Any, str], caller: str = ""
-) -> list[tuple[str, str]]:
+def _using(operations: Sequence[tf.Operation], handles: dict[Any, str]) -> list[tuple[str, str]]:
     """Names of operations that take a handle, also in functions that they call, and its path."""
-    found: list[tuple[str, str]] = []
-    for op in operations:
-        name = caller or op.name
-        resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
-        taken = [origin_of(tensor, handles) for tensor in resources]
-        found += [(name, path) for path in taken if path is not None]
-        for function in graphs.called(op):
-            if function is not None:
-                inner = handles | passed_on(op, function.graph, handles)
-                found += _using(function.graph.get_operations(), inner, name)
-    return found
+    return [
+        (each.name, path)
+        for each in graphs.reachable(operations, handles)
+        for tensor in each.op.inputs
+        if tensor.dtype == tf.resource
+        and (path := graphs.origin_of(tensor, each.handles)) is not None
+    ]
 
 
 def _is_harmful(op: tf.Operation) -> bool:
@@ -239,6 +236,89 @@ def reason(op: tf.Operation) -> str:
     return next(text for types, text in _REASONS.items() if re.fullmatch(types, op.type))
 
 
-def _assigns(op: tf.Operation, writable: dict[Any, str]) -> bool:
+def _assigns(found: graphs.Reachable) -> bool:
     """Whether it assigns to a variable that may be written."""
-    return bool(_ASSIGNMENTS.fullmatch(op.type)) and origin_of(op.inputs[0], writable) is not None
+    if not _ASSIGNMENTS.fullmatch(found.op.type):
+        return False
+    return graphs.origin_of(found.op.inputs[0], found.handles) is not None
+
+
+@contextlib.contextmanager
+def update_from(allowed: Sequence[tf.Tensor]) -> Iterator[list[tf.Tensor]]:
+    """Checks the update that is traced inside: of the batch it may use `allowed` and nothing else.
+
+    It may use neither tensors of the step that Python code kept, nor statistics of training without
+    noise. `allowed` are the noisy means: anyone who follows the graph back from them is refused,
+    too. What is computed inside and used elsewhere is checked if it is put into the list that it
+    gives.
+
+    Raises:
+        PrivacyError: With all else that a schedule, regularizer, constraint or optimizer uses.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    start = 0 if tf.executing_eagerly() else len(graph.get_operations())
+    # Kept by the graph: replicas are traced in turns, and may use what is allowed to the others.
+    every: set[Any] = getattr(graph, "_dp_sparse_allowed", set())
+    graph._dp_sparse_allowed = every
+    every.update(tensor.ref() for tensor in allowed if tf.is_symbolic_tensor(tensor))
+    leaving: list[tf.Tensor] = []
+    yield leaving
+    if tf.executing_eagerly():
+        return
+    made = graph.get_operations()[start:]
+    lines = readings(made) + _python(made) + _foreign(made, every, leaving)
+    if lines:
+        raise PrivacyError(
+            "The update uses what no noise covers. Leave metrics and tensors of layers and losses "
+            "out of schedules, regularizers, constraints and optimizers:\n"
+            + "\n".join(dict.fromkeys(lines))
+        )
+
+
+def _python(operations: Sequence[tf.Operation]) -> list[str]:
+    """A line for each operation that runs Python code, also in functions that they call."""
+    return [
+        f"- {each.name} ({each.op.type}): {reason(each.op)}."
+        for each in graphs.reachable(operations)
+        if _PYTHON.fullmatch(each.op.type)
+    ]
+
+
+def _foreign(
+    operations: Sequence[tf.Operation], allowed: set[Any], leaving: Sequence[tf.Tensor]
+) -> list[str]:
+    """A line for each tensor of the step that is used and may not be; constants and weights may.
+
+    It is used by an operation with effects, or in what is `leaving`.
+    """
+    made, ends_at = set(operations), {ref.deref().op for ref in allowed}
+    statistics = handles_of(non_private_variables())
+    ends = lambda op: op in ends_at or (op not in made and op.op_def.is_stateful)  # noqa: E731
+
+    def is_data(op: tf.Operation) -> bool:
+        if op in ends_at or op.type in ("Const", "VarHandleOp", "NoOp"):
+            return False
+        if _READS.fullmatch(op.type):
+            of_ids = [root for ids in op.inputs[1:] for root in graphs.roots(ids, ends)]
+            path = graphs.origin_of(op.inputs[0], statistics)
+            return path is not None or any(map(is_data, of_ids))
+        if op.type != "Placeholder":
+            return True
+        [argument] = op.outputs
+        captured = graphs.captured_as(argument)
+        inner = [
+            root for t in captured if tf.is_symbolic_tensor(t) for root in graphs.roots(t, ends)
+        ]
+        if captured or op in made:  # one made inside is a number that Python gives each time
+            return any(map(is_data, inner))
+        return argument.dtype != tf.resource
+
+    effects = [op for op in operations if op.op_def.is_stateful and op.type != "Assert"]
+    used = [(op.name, tensor) for op in effects for tensor in op.inputs]
+    used += [(tensor.name, tensor) for tensor in leaving if tf.is_symbolic_tensor(tensor)]
+    return [
+        f"- {name}: uses {root.name}, which the step computed of its batch."
+        for name, tensor in used
+        for root in graphs.roots(tensor, ends)
+        if is_data(root)
+    ]

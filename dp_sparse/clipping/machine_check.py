@@ -6,12 +6,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.clipping.uses import Product
+from dp_sparse.clipping.gradient_terms import Product
 from dp_sparse.core import xla
 
 
 def self_check(compiled: bool = False) -> None:
-    """Compares `uses.Product` with NumPy on odd shapes.
+    """Compares `gradient_terms.Product` with NumPy on odd shapes.
 
     oneDNN has computed some matrix products silently wrongly on TensorFlow 2.19 to 2.21.
 
@@ -28,10 +28,10 @@ def self_check(compiled: bool = False) -> None:
         dz = rng.normal(size=(5, positions, width_out)).astype(np.float32)
         gradients = np.einsum("bsd,bsn->bdn", x, dz)
         expected = (gradients**2).sum((1, 2)), np.tensordot(factors, gradients, 1)
-        use = Product(tf.constant(x), tf.constant(dz))
+        term = Product(tf.constant(x), tf.constant(dz))
         if positions == 1:
-            use = Product(use.inputs[:, 0], use.cotangents[:, 0])
-        found = _norms_and_sum(use, tf.constant(factors), compiled)
+            term = Product(term.inputs[:, 0], term.cotangents[:, 0])
+        found = _norms_and_sum(term, tf.constant(factors), compiled)
         for right, value in zip(expected, found, strict=True):
             if not np.allclose(value, right, rtol=1e-3, atol=1e-3):
                 raise RuntimeError(
@@ -65,8 +65,10 @@ def _bfloat16_reads_behind_a_row() -> bool:
         return bool(tf.math.count_nonzero(tf.math.is_nan(found)) > 16)
 
 
-def _norms_and_sum(use: Product, factors: tf.Tensor, compiled: bool) -> tuple[tf.Tensor, tf.Tensor]:
+def _norms_and_sum(
+    term: Product, factors: tf.Tensor, compiled: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
     def both() -> tuple[tf.Tensor, tf.Tensor]:
-        return use.squared_norms(), use.clipped_sum(factors)
+        return term.squared_norms(), term.clipped_sum(factors)
 
     return tf.function(lambda: xla.compiled(both))() if compiled else both()

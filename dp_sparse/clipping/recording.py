@@ -4,26 +4,129 @@ Nothing else is possible. Each such layer is tapped: its `call` is replaced on t
 the pass runs. A guard fails closed: a trainable variable read outside its layer's tap, a
 non-trainable one written (seed generators apart), and a loss added on the way are refused, since
 what was not measured could not be clipped.
+
+Whether the leading axis of all that is recorded is the batch, so that it tells examples apart.
+
+A layer that folds positions into the batch axis has records `[batch · positions, ...]`. With one
+example its norms would broadcast against the losses, and each position would be clipped by itself.
+
+The variable guard: it refuses what a forward pass may not do with variables.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.coverage import tapped_layers
-from dp_sparse.clipping.float_ids import refuse_rounded_ids
+from dp_sparse.clipping.gradient_terms import GradientTerm, Rows, Tied, fields_of, joined
 from dp_sparse.clipping.graph_guard import guarded, own_operations, recorded_operations
-from dp_sparse.clipping.named_inputs import taken_by_name
-from dp_sparse.clipping.rules import Rule
-from dp_sparse.clipping.tap import BeforeLookup, Record, Tap
-from dp_sparse.clipping.uses import Rows, Tied, Use, joined
-from dp_sparse.clipping.variable_guard import Seeds, VariableGuard
-from dp_sparse.core import UnsupportedLayerError, replaced_call, replicas
+from dp_sparse.clipping.layer_rules import embedding_tables, own_variables, tapped_layers
+from dp_sparse.clipping.named_inputs import refuse_rounded_ids, taken_by_name
+from dp_sparse.clipping.non_private_statistics import metric_variables
+from dp_sparse.clipping.rules import Rule, covers_inner_layers
+from dp_sparse.clipping.tap import BeforeLookup, Record, Tap, is_stop_gradient_read
+from dp_sparse.clipping.zero_weights import filled_weights
+from dp_sparse.core import PrivacyError, UnsupportedLayerError, replaced_call, replicas, require
+
+Seeds: TypeAlias = Callable[[int, str], tf.Tensor]  # of a number in the pass and a dtype, `[2]`
+_MEND = (
+    "another axis was folded into that of the batch, or part of the batch left out. Keep the "
+    "examples on the first axis: give layers [batch, positions, width], or use "
+    "keras.layers.TimeDistributed"
+)
+
+
+class VariableGuard(keras.StatelessScope):
+    """Sees each read and write of a Keras variable in a forward pass, and lets no write happen."""
+
+    def __init__(self, model: keras.Model, seeds: Seeds | None) -> None:
+        super().__init__(collect_losses=True)
+        self.covers_all = False  # True while a rule runs that also records the layers inside
+        self._seeds = seeds
+        self._trainable = {id(variable) for variable in model.trainable_variables}
+        self._of_metrics = {id(variable) for variable in metric_variables(model)}
+        self._covered: dict[int, keras.Variable] = {}
+        self._written: list[str] = []
+        self._seeds_drawn = 0
+        self._filled = filled_weights(model, embedding_tables(model))
+        self._outside: list[str] = []
+        self._statistics: list[str] = []
+
+    @contextlib.contextmanager
+    def inside(self, layer: keras.layers.Layer, rule: Rule) -> Iterator[list[keras.Variable]]:
+        """Allows reading the variables that the layer's rule records, while its call runs.
+
+        Gives them, and those of the calls that it is in.
+        """
+        before = self._covered, self.covers_all
+        covers_all = covers_inner_layers(rule)
+        own = layer.variables if covers_all else own_variables(layer)
+        self._covered, self.covers_all = before[0] | {id(v): v for v in own}, covers_all
+        try:
+            yield [*self._covered.values()]
+        finally:
+            self._covered, self.covers_all = before
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """The value of a variable that Keras reads; a seed generator gets a new secret state."""
+        if self._seeds is not None and _is_seed(variable):
+            with own_operations():
+                return self._seeds(self._seeds_drawn, variable.dtype)
+        recorded = id(variable) in self._covered or is_stop_gradient_read()
+        if id(variable) in self._trainable and not recorded:
+            self._outside.append(variable.path)
+        if id(variable) in self._of_metrics:
+            self._statistics.append(variable.path)
+        if id(variable) in self._filled:
+            return self._filled[id(variable)]()
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Notes an assignment, which Keras reports here."""
+        super().add_update(update)
+        if _is_seed(update[0]):
+            self._seeds_drawn += 1
+        else:
+            self._written.append(update[0].path)
+
+    def seeds_drawn(self) -> int:
+        """How many random seeds the pass has drawn so far."""
+        return self._seeds_drawn
+
+    def refuse(self) -> None:
+        """Raises UnsupportedLayerError if the pass did what cannot be clipped."""
+        problems = [
+            (
+                self._outside,
+                "read outside the layer that owns it; call the layer instead of using its variable",
+            ),
+            (
+                self._written,
+                "written in the forward pass; running statistics are not private. Remove the "
+                "layer's statistics",
+            ),
+            (
+                self._statistics,
+                "a metric's variable, which is not private, read in the forward pass. Leave it out",
+            ),
+            (
+                ["add_loss"] if self.losses else [],
+                "a loss over the whole batch; put it into loss= of compile",
+            ),
+        ]
+        lines = [
+            f"- {path}: {problem}." for paths, problem in problems for path in dict.fromkeys(paths)
+        ]
+        if lines:
+            raise UnsupportedLayerError("Cannot train privately:\n" + "\n".join(lines))
+
+
+def _is_seed(variable: keras.Variable) -> bool:
+    return variable.path.endswith("seed_generator_state")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,23 +145,25 @@ class Recording:
 
     @property
     def targets(self) -> list[tf.Tensor]:
-        """The tensors whose cotangents `uses` needs, in its order."""
+        """The tensors whose cotangents `terms` needs, in its order."""
         return [target for record in self.records for target in record.targets]
 
-    def uses(self, cotangents: list[tf.Tensor | None]) -> list[tuple[keras.Variable, Use]]:
-        """Each trained variable's joined use, from the cotangents of `targets`.
+    def terms(
+        self, cotangents: list[tf.Tensor | None]
+    ) -> list[tuple[keras.Variable, GradientTerm]]:
+        """Each trained variable's joined term, from the cotangents of `targets`.
 
         Raises:
             UnsupportedLayerError: A target has no cotangent, or a variable was used both as a table
                 and as a matrix.
         """
-        by_variable: dict[int, tuple[keras.Variable, list[Use]]] = {}
+        by_variable: dict[int, tuple[keras.Variable, list[GradientTerm]]] = {}
         remaining = iter(cotangents)
         for record in self.records:
             own = [_as_float(next(remaining), target, record.path) for target in record.targets]
-            for variable, use in record.uses_of(own):
-                by_variable.setdefault(id(variable), (variable, []))[1].append(use)
-        return [(variable, _joined(variable, uses)) for variable, uses in by_variable.values()]
+            for variable, term in record.terms_of(own):
+                by_variable.setdefault(id(variable), (variable, []))[1].append(term)
+        return [(variable, _joined(variable, terms)) for variable, terms in by_variable.values()]
 
 
 def record(
@@ -155,11 +260,13 @@ def _as_float(cotangent: tf.Tensor | None, target: tf.Tensor, path: str) -> tf.T
     return value
 
 
-def _joined(variable: keras.Variable, uses: list[Use]) -> Use:
-    if any(isinstance(use, Tied) for use in uses):
-        uses = [Tied.of_lookups(variable, use) if isinstance(use, Rows) else use for use in uses]
+def _joined(variable: keras.Variable, terms: list[GradientTerm]) -> GradientTerm:
+    if any(isinstance(term, Tied) for term in terms):
+        terms = [
+            Tied.of_lookups(variable, term) if isinstance(term, Rows) else term for term in terms
+        ]
     try:
-        return joined(uses)
+        return joined(terms)
     except ValueError as error:
         raise UnsupportedLayerError(
             f"{variable.path}: {error}. Give each use a variable of its own."
@@ -173,3 +280,59 @@ def _settling(before_lookup: BeforeLookup | None) -> BeforeLookup:
                 before_lookup(table, row_ids)
 
     return settle
+
+
+def recorded_tensors(
+    terms: Sequence[tuple[keras.Variable, GradientTerm]], losses: tf.Tensor
+) -> list[tuple[str, tf.Tensor]]:
+    """All that clipping reads, each under the name of its variable."""
+    return [("the loss", losses), *((v.path, t) for v, term in terms for t in fields_of(term))]
+
+
+def require_batch_leads(
+    named: Sequence[tuple[str, tf.Tensor]], present: tf.Tensor
+) -> list[tf.Operation]:
+    """Fails unless all tensors, under their variables' names, lead with the axis of `present`.
+
+    Shapes that are known when the step is traced cost nothing; all others together four operations.
+
+    Raises:
+        PrivacyError: Naming the variable; at once, or when the operations returned run.
+    """
+    known = {t.shape[0] for t in (present, *(t for _, t in named))} - {None}
+    batch = present.shape[0] if present.shape[0] is not None else min(known, default=None)
+    for name, tensor in named:
+        if tensor.shape[0] not in (None, batch):
+            raise PrivacyError(_message(name, tensor.shape[0], int(batch or 0)))
+    unknown = [each for each in named if each[1].shape[0] is None or present.shape[0] is None]
+    if not unknown:
+        return []
+    leads, expected = _leads([tensor for _, tensor in unknown]), tf.shape(present)[0]
+    wrong = tf.argmax(tf.cast(tf.not_equal(leads, expected), tf.int32))
+    name = tf.gather(tf.constant([name for name, _ in unknown]), wrong)
+    found = tf.gather(leads, wrong)
+    message = _message("{}", "{}", "{}")
+    return [require(tf.equal(found, expected), PrivacyError, message, expected, name, found)]
+
+
+def _message(name: str, lead: int | str, batch: int | str) -> str:
+    return (
+        f"Expected the batch of {batch} examples to be the first axis of what {name} records, got "
+        f"{lead} there: {_MEND}."
+    )
+
+
+def _leads(tensors: list[tf.Tensor]) -> tf.Tensor:
+    """The first dimension of each, int32 `[tensors]`."""
+    by_dtype: dict[tf.DType, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_dtype.setdefault(tensor.dtype, []).append(index)
+    shapes: list[tf.Tensor] = [None] * len(tensors)
+    for indices in by_dtype.values():
+        found = tf.shape_n([tensors[index] for index in indices])
+        for index, shape in zip(indices, found, strict=True):
+            shapes[index] = shape
+    starts = [0]
+    for tensor in tensors[:-1]:
+        starts.append(starts[-1] + tensor.shape.rank)
+    return tf.gather(tf.concat(shapes, 0), tf.constant(starts))

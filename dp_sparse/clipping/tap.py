@@ -1,5 +1,17 @@
-"""What a rule uses to record a layer call: watch a tensor, and say what its cotangent will mean."""
+"""What a rule uses to record a layer call: watch a tensor, and say what its cotangent will mean.
 
+Weights read without a gradient, as constants of a forward pass.
+
+What is computed from weights alone, as the error propagation of Re-Attention, reads them outside of
+the layers that own them. The guards refuse that, since such a read would have a gradient that is
+not recorded. Read by `stop_gradient_read` it has none.
+
+### Formal Guarantees
+A weight was released before the step that reads it. Nothing is computed from examples here, and no
+gradient of what is read exists, recorded or not.
+"""
+
+import contextvars
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,11 +19,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.uses import Use
-from dp_sparse.core import UnsupportedLayerError
+from dp_sparse.clipping.gradient_terms import GradientTerm
+from dp_sparse.clipping.graph_guard import recorded_operations
+from dp_sparse.core import UnsupportedLayerError, replicas
 
-UsesOf = Callable[[list[tf.Tensor]], list[tuple[keras.Variable, Use]]]
+TermsOf = Callable[[list[tf.Tensor]], list[tuple[keras.Variable, GradientTerm]]]
 BeforeLookup = Callable[[keras.Variable, tf.Tensor], None]  # given a table and the ids to be read
+_READING = contextvars.ContextVar("detached", default=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +35,12 @@ class Record:
     Attributes:
         path: The layer's path, for errors.
         targets: Tensors whose cotangents the backward pass must give.
-        uses_of: From those cotangents (float32) to the uses of the layer's trainable variables.
+        terms_of: From those cotangents (float32) to the terms of the layer's trainable variables.
     """
 
     path: str
     targets: list[tf.Tensor]
-    uses_of: UsesOf
+    terms_of: TermsOf
 
 
 class Tap:
@@ -54,7 +68,7 @@ class Tap:
         """Whether a gradient of `variable` is wanted."""
         return variable is not None and id(variable) in self._trainable
 
-    def watch(self, targets: Sequence[tf.Tensor], uses_of: UsesOf) -> None:
+    def watch(self, targets: Sequence[tf.Tensor], terms_of: TermsOf) -> None:
         """Asks for the cotangents of `targets`, and keeps what they will mean."""
         if _current_graph() is not self._graph:
             raise UnsupportedLayerError(
@@ -63,8 +77,27 @@ class Tap:
                 "recorded. Call the layer outside, or freeze it with trainable=False."
             )
         self._tape.watch(list(targets))
-        self._records.append(Record(self.path, list(targets), uses_of))
+        self._records.append(Record(self.path, list(targets), terms_of))
 
 
 def _current_graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def stop_gradient_read(variable: keras.Variable) -> tf.Tensor:
+    """The value of a weight, float32, through which no gradient flows.
+
+    Not for tables of lookups, which are read whole, and may wait for noise (LazyDP).
+    """
+    token = _READING.set(True)
+    try:
+        with recorded_operations([variable]):
+            value = tf.convert_to_tensor(replicas.own_copy(variable.value))
+            return tf.stop_gradient(tf.cast(value, tf.float32))
+    finally:
+        _READING.reset(token)
+
+
+def is_stop_gradient_read() -> bool:
+    """Whether the variable that is being read is read by `stop_gradient_read`."""
+    return _READING.get()

@@ -5,9 +5,7 @@ as modules.
 """
 
 from dp_sparse.core import graphs, replicas, validate, xla
-from dp_sparse.core.branches import seldom
 from dp_sparse.core.config import Registered, fingerprint
-from dp_sparse.core.console import stderr_without
 from dp_sparse.core.errors import (
     BadExampleError,
     NoStepsLeftError,
@@ -15,22 +13,25 @@ from dp_sparse.core.errors import (
     UnsupportedLayerError,
     marked,
     require,
+    stderr_without,
     translated,
 )
 from dp_sparse.core.files import (
+    StateFile,
     exclusive,
     first_file,
     local_form,
+    require_room,
     synced,
     whole_file,
     whole_folder,
 )
+from dp_sparse.core.graphs import KnownSeeds, draws_entropy, replaced_call, seeds_of
 from dp_sparse.core.key_bytes import key_bytes
-from dp_sparse.core.known_seeds import KnownSeeds, draws_entropy, seeds_of
-from dp_sparse.core.layer_call import replaced_call
-from dp_sparse.core.optional import require_matplotlib
-from dp_sparse.core.unique import grouped, lower_bound
+from dp_sparse.core.replicas import rare_branch
+from dp_sparse.core.validate import require_matplotlib
 from dp_sparse.core.version import __version__
+from dp_sparse.core.xla import grouped, lower_bound
 
 __all__ = [
     "BadExampleError",
@@ -38,6 +39,7 @@ __all__ = [
     "NoStepsLeftError",
     "PrivacyError",
     "Registered",
+    "StateFile",
     "UnsupportedLayerError",
     "__version__",
     "draws_entropy",
@@ -50,12 +52,13 @@ __all__ = [
     "local_form",
     "lower_bound",
     "marked",
+    "rare_branch",
     "replaced_call",
     "replicas",
     "require",
     "require_matplotlib",
+    "require_room",
     "seeds_of",
-    "seldom",
     "stderr_without",
     "synced",
     "translated",

@@ -1,13 +1,19 @@
-"""Files and folders written whole or not at all, and locks that end with their process."""
+"""Files and folders written whole or not at all, locks that end with their process, and state."""
 
 import contextlib
+import errno
 import fcntl
+import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
+
+import tensorflow as tf
+
+from dp_sparse.core.errors import PrivacyError
 
 
 @contextlib.contextmanager
@@ -124,6 +130,16 @@ def _require_free(path: Path) -> None:
         raise FileExistsError(f"Expected a path where nothing is yet, got {path}: use another.")
 
 
+def require_room(folder: str | os.PathLike[str], sizes: Iterable[int]) -> None:
+    """Raises OSError unless arrays of these sizes, in bytes, have room in an HDF5 file there.
+
+    HDF5 ends the process, by a segmentation fault, when it closes a file that could not be written.
+    """
+    needed = sum(size + 4096 for size in sizes) + 65_536  # of headers
+    if shutil.disk_usage(folder).free < needed:
+        raise OSError(errno.ENOSPC, f"No space left for {needed:,} bytes of weights", str(folder))
+
+
 def local_form(path: str | os.PathLike[str]) -> str:
     """A path without `file://`, which some write before a local one; another one as it is."""
     return str(path).removeprefix("file://")
@@ -145,3 +161,63 @@ def exclusive(path: str | os.PathLike[str]) -> IO[str] | None:
         file.close()
         return None
     return file
+
+
+T = TypeVar("T")
+
+
+class StateFile:
+    """A JSON file that must not be lost: on the disk as a whole, or refused when it is read.
+
+    Args:
+        path: A local file, or one of another file system of `tf.io.gfile`.
+        otherwise: What to do if it is damaged, as a sentence.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], otherwise: str) -> None:
+        self.path = local_form(path)
+        self._otherwise = otherwise
+
+    def exists(self) -> bool:
+        """Whether it was written."""
+        return bool(tf.io.gfile.exists(self.path))
+
+    def read(self, parsed: Callable[[Any], T]) -> T:
+        """What the file holds.
+
+        Args:
+            parsed: From the JSON object; a KeyError, TypeError or ValueError of it is damage.
+
+        Raises:
+            PrivacyError: It is damaged.
+            OSError: It is missing, or cannot be read from where it is.
+        """
+        try:
+            return parsed(json.loads(self._content()))
+        except (KeyError, TypeError, ValueError) as error:
+            raise PrivacyError(
+                f"{self.path} is damaged ({type(error).__name__}: {error}).\n{self._otherwise}"
+            ) from None
+
+    def _content(self) -> bytes:
+        if "://" not in self.path:
+            return Path(self.path).read_bytes()
+        with tf.io.gfile.GFile(self.path, "rb") as file:
+            return bytes(file.read())
+
+    def write(self, content: Any) -> None:
+        """Replaces it; it is on the disk when this returns.
+
+        Raises:
+            OSError: It cannot be written there; it stays as it was.
+        """
+        encoded = (json.dumps(content, indent=1) + "\n").encode()
+        if "://" not in self.path:
+            with whole_file(self.path) as local:
+                local.write(encoded)
+            return
+        folder, _, name = self.path.rpartition("/")
+        unfinished = f"{folder}/.{name}.tmp"
+        with tf.io.gfile.GFile(unfinished, "wb") as file:
+            file.write(encoded)
+        tf.io.gfile.rename(unfinished, self.path, overwrite=True)

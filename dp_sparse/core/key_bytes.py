@@ -11,7 +11,7 @@ def key_bytes(seed: int | None, purpose: str, number: int) -> Callable[[int], by
 
     Args:
         seed: None for secret bytes of `os.urandom`. With a seed the same bytes come in each
-            process, and whoever knows it knows them: nothing is private.
+            process, and anyone who knows it knows them: nothing is private.
         purpose: What they are for.
         number: Which of several keys of one purpose: by the steps before it, for instance. Bytes
             of one seed have nothing in common unless purpose and number are the same.

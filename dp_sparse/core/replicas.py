@@ -126,3 +126,15 @@ def undistributed(make: Callable[[], T]) -> T:
     """
     with concurrent.futures.ThreadPoolExecutor(1) as outside:
         return outside.submit(make).result()
+
+
+def rare_branch(branch: Callable[[], Any]) -> Callable[[], Any]:
+    """`branch` for `tf.cond`, as a function that is called and not written out.
+
+    TensorFlow writes both branches out into the graph around them, and visits each operation of the
+    one that is not taken in every step. Where it is taken, a call costs more. Of several replicas
+    each writes it out: what is refused inside of a call would reach the user as a cancelled step.
+    """
+    if count() > 1:
+        return branch
+    return tf.function(branch, autograph=False, experimental_attributes={"_noinline": True})

@@ -1,4 +1,7 @@
-"""Central validators; every message reads like `Expected clip_norm > 0, got clip_norm=-1.0`."""
+"""Central validators; every message reads like `Expected clip_norm > 0, got clip_norm=-1.0`.
+
+Libraries that the package can do without.
+"""
 
 import math
 from typing import Any
@@ -60,3 +63,11 @@ def _is_number(value: Any) -> bool:
 def is_weight(value: Any) -> bool:
     """Whether `value` is a finite number >= 0."""
     return _is_number(value) and math.isfinite(value) and value >= 0
+
+
+def require_matplotlib(what: str) -> None:
+    """Raises ImportError, with what installs it, if there is no matplotlib to draw `what` with."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"{what} needs matplotlib: pip install matplotlib.") from error

@@ -6,15 +6,16 @@ from typing import Any
 import keras
 
 from dp_sparse.core import PrivacyError, key_bytes, translated, validate
-from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.optimizers import PrivateOptimizer, private_optimizer_of
 from dp_sparse.sampling import BatchPart, Sampling, new_nonce
-from dp_sparse.training import environment, rest_of_epoch, share_of_steps, sigterm
+from dp_sparse.step import environment
+from dp_sparse.training import around_fit, rest_of_epoch, share_of_steps
 
 Step = Callable[[], None]
 Logs = Callable[[], dict[str, float]]
 
 
-@sigterm.around_fit()
+@around_fit()
 def run(
     model: keras.Model,
     source: Any,
@@ -100,15 +101,10 @@ def checked_optimizer(model: keras.Model) -> PrivateOptimizer:
     """The model's private optimizer.
 
     Raises:
-        PrivacyError: It has none, or one that delays noise.
+        ValueError: It has none.
+        PrivacyError: It delays noise.
     """
-    validate.of_keras_3("a model", model)
-    optimizer = getattr(model, "optimizer", None)
-    if not isinstance(optimizer, PrivateOptimizer):
-        raise PrivacyError(
-            f"Expected a model compiled with a private optimizer, got {type(optimizer).__name__}: "
-            "pass dp_sparse.DPAdaFESTOptimizer(...) to compile."
-        )
+    optimizer = private_optimizer_of(model, "pass dp_sparse.DPAdaFESTOptimizer(...) to compile")
     if optimizer.delays_noise:
         raise PrivacyError(
             f"Expected an optimizer that noises at once, got {type(optimizer).__name__}: train "

@@ -18,7 +18,7 @@ from dp_sparse.distribution import epochs as epochs_of
 from dp_sparse.distribution.epochs import checked_optimizer
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Augment, BatchPart, augmented, batch_of, new_nonce
-from dp_sparse.training import build_for, preflight
+from dp_sparse.step import build_for, preflight
 
 
 def train(

@@ -7,12 +7,11 @@ from pathlib import Path
 import h5py
 import keras
 
-from dp_sparse.accounting import DisjointPlans
-from dp_sparse.core import validate, whole_folder
+from dp_sparse.accounting import DisjointPlans, RestsOnRelease
+from dp_sparse.core import whole_folder
 from dp_sparse.export import keras_folder, manifest, saved_model, weights
 from dp_sparse.export.manifest import Export, Weight
-from dp_sparse.layers import TokenVariance
-from dp_sparse.optimizers import PrivateOptimizer, with_other_training
+from dp_sparse.optimizers import PrivateOptimizer, private_optimizer_of, with_other_training
 
 StrPath = str | os.PathLike[str]
 AsModel = Callable[[keras.Model], keras.Model]
@@ -90,13 +89,9 @@ def checked(
     Raises:
         ValueError: As `export_model`.
     """
-    validate.of_keras_3("a model", model)
-    optimizer = getattr(model, "optimizer", None)
-    if not isinstance(optimizer, PrivateOptimizer):
-        raise ValueError(
-            f"Expected a model compiled with a private optimizer, got {optimizer!r}: an export "
-            "carries its plan's statement. Use model.save or model.export without one."
-        )
+    optimizer = private_optimizer_of(
+        model, "an export has its plan's statement, so use model.save or model.export without one"
+    )
     if not model.built:
         raise ValueError(
             f"Expected a built model, got {model.name}: call it on a batch of inputs first."
@@ -141,7 +136,7 @@ def released(
     counting = [optimizer.plan] if plans is None else [*plans.plans.values()]
     releases = [release for plan in counting for release in plan.releases]
     for layer in (*model._flatten_layers(), *exported._flatten_layers()):
-        if isinstance(layer, TokenVariance):
+        if isinstance(layer, RestsOnRelease):
             fix = "export it with the plan that was given to effective_errors"
             layer.require_paid(releases, fix)
     steps = optimizer.plan.sampling.steps - optimizer.steps_left

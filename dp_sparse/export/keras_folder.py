@@ -19,6 +19,7 @@ import numpy as np
 from keras.src.saving import saving_lib
 
 from dp_sparse.clipping import metric_variables
+from dp_sparse.core import require_room
 from dp_sparse.export import weights
 from dp_sparse.export.weights import Values
 
@@ -64,6 +65,7 @@ def write(model: keras.Model, of: Layout, folder: Path) -> dict[str, str]:
     """Writes the folder; returns the SHA-256 of each weight, by name."""
     folder.mkdir()
     describe(model, of, folder)
+    require_room(folder, [v.size for v in of.weights])
     with h5py.File(folder / WEIGHTS, "w") as file:
         for name, layer in of.groups.items():
             file.create_group(name).attrs.update({} if layer is None else {"name": layer})

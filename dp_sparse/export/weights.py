@@ -39,6 +39,11 @@ class Values:
     variable: keras.Variable | None = None
 
     @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+        return math.prod(self.shape) * int(tf.as_dtype(self.dtype).size)
+
+    @property
     def rows(self) -> int:
         """The length of the first axis."""
         return self.shape[0] if self.shape else 1

@@ -24,7 +24,8 @@ between the batch itself and other batches of its examples:
   them through (`clipping.lets_nan_through`).
 
 A whole check takes all parts of `at_once` examples, and all examples of a part up to 1,024, drawn
-at random; another one a quarter of those of one part, but 64 at least.
+at random (up to 256 of them where weights that are 0 are replaced); another one a quarter of those
+of one part, but 64 at least.
 """
 
 import secrets
@@ -48,7 +49,7 @@ COUPLED = (
 )
 _HALF_PRECISION = 4.0  # times the tolerances of another shape in bfloat16 or float16
 _SHARE, _LEAST = 4, 64  # a check that is not whole takes one in so many examples, at least so many
-_MOST = 1024  # examples of a part in a whole check
+_MOST, _MOST_FILLED = 1024, 256  # examples of a part in a whole check
 _SOME = 128  # examples among which some hold other values
 
 
@@ -106,9 +107,9 @@ class Isolation:
             share = places[: max(len(present) // _SHARE, _LEAST)]
             trial = self._trial(*_some(batch, present, share), seed)
             return trial.coupled(trial.of_the_data((seed % 2 > 0,)))
-        most = _some(batch, present, np.sort(places[:_MOST]))
         some = _some(batch, present, np.sort(places[:_SOME]))
         for fill in (False, True):
+            most = _some(batch, present, np.sort(places[: _MOST_FILLED if fill else _MOST]))
             found = self._whole(batch, present, most, seed, fill)
             found = found or self._of_other_values(*some, seed, fill)
             if found is not None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from dp_sparse.clipping import (
     Rows,
     Seeds,
-    Used,
+    Terms,
     exact,
     fields_of,
     filling_zeros,
@@ -27,8 +27,8 @@ from dp_sparse.guards.restricted_arguments import restricted
 _HALF_PRECISION = ("bfloat16", "float16")
 _SMALL = 512  # entries of an example that are kept whole
 
-# Takes a batch and the seeds of random layers; gives uses, losses and whether it drew seeds.
-RecordedPass = Callable[[Any, Seeds], tuple[Used, tf.Tensor, bool]]
+# Takes a batch and the seeds of random layers; gives terms, losses and whether any were drawn.
+RecordedPass = Callable[[Any, Seeds], tuple[Terms, tf.Tensor, bool]]
 
 
 class Sketch(NamedTuple):
@@ -158,11 +158,11 @@ class Sketcher:
             return tf.cast(tf.stack([tf.constant(number, tf.int64), seed]), dtype)
 
         with filling_zeros(fill):
-            uses, losses, self.random = self._recorded(batch, seeds)
-        self._floats, integers = _tensors(uses, losses)
+            terms, losses, self.random = self._recorded(batch, seeds)
+        self._floats, integers = _tensors(terms, losses)
         self.names = [*(each.name for each in self._floats), "the ids that it looks up"]
         with tf.control_dependencies([losses]):  # which follow the check of shapes
-            return _raw(uses, losses, self._floats, integers)
+            return _raw(terms, losses, self._floats, integers)
 
 
 def _on_each_replica(model: keras.Model, trace: Callable[..., _Raw]) -> Callable[..., Any]:
@@ -213,30 +213,30 @@ def _exceeded_by_a_tenth(norms: np.ndarray) -> np.ndarray:
     return ordered[there // 10, np.arange(norms.shape[1])]
 
 
-def _tensors(uses: Used, losses: tf.Tensor) -> tuple[list[_Named], list[tf.Tensor]]:
+def _tensors(terms: Terms, losses: tf.Tensor) -> tuple[list[_Named], list[tf.Tensor]]:
     """What clipping reads: floating tensors, and integers; each once, one of all as each one's."""
     floats, integers = [_Named("the loss", losses)], []
     seen: set[int] = set()
-    for variable, use in uses:
-        for tensor in fields_of(use):
+    for variable, term in terms:
+        for tensor in fields_of(term):
             if id(tensor) in seen or 0 in tensor.shape[1:]:
                 continue
             seen.add(id(tensor))
             if tensor.dtype.is_floating:
-                is_lookups = isinstance(use, Rows)
-                floats.append(_Named(variable.path, tensor, use.holds_gradients, is_lookups))
+                is_lookups = isinstance(term, Rows)
+                floats.append(_Named(variable.path, tensor, term.holds_gradients, is_lookups))
             else:
                 integers.append(tf.cast(tensor, tf.int64))
-        for scalar in scalars_of(use):
+        for scalar in scalars_of(term):
             integers.append(tf.fill([tf.shape(losses)[0], 1], tf.cast(scalar, tf.int64)))
     return floats, integers
 
 
-def _raw(uses: Used, losses: tf.Tensor, floats: list[_Named], integers: list[tf.Tensor]) -> _Raw:
+def _raw(terms: Terms, losses: tf.Tensor, floats: list[_Named], integers: list[tf.Tensor]) -> _Raw:
     size = tf.shape(losses)[0]
     small = [tf.cast(each.tensor, tf.float32) for each in floats if each.is_small]
     large = [_measured(own.tensor, size, n) for n, own in enumerate(floats) if not own.is_small]
-    squares = [use.squared_norms() for _, use in uses if not isinstance(use, Rows)]
+    squares = [term.squared_norms() for _, term in terms if not isinstance(term, Rows)]
     return _Raw(
         _joined(small, size),
         tf.stack([pair for pair, _ in large], 1) if large else tf.zeros([size, 0, 2]),

@@ -3,7 +3,7 @@
 May use: `core`, `accounting`, `selection`, and of `clipping` how weights are read without gradient.
 """
 
-from dp_sparse.layers.effective_errors import EffectiveErrors, effective_errors
+from dp_sparse.layers.error_propagation import EffectiveErrors, effective_errors
 from dp_sparse.layers.re_attention import ReAttention
 from dp_sparse.layers.variance_layers import TokenVariance, WithVariance
 

@@ -14,12 +14,28 @@ function.
 ### Formal Guarantees
 No function reads a label or mixes examples. No gradient flows through a result, so the gradients
 of a network that uses it are those of a network with these numbers as constants.
+
+The variance of keys and values of several heads, kept as a sum of few products where it is one.
+
+Inputs of one variance for all entries, as tokens have, leave a projection with a variance that is
+`error_propagation.linear_factors`: numbers of positions times numbers of entries. Sums over
+positions, and over entries, are then sums of two numbers in place of the width of a head.
+
+Effective errors: how much of each weight is noise, from what a plan makes public (definition 4.1
+and claim 4.2): a step adds noise of deviation σ·C/B to every entry of the mean gradient. A weight
+of the network gets a gradient from every example; the row of token i from the fraction p_i of them
+that contain it, so its noise weighs 1/p_i as much. O(tokens), once.
 """
 
+import dataclasses
 import math
 
 import numpy as np
 import tensorflow as tf
+
+from dp_sparse.accounting import PrivacyPlan, Release
+from dp_sparse.core import PrivacyError, validate
+from dp_sparse.selection import RowFrequencies
 
 # A dozen passes over an activation become one; on a CPU they would cost more than the products.
 # Elementwise only: XLA gives sums over an axis to YNNPACK, and two threads that first run one such
@@ -195,3 +211,134 @@ def _hermite(nodes: int) -> tuple[list[float], list[float]]:
     """Points and weights that integrate against the standard normal density."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     return points.tolist(), (weights / math.sqrt(2 * math.pi)).tolist()
+
+
+@dataclasses.dataclass
+class ProjectedVariance:
+    """Σ_r `of_positions[..., h, r]`·`of_entries[r, h, c]`, `[batch, positions, heads, width]`.
+
+    Attributes:
+        of_positions: `[batch, positions, heads, r]`.
+        of_entries: `[r, heads, width]`; None for the unit matrix, with r = width.
+    """
+
+    of_positions: tf.Tensor
+    of_entries: tf.Tensor | None
+
+    def over_entries(self, factors: tf.Tensor) -> tf.Tensor:
+        """Contracts `[..., heads, width]` to r: its ⟨·, of_positions⟩ is Σ_c factors·variance."""
+        if self.of_entries is None:
+            return factors
+        return tf.einsum("...hc,rhc->...hr", factors, self.of_entries)
+
+    def of_sums(self, sums: tf.Tensor) -> tf.Tensor:
+        """Sums of variances, from the same sums of `of_positions`: `[..., heads, r]` to width."""
+        if self.of_entries is None:
+            return sums
+        return tf.einsum("...hr,rhc->...hc", sums, self.of_entries)
+
+
+def projected_variance(
+    mean: tf.Tensor,
+    variance: tf.Tensor,
+    kernel: tf.Tensor,
+    weight_variance: float,
+    bias: bool,
+) -> ProjectedVariance:
+    """Of what a projection gives, forward alone.
+
+    Args:
+        mean: Inputs, float32 `[batch, positions, in]`.
+        variance: Of them, or `[batch, positions, 1]` if it is the same for all entries.
+        kernel: `[in, heads, width]`.
+        weight_variance: Of the noise in every entry of the kernel and the bias.
+        bias: Whether the projection has one.
+    """
+    flat = tf.reshape(kernel, [kernel.shape[0], -1])
+    if variance.shape[-1] == 1:
+        of_positions, entries = linear_factors(mean, variance, flat, weight_variance, bias)
+        per_head = tf.repeat(of_positions[..., tf.newaxis, :], kernel.shape[1], axis=-2)
+        return ProjectedVariance(per_head, tf.reshape(entries, [2, *kernel.shape[1:]]))
+    found = linear(mean, variance, flat, weight_variance, bias)
+    shape = tf.concat([tf.shape(mean)[:-1], kernel.shape[1:]], 0)
+    return ProjectedVariance(tf.reshape(found, shape), None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EffectiveErrors:
+    """Variances of the noise in weights, in units of the mean gradient.
+
+    Attributes:
+        weight_variance: (σ·C/B)², of every entry of a layer that all examples use.
+        token_variances: float32 `[tokens]`: (σ·C/(B·p_i))², of every entry of a token's row.
+        release: What a plan must pay for them; None if they follow from public numbers.
+
+    Examples:
+        >>> import dp_sparse, numpy as np
+        >>> errors = dp_sparse.layers.EffectiveErrors(1e-6, np.ones(10, np.float32))
+        >>> errors.token_variances.shape
+        (10,)
+    """
+
+    weight_variance: float
+    token_variances: np.ndarray
+    release: Release | None = None
+
+    def __post_init__(self) -> None:
+        variances = np.array(self.token_variances, np.float32)
+        good = variances.ndim == 1 and np.isfinite(variances).all() and (variances >= 0).all()
+        if not good:
+            raise ValueError(
+                f"Expected token_variances finite, >= 0, of shape [tokens], got {variances!r}."
+            )
+        if not validate.is_weight(self.weight_variance):
+            raise ValueError(
+                f"Expected a finite weight_variance >= 0, got weight_variance="
+                f"{self.weight_variance!r}."
+            )
+        variances.setflags(write=False)
+        object.__setattr__(self, "token_variances", variances)
+        object.__setattr__(self, "weight_variance", float(self.weight_variance))
+
+
+def effective_errors(
+    plan: PrivacyPlan, clip_norm: float, frequencies: RowFrequencies
+) -> EffectiveErrors:
+    """The effective errors of a training run.
+
+    Args:
+        plan: A calibrated plan, with the release of `frequencies` if they came from private data.
+        clip_norm: C of the optimizer.
+        frequencies: The fraction of examples that contain each token.
+
+    Raises:
+        ValueError: The plan has no noise multiplier, or `clip_norm` is out of its range.
+        PrivacyError: The plan does not pay for the frequencies.
+
+    Examples:
+        >>> import dp_sparse
+        >>> sampling = dp_sparse.StreamSampling(num_examples=800, batch_size=400)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-3), sampling)
+        >>> plan = plan.with_noise(4.0)
+        >>> known = dp_sparse.RowFrequencies.public("tokens", [0.5, 0.05])
+        >>> errors = dp_sparse.layers.effective_errors(plan, clip_norm=1.0, frequencies=known)
+        >>> print(f"{errors.weight_variance:.1e}", errors.token_variances)
+        1.0e-04 [0.0004 0.04 ]
+
+    ### Formal Guarantees
+    All arguments are public, or released at a cost that the plan pays. The errors keep that
+    release, and a model that has them trains under no plan without it.
+    """
+    if plan.noise_multiplier is None:
+        raise ValueError("Expected a calibrated plan, got noise_multiplier=None: use calibrate().")
+    if frequencies.costs and frequencies.release not in plan.releases:
+        raise PrivacyError(
+            f"Expected a plan that pays for {frequencies.release.name!r}, got releases="
+            f"{[release.name for release in plan.releases]}: use "
+            "PrivacyPlan(..., releases=(frequencies.release,)) before calibrate()."
+        )
+    clip_norm = validate.clip_norm("clip_norm", clip_norm)
+    deviation = plan.noise_multiplier * clip_norm / plan.sampling.expected_batch_size
+    release = frequencies.release if frequencies.costs else None
+    of_tokens = np.square(deviation / frequencies.values)
+    return EffectiveErrors(deviation**2, of_tokens, release)

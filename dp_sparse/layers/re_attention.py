@@ -18,10 +18,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.clipping import detached
+from dp_sparse.clipping import stop_gradient_read
 from dp_sparse.core import validate
 from dp_sparse.layers import error_propagation
-from dp_sparse.layers.projected_variance import ProjectedVariance, projected_variance
+from dp_sparse.layers.error_propagation import ProjectedVariance, projected_variance
 
 CORRECTIONS = ("before_softmax", "after_softmax")
 
@@ -205,13 +205,13 @@ class ReAttention(keras.layers.MultiHeadAttention):
     ) -> ProjectedVariance:
         """Of keys or values."""
         mean, variance = _floats(mean, variance)
-        kernel = detached(layer.kernel)
+        kernel = stop_gradient_read(layer.kernel)
         return projected_variance(mean, variance, kernel, self.weight_variance, self.use_bias)
 
     def _output_variance(self, errors: _Errors) -> tf.Tensor:
         """After the projection of all heads together, `[batch, positions, out]`."""
         assert errors.attended is not None
-        kernel = detached(self._output_dense.kernel)  # [heads, width, out]
+        kernel = stop_gradient_read(self._output_dense.kernel)  # [heads, width, out]
         inputs = int(np.prod(kernel.shape[:2]))
         flat = [
             tf.reshape(values, tf.concat([tf.shape(values)[:-2], [inputs]], 0))

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse.accounting import Release
-from dp_sparse.clipping import detached
+from dp_sparse.clipping import stop_gradient_read
 from dp_sparse.core import PrivacyError, validate
 from dp_sparse.layers import error_propagation
-from dp_sparse.layers.effective_errors import EffectiveErrors
+from dp_sparse.layers.error_propagation import EffectiveErrors
 
 _ACTIVATIONS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "linear": lambda mean, variance: variance,
@@ -205,12 +205,12 @@ def _rule_of(layer: keras.layers.Layer) -> Propagation:
 def _of_dense(
     layer: keras.layers.Dense, mean: tf.Tensor, variance: tf.Tensor, weight_variance: float
 ) -> tf.Tensor:
-    kernel = detached(layer.kernel)
+    kernel = stop_gradient_read(layer.kernel)
     found = error_propagation.linear(mean, variance, kernel, weight_variance, layer.use_bias)
     name = layer.activation.__name__
     if name == "linear":
         return found
-    bias = detached(layer.bias) if layer.use_bias else 0.0
+    bias = stop_gradient_read(layer.bias) if layer.use_bias else 0.0
     return _ACTIVATIONS[name](tf.matmul(mean, kernel) + bias, found)
 
 
@@ -227,5 +227,5 @@ def _of_layer_normalization(
     variance: tf.Tensor,
     weight_variance: float,
 ) -> tf.Tensor:
-    scale = detached(layer.gamma) if layer.scale else tf.ones(mean.shape[-1])
+    scale = stop_gradient_read(layer.gamma) if layer.scale else tf.ones(mean.shape[-1])
     return error_propagation.layer_norm(mean, variance, scale, weight_variance, layer.epsilon)

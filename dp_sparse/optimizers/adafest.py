@@ -9,7 +9,7 @@ tables.
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
@@ -23,9 +23,8 @@ from dp_sparse.accounting import (
     split_noise,
     survival_probability,
 )
-from dp_sparse.clipping import ClippingStyle
 from dp_sparse.core import validate
-from dp_sparse.optimizers.base import PrivateOptimizer
+from dp_sparse.optimizers.base import PrivateOptimizer, TableOptions
 from dp_sparse.optimizers.sparse_base import SparseOptimizer
 from dp_sparse.selection import (
     Restricted,
@@ -58,11 +57,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             all rows.
         rows: DP-AdaFEST+: rows selected beforehand, which alone can survive; the plan must pay for
             them. By default all rows.
-        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
-            rate.
-        microbatch_size: As `PrivateOptimizer`; rows are chosen once, over the whole batch.
-        clipping: As `PrivateOptimizer`.
-        name: As in Keras.
+        options: `table_optimizer`, `microbatch_size`, `clipping` and `name`, as `TableOptions`.
 
     Raises:
         ValueError: A number out of its range, a threshold together with
@@ -100,15 +95,9 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         threshold: float | None = None,
         expected_false_rows: float | None = None,
         rows: SelectedRows | None = None,
-        table_optimizer: keras.optimizers.Optimizer | None = None,
-        microbatch_size: int | None = None,
-        *,
-        clipping: ClippingStyle | None = None,
-        name: str | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
-        super().__init__(
-            optimizer, plan, clip_norm, rows, table_optimizer, microbatch_size, clipping, name
-        )
+        super().__init__(optimizer, plan, clip_norm, rows, **options)
         self._contribution_clip_norm = validate.clip_norm(
             "contribution_clip_norm", contribution_clip_norm
         )

@@ -3,34 +3,128 @@
 They wrap a Keras optimizer and apply only what the private step hands them: `begin_step` spends a
 step, `rows_of_step` selects, `release` adds noise, `update` applies what was released. A subclass
 says which rows a step may touch, and which noise each part of the sums gets.
+
+What a private optimizer is given, checked; each error says what to give instead.
 """
 
 import abc
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import keras
 import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.accounting import GaussianMechanism, Mechanism, PrivacyPlan
-from dp_sparse.clipping import BeforeLookup, ClippedSums, ClippingStyle, QuantileClipping
+from dp_sparse.clipping import (
+    STYLES,
+    BeforeLookup,
+    ClippedSums,
+    ClippingStyle,
+    FlatClipping,
+    QuantileClipping,
+)
 from dp_sparse.core import PrivacyError, fingerprint, replicas, validate
-from dp_sparse.optimizers.arguments import checked_optimizer, checked_plan, checked_style
 from dp_sparse.optimizers.diagnostics import StepDiagnostics
-from dp_sparse.optimizers.keras_wrapper import VariableSplit, WrappingOptimizer, regularised
-from dp_sparse.optimizers.moving_clip_norm import MovingClipNorm
-from dp_sparse.optimizers.release import NoisyMeans
+from dp_sparse.optimizers.keras_wrapper import (
+    NoForeignGradients,
+    VariableSplit,
+    WrappingOptimizer,
+    regularised,
+)
+from dp_sparse.optimizers.release import MovingClipNorm, NoisyMeans
 from dp_sparse.optimizers.replica_checks import nameless
 from dp_sparse.optimizers.step_account import StepAccount
 from dp_sparse.selection import StepRows, TableLookups
 
+_COUPLED = ("gradient_accumulation_steps", "loss_scale_factor")
 _TO_LOAD = (
     "`import dp_sparse` before keras.models.load_model, or pass compile=False to predict only; "
     "dp_sparse.export_model writes models that need neither"
 )
+
+
+def checked_plan(
+    plan: PrivacyPlan, mechanism: type[Mechanism], *others: type[Mechanism]
+) -> PrivacyPlan:
+    """A calibrated plan for steps of a mechanism; raises ValueError for any other."""
+    if not isinstance(plan, PrivacyPlan) or not (plan.noise_multiplier and plan.plan_id):
+        raise ValueError(
+            f"Expected a calibrated PrivacyPlan, got plan={plan!r}: use plan.calibrate(), or "
+            "plan.with_noise(...)."
+        )
+    if type(plan.mechanism) not in (mechanism, *others):
+        raise ValueError(
+            f"Expected a plan with mechanism={mechanism.__name__}(...), got "
+            f"mechanism={plan.mechanism!r}: its noise is for other releases than this optimizer's."
+        )
+    return plan
+
+
+def checked_style(clipping: ClippingStyle | None) -> ClippingStyle:
+    """The style, flat by default; raises ValueError for what is none of `STYLES`.
+
+    A subclass could give any factors, and the guarantee rests on them.
+    """
+    if clipping is not None and type(clipping) not in STYLES:
+        names = ", ".join(f"{style.__name__}()" for style in STYLES)
+        raise ValueError(
+            f"Expected a clipping style, got clipping={clipping!r}: use one of {names}."
+        )
+    return clipping or FlatClipping()
+
+
+def checked_optimizer(
+    optimizer: keras.optimizers.Optimizer | str,
+) -> keras.optimizers.Optimizer:
+    """A plain Keras optimizer that a private one may wrap; raises ValueError for any other."""
+    if isinstance(optimizer, str):
+        optimizer = keras.optimizers.get(optimizer)
+    validate.of_keras_3("an optimizer", optimizer)
+    plain = isinstance(optimizer, keras.optimizers.Optimizer)
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if not plain or scaled or isinstance(optimizer, NoForeignGradients):
+        raise ValueError(
+            f"Expected a plain Keras optimizer to wrap, got optimizer={optimizer!r}: use one of "
+            "keras.optimizers, such as keras.optimizers.Adam(), without a loss scale and without "
+            "another private optimizer in it."
+        )
+    for name in _COUPLED:
+        if getattr(optimizer, name, None):
+            raise ValueError(
+                f"Expected an optimizer without {name}, got {name}={getattr(optimizer, name)}: "
+                "the plan pays for one update a batch."
+            )
+    return optimizer
+
+
+class Options(TypedDict, total=False):
+    """What every private optimizer takes by name.
+
+    Attributes:
+        microbatch_size: How many examples are in memory at a time; by default the whole batch. It
+            changes neither the guarantee nor the numbers, only memory and time.
+        clipping: `FlatClipping()` by default, `PerLayerClipping(...)`, `AutomaticClipping(...)` or
+            `QuantileClipping(...)`, for which `clip_norm` is where C begins.
+        name: As in Keras.
+    """
+
+    microbatch_size: int | None
+    clipping: ClippingStyle | None
+    name: str | None
+
+
+class TableOptions(Options, total=False):
+    """What optimizers that noise chosen rows take by name, beside `Options`.
+
+    Attributes:
+        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
+            rate; by default a row-wise twin of the optimizer itself.
+    """
+
+    table_optimizer: keras.optimizers.Optimizer | None
 
 
 class PrivateOptimizer(WrappingOptimizer, abc.ABC):
@@ -44,11 +138,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         optimizer: The Keras optimizer to apply to the noisy gradients.
         plan: A calibrated plan, whose sampler must make the batches.
         clip_norm: C > 0, the L2 norm to which each example's whole gradient is clipped.
-        microbatch_size: How many examples are in memory at a time; by default the whole batch. It
-            changes neither the guarantee nor the numbers, only memory and time.
-        clipping: `FlatClipping()` by default, `PerLayerClipping(...)`, `AutomaticClipping(...)` or
-            `QuantileClipping(...)`, for which `clip_norm` is where C begins.
-        name: As in Keras.
+        microbatch_size: As `Options`, and so are `clipping` and `name`.
 
     Raises:
         ValueError: `clip_norm <= 0`, an uncalibrated plan, or a wrapped optimizer that couples
@@ -358,3 +448,23 @@ def _without_all_reduce(optimizer: keras.optimizers.Optimizer) -> Iterator[None]
         yield
     finally:
         del vars(optimizer)["_all_reduce_sum_gradients"]
+
+
+def private_optimizer_of(model: keras.Model, otherwise: str) -> PrivateOptimizer:
+    """The model's private optimizer.
+
+    Args:
+        model: A model.
+        otherwise: What to do if it has none, for the error.
+
+    Raises:
+        ValueError: It has none, or is of Keras 2.
+    """
+    validate.of_keras_3("a model", model)
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, PrivateOptimizer):
+        raise ValueError(
+            "Expected a model compiled with a private optimizer, got "
+            f"{type(optimizer).__name__}: {otherwise}."
+        )
+    return optimizer

@@ -47,7 +47,7 @@ class StepDiagnostics:
         """How many of them were zeroed because they were not finite."""
         return self._totals[3]
 
-    def unnoised_variables(self) -> list[tf.Variable]:
+    def non_private_variables(self) -> list[tf.Variable]:
         """All that follow from batches without noise; all others follow from what was released."""
         return [self._totals]
 

@@ -5,14 +5,14 @@ DP-AdaFEST pays for one noisy map: with `noise_ratio=1` half of its budget goes 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 
 from dp_sparse import noise
 from dp_sparse.accounting import ExponentialSelection, PrivacyPlan
-from dp_sparse.clipping import ClippingStyle
 from dp_sparse.core import validate
+from dp_sparse.optimizers.base import TableOptions
 from dp_sparse.optimizers.sparse_base import SparseOptimizer
 from dp_sparse.selection import (
     StepRows,
@@ -38,10 +38,7 @@ class ExponentialSelectionOptimizer(SparseOptimizer):
         clip_norm: C2 > 0, for each example's whole gradient, dense and sparse together.
         row_clip_norm: C3 > 0, to which the largest of an example's row norms is clipped before
             they are added to scores; by default `clip_norm`.
-        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
-            rate.
-        clipping: As `PrivateOptimizer`.
-        name: As in Keras.
+        options: `table_optimizer`, `clipping` and `name`, as `TableOptions`.
 
     Raises:
         ValueError: A number out of its range, a plan with another mechanism, or an optimizer that
@@ -76,19 +73,14 @@ class ExponentialSelectionOptimizer(SparseOptimizer):
         plan: PrivacyPlan,
         clip_norm: float,
         row_clip_norm: float | None = None,
-        table_optimizer: keras.optimizers.Optimizer | None = None,
-        *,
-        clipping: ClippingStyle | None = None,
-        name: str | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
-        super().__init__(
-            optimizer,
-            plan,
-            clip_norm,
-            table_optimizer=table_optimizer,
-            clipping=clipping,
-            name=name,
-        )
+        if options.get("microbatch_size") is not None:
+            raise ValueError(
+                f"Expected no microbatch_size, got {options['microbatch_size']!r}: rows are chosen "
+                "by all gradients of a batch. Leave it out."
+            )
+        super().__init__(optimizer, plan, clip_norm, **options)
         if row_clip_norm is None:
             row_clip_norm = clip_norm
         self.row_clip_norm = validate.clip_norm("row_clip_norm", row_clip_norm)

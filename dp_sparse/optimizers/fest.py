@@ -6,12 +6,13 @@ not with the tables.
 """
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import keras
 
 from dp_sparse import noise
 from dp_sparse.accounting import PrivacyPlan
-from dp_sparse.clipping import ClippingStyle
+from dp_sparse.optimizers.base import TableOptions
 from dp_sparse.optimizers.sparse_base import SparseOptimizer, checked_rows
 from dp_sparse.selection import SelectedRows, StepRows, TableLookups, restricted
 
@@ -25,10 +26,7 @@ class DPFESTOptimizer(SparseOptimizer):
         plan: A calibrated plan, whose releases pay for `rows`.
         clip_norm: C > 0, for each example's whole gradient on dense variables and selected rows.
         rows: The rows to train; all others keep their initial values.
-        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone.
-        microbatch_size: As `PrivateOptimizer`.
-        clipping: As `PrivateOptimizer`.
-        name: As in Keras.
+        options: `table_optimizer`, `microbatch_size`, `clipping` and `name`, as `TableOptions`.
 
     Raises:
         ValueError: A number out of its range, or an optimizer that would touch every row of a
@@ -61,15 +59,9 @@ class DPFESTOptimizer(SparseOptimizer):
         plan: PrivacyPlan,
         clip_norm: float,
         rows: SelectedRows,
-        table_optimizer: keras.optimizers.Optimizer | None = None,
-        microbatch_size: int | None = None,
-        *,
-        clipping: ClippingStyle | None = None,
-        name: str | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
-        super().__init__(
-            optimizer, plan, clip_norm, rows, table_optimizer, microbatch_size, clipping, name
-        )
+        super().__init__(optimizer, plan, clip_norm, rows, **options)
         checked_rows(rows, self.plan)  # here None is refused, too
 
     def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.core import PrivacyError
-from dp_sparse.optimizers.slots import check_successor, gathered_by, same_slots
+from dp_sparse.optimizers.row_updates import check_successor, gathered_by, same_slots
 
 
 class NoForeignGradients(keras.optimizers.Optimizer):

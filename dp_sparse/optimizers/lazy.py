@@ -15,8 +15,7 @@ import tensorflow as tf
 from dp_sparse import noise
 from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.clipping import BeforeLookup, ClippedSums, ClippingStyle, tables_read_whole
-from dp_sparse.optimizers.arguments import checked_optimizer
-from dp_sparse.optimizers.base import PrivateOptimizer
+from dp_sparse.optimizers.base import PrivateOptimizer, checked_optimizer
 from dp_sparse.optimizers.lazy_noise import DelayedNoise
 from dp_sparse.optimizers.release import NoisyMeans, noisy_dense
 from dp_sparse.optimizers.sparse_base import refuse_whole_table

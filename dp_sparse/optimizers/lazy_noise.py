@@ -18,10 +18,18 @@ Steps and readers in other threads exclude each other by `lock`: noise that a st
 due while another thread settles all rows would be forgotten.
 Weights are released on a grid of the smallest deviation that any row can lack, public and the same
 for all rows, so that the low bits of a weight near 0 do not tell which sum it came from.
+
+A lock between steps, which write tables in graphs, and Python code that reads them.
+
+A data pipeline and threads of the user's may read a model while `fit` trains it. Several readers
+read at once. A step takes the lock when its batch is there and what it writes is computed, so a
+reader that a data pipeline waits for never waits for the step that waits for this pipeline.
 """
 
+import contextlib
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -29,12 +37,56 @@ import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.core import PrivacyError, require
-from dp_sparse.optimizers.table_lock import TableLock
 
+_NUMBERS = itertools.count()
 _ENTRIES_AT_ONCE = 2**22  # of a table, when all its rows get their noise
 _LARGEST_NORMAL = 9.2  # that `noise.normal` draws, rounded up
 _UNITS = 2.0**-22  # of a weight, at least two in the last place of float32
 _FINER = 2.0**-11  # than `noise.grid_step`: rounding a row once more must not tell that it was read
+
+
+class TableLock:
+    """One for all tables of an optimizer. A step that fails gives it back."""
+
+    def __init__(self) -> None:
+        name = f"dp_sparse_tables_{next(_NUMBERS)}"
+        with tf.init_scope():
+            self._mutex = tf.raw_ops.MutexV2(container="", shared_name=name)
+        self._counting = threading.Lock()
+        self._readers = 0
+        self._held: tf.Tensor | None = None  # the mutex is free again when it is gone
+
+    @contextlib.contextmanager
+    def writing(self, after: Sequence[tf.Tensor | tf.Operation]) -> Iterator[None]:
+        """Keeps readers and other writers out of what is traced inside.
+
+        Args:
+            after: What is computed before the lock is taken.
+        """
+        with tf.control_dependencies(after):
+            lock = tf.raw_ops.MutexLock(mutex=self._mutex)
+        graph = tf.compat.v1.get_default_graph()
+        start = len(graph.get_operations())
+        with tf.control_dependencies([lock]):
+            yield
+        made = [op for op in graph.get_operations()[start:] if op.op_def.is_stateful]
+        with tf.control_dependencies(made):
+            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keeps writers out while the code inside runs, eagerly; other readers may come in."""
+        with self._counting:
+            if self._readers == 0:
+                self._held = tf.raw_ops.MutexLock(mutex=self._mutex)
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._readers -= 1
+                if self._readers == 0:
+                    self._held = None
 
 
 class DelayedNoise:

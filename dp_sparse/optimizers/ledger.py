@@ -4,6 +4,12 @@ The count belongs to the plan, not to an optimizer: all optimizers of one plan i
 it, so neither a clone nor a second model gets steps of its own. A saved optimizer carries its
 count; whichever is larger holds. A seal ties that count to its plan: whatever restores the one
 without the other, or under another plan, is noticed before a step is spent.
+
+Which plan each random draw of batches belongs to, in this process.
+
+Plans whose ε are added up must each draw their own batches: two that train on the same random
+batches reveal more about their examples than the two ε add up to. A draw is a pass over a sampler,
+or all batches that were prepared before training. Batches of a stream are not drawn.
 """
 
 import dataclasses
@@ -16,11 +22,23 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse.accounting import PrivacyPlan
-from dp_sparse.core import NoStepsLeftError, PrivacyError, replicas, require
-from dp_sparse.optimizers import turn
-from dp_sparse.optimizers.passes import Passes
+from dp_sparse.core import NoStepsLeftError, PrivacyError, fingerprint, replicas, require
+from dp_sparse.optimizers import batch_order
 from dp_sparse.sampling import OWN_ORDER, SEEDED, Marker, new_nonce
 
+_PLANS: dict[str, int] = {}  # the number of a plan, from 1 on, by run_id
+_OWNERS: list[tf.lookup.experimental.MutableHashTable] = []  # one: number of a plan by draw
+
+_ALONE = "the epsilons of two plans add up only if each plan draws its own batches"
+_OF_A_PASS = (
+    "Expected batches that this plan alone trains on, got batch {} of a pass that another plan has "
+    f"begun: {_ALONE}. Read plan.sampling.batches(dataset) anew for each plan, and do not cache it."
+)
+_OF_A_PREPARED_DRAW = (
+    "Expected prepared batches that this plan alone trains on, got batch {} of a draw on which "
+    f"another plan has trained: {_ALONE}. Continue with the plan of that run, prepare again, or "
+    "use offline_sampling(..., shared=True), whose statement says so."
+)
 # Nonces are times: batches that an earlier process left on a disk are older than this one, and
 # those of this process are newer, also if the clock is set back meanwhile.
 _IMPORTED = new_nonce(None)
@@ -29,6 +47,54 @@ _LAST: dict[str, tf.Variable] = {}  # nonce and position of the last batch, by r
 _MAKING = threading.Lock()  # held while a ledger is made: two threads may make the first of a plan
 _NUMBER = np.array([0, 0, 0, 1])  # picks the number of an example out of its marker
 _SPREAD = 0x1E3779B9  # odd, so that no two counts of steps change a fingerprint alike
+_OF_ANOTHER_PLAN = (
+    "Expected an optimizer whose steps were spent under its plan, but it was given {} steps spent "
+    "under another plan, whose noise or sampling differs, or was restored in part (its steps_spent "
+    "and steps_seal go together): this plan's statement would not hold for them. Compile with the "
+    "plan of the saved run, and restore the whole optimizer."
+)
+
+
+class PassOwners:
+    """Those of one plan. Not thread-safe to make: `StepLedger` does it under its lock."""
+
+    def __init__(self, plan: PrivacyPlan) -> None:
+        self._number = _PLANS.setdefault(plan.run_id, len(_PLANS) + 1)
+        if not _OWNERS:
+            _OWNERS.append(replicas.undistributed(_empty))
+        self._owners = _OWNERS[0]
+        draw_id = getattr(plan.sampling, "draw_id", "")
+        self._prepared = _key_of(draw_id) if draw_id else None
+        drawn = self._prepared is not None or plan.sampling.steps_per_pass is None
+        self._owned = drawn and plan.sampling.composes
+
+    def check(self, marker: Marker) -> list[tf.Operation]:
+        """Fails for a batch of a draw that another plan has begun; not if a seed made it."""
+        if not self._owned:
+            return []
+        owner = self._owners.lookup(self._draw(marker))
+        own = tf.equal(owner, 0) | tf.equal(owner, self._number) | tf.equal(marker.nonce, SEEDED)
+        why = _OF_A_PASS if self._prepared is None else _OF_A_PREPARED_DRAW
+        return [require(own, PrivacyError, why, marker.position)]
+
+    def take(self, marker: Marker) -> list[tf.Operation]:
+        """The draw of this batch belongs to this plan from now on."""
+        if not self._owned:
+            return []
+        number = tf.constant(self._number, tf.int64)
+        return [self._owners.insert(self._draw(marker), number)]
+
+    def _draw(self, marker: Marker) -> tf.Tensor:
+        return marker.nonce if self._prepared is None else tf.constant(self._prepared, tf.int64)
+
+
+def _key_of(draw_id: str) -> int:
+    """A negative number: nonces, which are times, are not."""
+    return -1 - fingerprint({"draw_id": draw_id})
+
+
+def _empty() -> tf.lookup.experimental.MutableHashTable:
+    return tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, default_value=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +143,6 @@ class SavedCount:
         return require(self.fits(plan), PrivacyError, _OF_ANOTHER_PLAN, steps)
 
 
-_OF_ANOTHER_PLAN = (
-    "Expected an optimizer whose steps were spent under its plan, but it was given {} steps spent "
-    "under another plan, whose noise or sampling differs, or was restored in part (its steps_spent "
-    "and steps_seal go together): this plan's statement would not hold for them. Compile with the "
-    "plan of the saved run, and restore the whole optimizer."
-)
-
-
 def seal_of(plan: PrivacyPlan, steps: tf.Tensor) -> tf.Tensor:
     """A fingerprint of the plan's guarantee and of a count of steps below 2³⁴, int64."""
     of_plan = tf.constant(plan.fingerprint, tf.int64)
@@ -107,7 +165,7 @@ class StepLedger:
             if run not in _SPENT:
                 _SPENT[run], _LAST[run] = replicas.undistributed(_counters)
             self._spent, self._last = _SPENT[run], _LAST[run]
-            self._passes = Passes(plan)
+            self._passes = PassOwners(plan)
         with tf.init_scope():  # one lock for all plans: two may ask for one pass at once
             self._section = tf.CriticalSection(shared_name="dp_sparse_steps")
         self._draws = plan.sampling.steps_per_pass is None
@@ -124,9 +182,9 @@ class StepLedger:
             whole = self._whole(marker)
 
         def counted() -> tf.Tensor:
-            course = self._course(saved)
-            step = course.spent if self._draws else fields.position
-            with tf.control_dependencies([*self._checks(fields, course), whole]):
+            progress = self._course(saved)
+            step = progress.spent if self._draws else fields.position
+            with tf.control_dependencies([*self._checks(fields, progress), whole]):
                 last, after = tf.stack([fields.nonce, fields.position]), step + 1
                 written = [
                     self._last.assign(last, read_value=False),
@@ -146,13 +204,13 @@ class StepLedger:
         spent = max(int(self._spent.numpy()), saved.values()[0])
         return max(0, self._plan.sampling.steps - spent)
 
-    def _course(self, saved: SavedCount) -> turn.Course:
+    def _course(self, saved: SavedCount) -> batch_order.Progress:
         """What this process and the optimizer's own count say together: the larger count holds."""
         spent, (nonce, position) = self._spent.read_value(), tf.unstack(self._last.read_value(), 2)
         steps, own_order = map(tf.convert_to_tensor, (saved.steps.value, saved.own_order.value))
         own = tf.equal(nonce, OWN_ORDER) | (steps > spent)
         own &= tf.equal(own_order, 1) | (steps < spent)
-        return turn.Course(tf.maximum(spent, steps), nonce, position, own)
+        return batch_order.Progress(tf.maximum(spent, steps), nonce, position, own)
 
     def _same_sampler(self, marker: Marker) -> tf.Operation:
         return require(
@@ -176,7 +234,7 @@ class StepLedger:
             size,
         )
 
-    def _checks(self, marker: Marker, course: turn.Course) -> list[tf.Operation]:
+    def _checks(self, marker: Marker, progress: batch_order.Progress) -> list[tf.Operation]:
         steps = self._plan.sampling.steps
         repeats_itself = self._plan.sampling.not_private_seed is not None
         secret = require(
@@ -186,20 +244,22 @@ class StepLedger:
             "without seed.",
         )
         left = require(
-            course.spent < steps,
+            progress.spent < steps,
             NoStepsLeftError,
             f"The plan has no steps left: {{}} of {steps} are spent. "
             "Stop here; a resumed run takes steps_per_epoch= what is left of the plan, and a "
             "longer one a plan calibrated for more steps.",
-            course.spent,
+            progress.spent,
         )
-        return [secret, *self._in_turn(marker, course), left]
+        return [secret, *self._in_turn(marker, progress), left]
 
-    def _in_turn(self, marker: Marker, course: turn.Course) -> list[tf.Operation]:
+    def _in_turn(self, marker: Marker, progress: batch_order.Progress) -> list[tf.Operation]:
         sampling = self._plan.sampling
         if sampling.steps_per_pass is None:
-            return [*turn.of_drawn(marker, course), *self._passes.check(marker)]
-        in_turn = turn.of_stream(marker, course, sampling.steps_per_pass, sampling.steps)
+            return [*batch_order.drawn_in_order(marker, progress), *self._passes.check(marker)]
+        in_turn = batch_order.stream_in_order(
+            marker, progress, sampling.steps_per_pass, sampling.steps
+        )
         return [*in_turn, *self._passes.check(marker)]
 
 

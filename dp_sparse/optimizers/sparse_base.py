@@ -1,20 +1,18 @@
 """What all sparse optimizers share: noise and updates on the rows of a step, and on no other."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.accounting import PrivacyPlan
-from dp_sparse.clipping import ClippedSums, ClippingStyle
+from dp_sparse.clipping import ClippedSums
 from dp_sparse.core import PrivacyError
-from dp_sparse.optimizers.arguments import checked_optimizer
-from dp_sparse.optimizers.base import PrivateOptimizer
+from dp_sparse.optimizers.base import Options, PrivateOptimizer, checked_optimizer
 from dp_sparse.optimizers.release import NoisyMeans, noisy_dense, noisy_rows
-from dp_sparse.optimizers.row_updates import RowWise
-from dp_sparse.optimizers.slots import gathered_by
+from dp_sparse.optimizers.row_updates import RowWise, gathered_by
 from dp_sparse.selection import SelectedRows
 
 
@@ -83,11 +81,9 @@ class SparseOptimizer(PrivateOptimizer):
         plan: As `PrivateOptimizer`.
         clip_norm: As `PrivateOptimizer`.
         rows: Rows selected beforehand, which alone may be chosen; None for all rows.
-        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
-            rate.
-        microbatch_size: As `PrivateOptimizer`; rows are chosen once, over the whole batch.
-        clipping: As `PrivateOptimizer`.
-        name: As in Keras.
+        table_optimizer: As `TableOptions`.
+        options: Those of `PrivateOptimizer`; with `microbatch_size`, rows are chosen once, over the
+            whole batch.
 
     Raises:
         ValueError: An optimizer that would touch every row of a table; when training begins, rows
@@ -102,18 +98,9 @@ class SparseOptimizer(PrivateOptimizer):
         clip_norm: float,
         rows: SelectedRows | None = None,
         table_optimizer: keras.optimizers.Optimizer | None = None,
-        microbatch_size: int | None = None,
-        clipping: ClippingStyle | None = None,
-        name: str | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            optimizer,
-            plan,
-            clip_norm,
-            microbatch_size=microbatch_size,
-            clipping=clipping,
-            name=name,
-        )
+        super().__init__(optimizer, plan, clip_norm, **options)
         if table_optimizer is not None:
             table_optimizer = checked_optimizer(table_optimizer)
         self.table_optimizer = table_optimizer

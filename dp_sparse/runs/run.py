@@ -13,9 +13,11 @@ import tensorflow as tf
 from dp_sparse.accounting import BudgetAccount, PrivacyPlan
 from dp_sparse.core import PrivacyError, local_form
 from dp_sparse.export import Export, export_model
+from dp_sparse.reports import PrivacyMonitor
 from dp_sparse.runs.run_folder import RunFolder, T, locked
 from dp_sparse.selection import SelectedRows, TopKTable, calibrate_top_k, select_top_k
-from dp_sparse.training import PrivacyMonitor, PrivateCheckpoint, require_checkpoint
+from dp_sparse.step import require_checkpoint
+from dp_sparse.training import PrivateCheckpoint
 
 _OPEN: dict[Path, "Run"] = {}  # of this process
 _ROWS = "rows.npz"
@@ -293,9 +295,13 @@ class Run:
         path = self.folder / "log" / "log.jsonl"
         return [*map(json.loads, path.read_text().splitlines())] if path.exists() else []
 
-    def statement(self) -> str:
-        """What the run guarantees after the steps that it has spent."""
-        return self.plan.statement(self.steps_spent)
+    def statement(self, *, format: str = "text") -> str:
+        """What the run guarantees after the steps that it has spent; "json" for the same as data.
+
+        Raises:
+            ValueError: Another format.
+        """
+        return self.plan.statement(self.steps_spent, format=format)
 
     def export(
         self, model: keras.Model, path: str | os.PathLike[str] | None = None, **options: Any

@@ -5,14 +5,13 @@ was paid for is a file of its own. `begun.json` says that there must be checkpoi
 other processes out.
 """
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
 from dp_sparse.accounting import PrivacyPlan
-from dp_sparse.core import PrivacyError, exclusive, whole_file
+from dp_sparse.core import StateFile, exclusive
 
 
 class _Saved(Protocol):
@@ -24,7 +23,7 @@ class _Saved(Protocol):
 
 T = TypeVar("T", bound=_Saved)
 
-_DAMAGED = "{} is damaged ({}).\nRestore it, or use another folder and plan, which spends again."
+_OTHERWISE = "Restore it, or use another folder and plan, which spends again."
 _RUN, _PLAN, _BEGUN, _CHARGED = "run.json", "plan.json", "begun.json", "charged.json"
 
 
@@ -91,10 +90,10 @@ class RunFolder:
 
     def same(self, name: str, asked: dict[str, Any]) -> None:
         """Keeps what a release was made from; raises ValueError if that was something else."""
-        path = self.path / name
-        if not path.exists():
-            _write(path, asked)
-        made = _read(path)
+        file = self._file(name)
+        if not file.exists():
+            file.write(asked)
+        made = file.read(dict)
         if made != asked:
             raise ValueError(
                 f"The run in {self.path} released {name.removesuffix('.json')} for {made}, got "
@@ -115,7 +114,7 @@ class RunFolder:
                     f"{path} is missing, under which steps were taken.\nRestore the file, or begin "
                     "in another folder, which spends again."
                 )
-            _write(path, make().get_config())
+            self._file(_PLAN).write(make().get_config())
         return self.saved_plan()
 
     def saved_plan(self) -> PrivacyPlan:
@@ -124,11 +123,7 @@ class RunFolder:
         Raises:
             PrivacyError: It is damaged.
         """
-        path = self.path / _PLAN
-        try:
-            return PrivacyPlan.from_config(_read(path))
-        except (KeyError, TypeError, ValueError) as error:
-            raise PrivacyError(_DAMAGED.format(path, f"{type(error).__name__}: {error}")) from None
+        return self._file(_PLAN).read(PrivacyPlan.from_config)
 
     @property
     def has_plan(self) -> bool:
@@ -137,10 +132,10 @@ class RunFolder:
 
     def charging(self, run_id: str) -> bool:
         """Notes that the plan is being charged for this folder; returns whether it was before."""
-        path = self.path / _CHARGED
-        if path.exists() and _read(path).get("run_id") == run_id:
+        file = self._file(_CHARGED)
+        if file.exists() and file.read(lambda found: found["run_id"] == run_id):
             return True
-        _write(path, {"run_id": run_id})
+        file.write({"run_id": run_id})
         return False
 
     def forget(self) -> None:
@@ -154,7 +149,7 @@ class RunFolder:
     def begin(self) -> None:
         """From now on the folder has a run: something of the data may be written."""
         if not self.resumes:
-            _write(self.path / _RUN, self._settings)
+            self._file(_RUN).write(self._settings)
             self.resumes = True
 
     @property
@@ -164,10 +159,13 @@ class RunFolder:
 
     def note_checkpoints(self) -> None:
         """There are some from now on."""
-        _write(self.path / _BEGUN, {"begun": True})
+        self._file(_BEGUN).write({"begun": True})
+
+    def _file(self, name: str) -> StateFile:
+        return StateFile(self.path / name, _OTHERWISE)
 
     def _compare(self) -> None:
-        begun = _read(self.path / _RUN)
+        begun = self._file(_RUN).read(dict)
         for name in sorted({*begun, *self._settings}):
             was, now = begun.get(name), self._settings.get(name)
             if was != now:
@@ -186,18 +184,3 @@ class RunFolder:
                 "Restore it, or use another folder: a run that begins here would spend again what "
                 "was paid."
             )
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    with whole_file(path) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-        if not isinstance(found, dict):
-            raise ValueError("no object")
-        return found
-    except ValueError as error:
-        raise PrivacyError(_DAMAGED.format(path, error)) from None

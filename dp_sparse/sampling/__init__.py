@@ -7,26 +7,30 @@ from dp_sparse.sampling import offline
 from dp_sparse.sampling.augmentation import Augment, augmented
 from dp_sparse.sampling.base import BatchPart, Sampling
 from dp_sparse.sampling.batch import (
+    OWN_ORDER,
+    SEEDED,
     Batch,
     Examples,
+    Marker,
     batch_of,
     is_sampled,
+    new_nonce,
     real_examples,
     weights_of_outputs,
 )
-from dp_sparse.sampling.data_source import RecordFile, text_tensors
+from dp_sparse.sampling.data_source import (
+    RecordFile,
+    checked_number,
+    chunks_of,
+    has_length,
+    has_weight,
+    parts_of,
+    text_tensors,
+)
 from dp_sparse.sampling.held_out import trained_on
 from dp_sparse.sampling.input_guard import check_batches, own_map
-from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
 from dp_sparse.sampling.not_private import NotPrivateSampling
 from dp_sparse.sampling.offline import OfflineBatches, OfflinePoissonSampling, offline_sampling
-from dp_sparse.sampling.one_pass import (
-    batches,
-    checked_number,
-    has_length,
-    parts_of,
-    weighty_examples,
-)
 from dp_sparse.sampling.poisson import PoissonSampling
 from dp_sparse.sampling.stream import StreamSampling
 
@@ -47,10 +51,11 @@ __all__ = [
     "StreamSampling",
     "augmented",
     "batch_of",
-    "batches",
     "check_batches",
     "checked_number",
+    "chunks_of",
     "has_length",
+    "has_weight",
     "is_sampled",
     "new_nonce",
     "offline",
@@ -61,5 +66,4 @@ __all__ = [
     "text_tensors",
     "trained_on",
     "weights_of_outputs",
-    "weighty_examples",
 ]

@@ -96,8 +96,10 @@ def _traced(augment: Augment, spec: Any) -> Any:
 
 def _refuse_other_rows(graph: Any, numbers: set[int]) -> None:
     """Raises PrivacyError if a function holds as many rows as there are examples, as MixUp may."""
-    held = [outside for outside, _ in graph.captures]
-    held += [op.outputs[0] for op in graph.get_operations() if op.type == "Const"]
+    operations = [each.op for each in graphs.reachable(graph.get_operations())]
+    inside = {id(op.graph): op.graph for op in operations} | {id(graph): graph}
+    held = [outside for each in inside.values() for outside, _ in each.captures]
+    held += [op.outputs[0] for op in operations if op.type == "Const"]
     for tensor in held:
         rows = tensor.shape[0] if tensor.shape.rank else None
         if rows is not None and rows > _FEW and rows in numbers:
@@ -106,10 +108,6 @@ def _refuse_other_rows(graph: Any, numbers: set[int]) -> None:
                 "as many as there are examples: mixing in rows of others (MixUp, CutMix) lets one "
                 "example into the gradients of many.\nUse public rows, another number of them."
             )
-    for op in graph.get_operations():
-        for function in graphs.called(op):
-            if function is not None:
-                _refuse_other_rows(function.graph, numbers)
 
 
 def _require_three_arguments(augment: Any) -> None:

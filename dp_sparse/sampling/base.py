@@ -1,14 +1,31 @@
-"""The interface of every sampler: an event, a neighbouring relation and fixed-shape batches."""
+"""The interface of every sampler: an event, a neighbouring relation and fixed-shape batches.
+
+Batches of examples that are read by their index, as a dataset; O(batch) a batch.
+"""
 
 import abc
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import tensorflow as tf
 
-from dp_sparse.core import Registered, fingerprint
+from dp_sparse.core import Registered, fingerprint, marked
+from dp_sparse.sampling import data_source, held_out, input_guard, row_check
+from dp_sparse.sampling.batch import (
+    Marker,
+    checked_weights,
+    padded,
+    presence,
+    sampled_batch,
+    tf_dtype,
+)
+
+Draws = Callable[[], Iterator[tuple[np.ndarray, Marker]]]
+_NOBODY = Marker(0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,3 +166,61 @@ def _without_epochs(config: dict[str, Any]) -> dict[str, Any]:
         for name, value in config.items()
         if name != "epochs"
     }
+
+
+def gathered_batches(
+    source: data_source.DataSource,
+    draws: Draws,
+    part: tuple[int, int],
+    steps: int,
+    class_weight: dict[int, float] | None = None,
+) -> tf.data.Dataset:
+    """`steps` batches; each time they are read, `draws` gives new indices and markers.
+
+    Args:
+        source: Where the examples come from.
+        draws: For each batch the indices of its examples, int64 `[n]`, and its marker.
+        part: Which places of a batch are made: the first, and the one after the last.
+        steps: How many batches `draws` gives.
+        class_weight: A factor for the sample weight of each label.
+    """
+    make = functools.partial(_gathered_batch, source, part, class_weight)
+
+    def generate() -> Iterator[Any]:
+        with marked():
+            for index, (indices, mark) in enumerate(draws()):
+                yield make(indices, mark, compared=row_check.due(index))
+
+    signature = tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec(leaf.shape, tf_dtype(leaf)),
+        make(np.zeros(0, np.int64), _NOBODY),
+    )
+    batches = tf.data.Dataset.from_generator(generate, output_signature=signature)
+    batches = batches.apply(tf.data.experimental.assert_cardinality(steps)).prefetch(2)
+    held_out.remember(batches, getattr(source, "examples", None))
+    return input_guard.own(batches)
+
+
+def _gathered_batch(
+    source: data_source.DataSource,
+    part: tuple[int, int],
+    class_weight: dict[int, float] | None,
+    indices: np.ndarray,
+    mark: Marker,
+    compared: bool = False,
+) -> Any:
+    begin, end = part
+    own = indices[begin:end]
+
+    def gather(places: np.ndarray) -> tuple[Any, Any, Any]:
+        return data_source.unpacked(source.gather(places))
+
+    x, y, weights = gather(own)
+    data_source.refuse_other_lengths({"x": x, "y": y, "sample_weight": weights}, len(own))
+    if compared and not getattr(source, "in_order", False):
+        what = f"gather of {type(source).__name__}"
+        row_check.refuse_other_rows(gather, own, (x, y, weights), what)
+    weights = checked_weights(weights, len(own), class_weight, y)
+    x, y, weights = padded((x, y, weights), end - begin)
+    present = presence(len(own), end - begin)
+    return sampled_batch(x, y, weights, present, mark, begin)

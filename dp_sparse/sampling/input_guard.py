@@ -240,10 +240,7 @@ def _try(dataset: tf.data.Dataset, capacity: int | None) -> None:
 
 
 def _draws_entropy(graph: tf.Graph) -> bool:
-    return any(
-        draws_entropy(op) or any(_draws_entropy(f.graph) for f in graphs.called(op) if f)
-        for op in graph.get_operations()
-    )
+    return any(draws_entropy(each.op) for each in graphs.reachable(graph.get_operations()))
 
 
 def _refuse(what: str, found: str, where: str, why: str) -> None:
@@ -253,21 +250,16 @@ def _refuse(what: str, found: str, where: str, why: str) -> None:
 
 def _problems(graph: tf.Graph, seeds: KnownSeeds, generators: bool) -> Iterator[tuple[str, str]]:
     """Each harmful operation, and why it is, also in functions that others call."""
-    operations = graph.get_operations()
-    seeds = seeds.within(operations)
-    for op in operations:
-        why = _reason(op, seeds)
+
+    def enters(op: tf.Operation) -> bool:
+        return not (generators and op.type == "GeneratorDataset")
+
+    for each in graphs.reachable(graph.get_operations(), seeds=seeds, enters=enters):
+        why = _reason(each.op, each.seeds)
         if why is not None:
-            yield op.type, why
-        if op.type == "GeneratorDataset" and generators:
-            continue
-        for function in graphs.called(op):
-            if function is None:
-                yield op.type, "unread"
-                continue
-            calls = "Dataset" not in op.type  # whose functions get elements, not what the op gets
-            inner = seeds.passed_on(op, function.graph) if calls else seeds
-            yield from _problems(function.graph, inner, generators)
+            yield each.op.type, why
+        if enters(each.op) and any(function is None for function in graphs.called(each.op)):
+            yield each.op.type, "unread"
 
 
 def _worst(problems: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from dp_sparse.core import key_bytes
 from dp_sparse.sampling import input_guard
 from dp_sparse.sampling.augmentation import Augment, augmented
 from dp_sparse.sampling.base import BatchPart, Sampling
-from dp_sparse.sampling.marker import SEEDED
+from dp_sparse.sampling.batch import SEEDED
 
 
 @dataclasses.dataclass(frozen=True)

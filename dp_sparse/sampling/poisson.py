@@ -16,10 +16,11 @@ import scipy.stats
 import tensorflow as tf
 
 from dp_sparse.core import PrivacyError, key_bytes, validate
-from dp_sparse.sampling import data_source, gathered, marker
+from dp_sparse.sampling import base, data_source
 from dp_sparse.sampling.augmentation import Augment, augmented
 from dp_sparse.sampling.base import BatchPart, Sampling
-from dp_sparse.sampling.skips import heads
+from dp_sparse.sampling.batch import Marker, new_nonce
+from dp_sparse.sampling.skips import bernoulli_positions
 
 _LARGEST_EPSILON = 20.0  # for which the default capacity is made; from 8 to 20 it grows by some 3 %
 
@@ -183,7 +184,7 @@ class PoissonSampling(Sampling):
 
         def new_pass() -> tuple[int, int]:
             key = int.from_bytes(os.urandom(16), "little") if seed is None else seed
-            return key, marker.new_nonce(seed)
+            return key, new_nonce(seed)
 
         whole = (0, self.batch_capacity)
         drawn = self._dataset(source, new_pass, whole, self.steps, class_weight)
@@ -221,18 +222,18 @@ class PoissonSampling(Sampling):
                 f"{hint}"
             )
 
-        def draws() -> Iterator[tuple[np.ndarray, marker.Marker]]:
+        def draws() -> Iterator[tuple[np.ndarray, Marker]]:
             key, nonce = new_pass()
             rng = np.random.Generator(np.random.Philox(key=key))
             for index in range(steps):
-                mark = marker.Marker(self.fingerprint, nonce, index)
+                mark = Marker(self.fingerprint, nonce, index)
                 yield self._within_capacity(self.draw(rng)), mark
 
-        return gathered.dataset(source, draws, part, steps, class_weight)
+        return base.gathered_batches(source, draws, part, steps, class_weight)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """One Poisson sample of example indices, int64 sorted `[n]`, by geometric skips."""
-        return heads(rng, self.sampling_probability, self.num_examples)
+        return bernoulli_positions(rng, self.sampling_probability, self.num_examples)
 
     def _within_capacity(self, indices: np.ndarray) -> np.ndarray:
         if len(indices) > self.batch_capacity:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 
-def heads(rng: np.random.Generator, probability: float, cells: int) -> np.ndarray:
+def bernoulli_positions(rng: np.random.Generator, probability: float, cells: int) -> np.ndarray:
     """Which of `cells` cells come up heads, each with `probability`; int64 sorted `[n]`.
 
     Gaps between heads are geometric, by inversion of float64 uniforms (k + ½)·2⁻⁵³.

@@ -3,22 +3,29 @@
 May use: `core`, `noise`, `sampling` and `accounting`. Nothing here imports Keras.
 """
 
-from dp_sparse.selection.by_table import step_rows_by_table
-from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
+from dp_sparse.selection.contribution import (
+    ContributionMap,
+    TableLookups,
+    contribution_map,
+    row_scores,
+)
 from dp_sparse.selection.exponential import select_top_rows, selected_by_table
-from dp_sparse.selection.geometric_skips import most_skips
-from dp_sparse.selection.restriction import Restricted, restricted
-from dp_sparse.selection.scores import row_scores
-from dp_sparse.selection.step_rows import StepRows, looked_up_rows
-from dp_sparse.selection.threshold import Survivors, select_rows
+from dp_sparse.selection.step_rows import (
+    Restricted,
+    StepRows,
+    looked_up_rows,
+    restricted,
+    step_rows_by_table,
+)
+from dp_sparse.selection.threshold import Survivors, most_skips, select_rows
 from dp_sparse.selection.top_k.calibration import calibrate_top_k
 from dp_sparse.selection.top_k.counting import TopKTable
 from dp_sparse.selection.top_k.frequencies import RowFrequencies, noisy_frequencies
-from dp_sparse.selection.top_k.histogram_rows import select_from_histograms
 from dp_sparse.selection.top_k.histograms import (
     NoisyHistogram,
     histogram_of_counts,
     noisy_histogram,
+    select_from_histograms,
 )
 from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.core import PrivacyError, grouped, lower_bound, require, xla
-from dp_sparse.selection.by_table import rows_by_table
-from dp_sparse.selection.scores import RowScores
+from dp_sparse.selection.contribution import RowScores
+from dp_sparse.selection.step_rows import rows_by_table
 
 _NOWHERE = 2**62  # beyond all rows
 _PLENTY = 8  # rows to draw from for each wanted one, so that few draws are repetitions

@@ -5,15 +5,18 @@ A group is a set of units that may change places, and the axes of variables that
 elementwise or a normalisation of all units in between; or the heads of an attention layer, and
 within each head the units of query and key, and those of value and output. They are found by the
 structure of a model.
+
+Random permutations of groups, by index gathers. O(weights of the groups).
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from dp_sparse import noise
 from dp_sparse.core import UnsupportedLayerError
 
 _ELEMENTWISE = {"relu", "gelu", "tanh", "sigmoid", "linear", "elu", "selu", "silu", "softplus"}
@@ -24,6 +27,7 @@ _FEEDFORWARD = {  # of layers that hold such a pair: its two dense layers
     "MLP": ("dense_1", "dense_2"),
 }
 _HEADS = ("_query_dense", "_key_dense", "_value_dense")
+FollowersOf = Callable[[keras.Variable], Sequence[keras.Variable]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,3 +182,56 @@ def _attention(layer: keras.layers.MultiHeadAttention) -> Group:
             members[part].append(Member(dense.bias, 0))
     parts = [Part(dense.kernel.shape[2], tuple(each)) for dense, each in members.items()]
     return Group(f"{layer.path}: heads and their units", tuple(parts), query.kernel.shape[1])
+
+
+def shuffle(groups: Sequence[Group], draw: noise.Draw, followers: FollowersOf) -> None:
+    """Permutes every group's variables, and what follows each of them (slots of optimizers)."""
+    values: dict[int, tf.Tensor] = {}
+    variables: dict[int, keras.Variable] = {}
+    for number, group in enumerate(groups):
+        for part, places in zip(group.parts, permutations(group, draw, number), strict=True):
+            for member in part.members:
+                for variable in (member.variable, *followers(member.variable)):
+                    before = values.get(id(variable), tf.convert_to_tensor(variable.value))
+                    values[id(variable)] = permuted(before, member.axis, places)
+                    variables[id(variable)] = variable
+    for key, value in values.items():
+        variables[key].assign(value)
+
+
+def permutations(group: Group, draw: noise.Draw, number: int) -> list[tf.Tensor]:
+    """Of each part's units, int32 `[heads · size]`: which unit comes to each place.
+
+    Heads, and the units of each head and part, have uniform and independent permutations, of 53
+    random bits each.
+    """
+    heads, sizes = group.heads or 1, [part.size for part in group.parts]
+    count = tf.constant(heads * (1 + sum(sizes)))
+    keys = noise.uniform(draw, noise.Purpose.DENSE + number, count)
+    of_heads, *of_units = tf.split(keys, [heads, *(heads * size for size in sizes)])
+    order = tf.argsort(of_heads)[:, tf.newaxis]
+    found = []
+    for size, units in zip(sizes, of_units, strict=True):
+        within = tf.argsort(tf.reshape(units, [heads, size]), axis=1)
+        found.append(tf.reshape(size * order + within, [-1]))
+    return found
+
+
+def permuted(values: tf.Tensor, axis: int, places: tf.Tensor) -> tf.Tensor:
+    """`values` with unit `places[i]` at place i.
+
+    Args:
+        values: Of any static shape.
+        axis: From which on as many axes hold the units, flattened, as there are places.
+        places: int32 `[units]`.
+    """
+    outer = values.shape[:axis].num_elements()
+    flat = tf.reshape(values, [outer, places.shape[0], -1])
+    gathered = tf.gather(flat, places, axis=1) if outer == 1 else _inner(flat, places)
+    return tf.reshape(gathered, values.shape)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _inner(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """Along the second of three axes; TensorFlow's own gather is several times slower there."""
+    return tf.gather(values, places, axis=1)

@@ -6,19 +6,18 @@ are permuted where that changes no output.
 
 import math
 import warnings
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
 from dp_sparse import noise
 from dp_sparse.accounting import PrivacyPlan, beside
-from dp_sparse.clipping import ClippedSums, ClippingStyle
+from dp_sparse.clipping import ClippedSums
 from dp_sparse.core import validate
-from dp_sparse.optimizers import DPSGDOptimizer, NoisyMeans
-from dp_sparse.shuffling.groups import permutation_groups
+from dp_sparse.optimizers import DPSGDOptimizer, NoisyMeans, Options
+from dp_sparse.shuffling.groups import permutation_groups, shuffle
 from dp_sparse.shuffling.heuristic import Theorem6Mechanism
-from dp_sparse.shuffling.permute import shuffle
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
@@ -26,7 +25,7 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
     """DP-SGD that permutes hidden units and attention heads at random after each step.
 
     The permutation changes neither outputs nor gradients, costs little, and makes nothing more
-    private: whoever has the weights before a step finds it out by matching. The plan's ε is
+    private: anyone who has the weights before a step finds it out by matching. The plan's ε is
     DP-SGD's.
 
     Args:
@@ -35,11 +34,9 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
         clip_norm: c.
         batch_clip_norm: c′ >= c, the norm to which the clipped sum is clipped before noise; by
             default it is not.
-        microbatch_size: As `DPSGDOptimizer`.
-        clipping: As `DPSGDOptimizer`.
         heuristic: Whether to take a plan of `theorem6_plan_not_a_guarantee`, whose claimed ε is not
             guaranteed; statements, reports and logs then say so.
-        name: As in Keras.
+        options: `microbatch_size`, `clipping` and `name`, as `DPSGDOptimizer`.
 
     Raises:
         ValueError: As `DPSGDOptimizer`, `batch_clip_norm < clip_norm`, or a plan that
@@ -73,19 +70,10 @@ class ShuffledDPSGDOptimizer(DPSGDOptimizer):
         clip_norm: float,
         batch_clip_norm: float | None = None,
         *,
-        microbatch_size: int | None = None,
-        clipping: ClippingStyle | None = None,
         heuristic: bool = False,
-        name: str | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            optimizer,
-            plan,
-            clip_norm,
-            microbatch_size=microbatch_size,
-            clipping=clipping,
-            name=name,
-        )
+        super().__init__(optimizer, plan, clip_norm, **options)
         self.heuristic = heuristic
         self._check_claim(plan)
         if batch_clip_norm is not None:

@@ -1,4 +1,9 @@
-"""`PrivateCheckpoint`: training that goes on after it was killed, within what its plan pays for."""
+"""`PrivateCheckpoint`: training that goes on after it was killed, within what its plan pays for.
+
+Up to which step checkpoints hold a run, which its logs wait for.
+
+What a log tells of a step must not be seen while the step may still run again with other noise.
+"""
 
 import threading
 import time
@@ -9,10 +14,12 @@ import keras
 
 from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.core import PrivacyError, validate
-from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.optimizers import private_optimizer_of
+from dp_sparse.step import CheckpointedSteps, checkpointed_steps_of, set_checkpointed_steps
 from dp_sparse.training.checkpoint_files import CheckpointFolder
-from dp_sparse.training.covered_steps import CoveredSteps, covered_steps_of, set_covered_steps
-from dp_sparse.training.sigterm import TERMINATED, Sigterm
+from dp_sparse.training.plan_steps import TERMINATED, Sigterm
+
+_NONE = "compile it with one, or use keras.callbacks.BackupAndRestore"
 
 
 class PrivateCheckpoint(keras.callbacks.Callback):
@@ -52,7 +59,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
     model's `save`, `save_weights` and `export`, before which it saves, and by others at the end of
     epochs and of training; a callback of yours that reads weights in between in another way
     publishes steps that this one does not know of. It assumes that a run is not killed for what it
-    shows of steps that no checkpoint holds, such as their loss: whoever runs these steps again
+    shows of steps that no checkpoint holds, such as their loss: anyone who runs these steps again
     until they look good chooses among several releases. And no epsilon covers after which steps
     `every_seconds` saves, which depends on how long steps take, as large batches do. What a plan
     releases besides, such as selected rows, is yours to save.
@@ -77,7 +84,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         self.every_steps, self.every_seconds = every_steps, every_seconds
         self.keep = validate.positive_integer("keep", keep)
         self._restored: keras.Model | None = None
-        self._covered = CoveredSteps()
+        self._covered = CheckpointedSteps()
         self._saving = self._closed = False
         self._one_saves = threading.RLock()  # an export of another thread also does
         self._sigterm = Sigterm()
@@ -119,8 +126,8 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         Warns:
             UserWarning: A checkpoint is left out; it says which and why.
         """
-        optimizer = _private_optimizer(model)
-        if covered_steps_of(optimizer) not in (None, self._covered):
+        optimizer = private_optimizer_of(model, _NONE)
+        if checkpointed_steps_of(optimizer) not in (None, self._covered):
             raise PrivacyError(
                 f"Expected one PrivateCheckpoint for the optimizer of {model.name}, got a second "
                 f"one, in {self._folder.path}, which would not know of steps that the first one "
@@ -149,7 +156,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
             self._load_newest(model, plan, published)
             optimizer.count_spent(published)
         self._covered.step = published
-        set_covered_steps(optimizer, self._covered)
+        set_checkpointed_steps(optimizer, self._covered)
         self._restored, self._optimizer = model, optimizer
         optimizer.before_publishing = self._save
         return self._step()
@@ -178,7 +185,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks that the run goes on where the folder says, and waits for SIGTERM."""
-        optimizer = _private_optimizer(self.model)
+        optimizer = private_optimizer_of(self.model, _NONE)
         if self._closed:
             raise PrivacyError(
                 f"The run in {self._folder.path} was closed.\nMake it again to resume it."
@@ -247,14 +254,3 @@ class PrivateCheckpoint(keras.callbacks.Callback):
             self._sigterm.end()
             self._covered.exiting()
             raise SystemExit(TERMINATED)
-
-
-def _private_optimizer(model: keras.Model) -> PrivateOptimizer:
-    validate.of_keras_3("a model", model)
-    optimizer = getattr(model, "optimizer", None)
-    if not isinstance(optimizer, PrivateOptimizer):
-        raise ValueError(
-            f"Expected a model compiled with a private optimizer, got {optimizer!r}: compile it "
-            "with one, or use keras.callbacks.BackupAndRestore."
-        )
-    return optimizer

@@ -11,6 +11,7 @@ published step, and removes those of a step that was not published.
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -21,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.core import PrivacyError, exclusive, local_form, synced
+from dp_sparse.core import PrivacyError, StateFile, exclusive, local_form, require_room, synced
 
 _PUBLISHED = "published.json"
 _UNNAMED = ".step-"  # what begins so was not published
@@ -65,7 +66,7 @@ class CheckpointFolder:
         """Ends what a process began that was killed while it saved.
 
         Weights of the published step get their names. Others are removed: the step runs again with
-        other noise, and whoever saw both would learn more than one tells.
+        other noise, and anyone who saw both would learn more than one tells.
         """
         if published is not None and tf.io.gfile.exists(self._unfinished(_about(published))):
             self._name_both(published)
@@ -95,15 +96,8 @@ class CheckpointFolder:
                     "published is not known. Use a new folder and a new plan, which spends again."
                 )
             return None
-        try:
-            with tf.io.gfile.GFile(path) as file:
-                found = json.loads(file.read())
-            of, step = int(found["plan"]), int(found["published"])
-        except (ValueError, TypeError, KeyError):
-            raise PrivacyError(
-                f"Expected the published step in {path}, got a file that does not tell it: use a "
-                "new folder and a new plan, which spends again."
-            ) from None
+        file = StateFile(path, "Use a new folder and a new plan, which spends again.")
+        of, step = file.read(lambda found: (int(found["plan"]), int(found["published"])))
         if of != plan:
             raise PrivacyError(
                 f"Expected the folder of this plan's run, got {self.path}, which is that of a plan "
@@ -148,6 +142,7 @@ class CheckpointFolder:
         place = self.path if self._local else None
         with tempfile.TemporaryDirectory(prefix=self._own_prefix, dir=place) as folder:
             own = f"{folder}/{_weights(step)}"
+            require_room(folder, _sizes(model))
             model.save_weights(own)
             check()
             size, digest = _described(own)
@@ -238,6 +233,12 @@ def _weights(step: int) -> str:
 
 def _about(step: int) -> str:
     return f"step-{step:09d}.json"
+
+
+def _sizes(model: keras.Model) -> list[int]:
+    """Bytes of each weight that is saved."""
+    values = [*model.variables, *model.optimizer.variables]
+    return [math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in values]
 
 
 def _described(path: str) -> tuple[int, str]:

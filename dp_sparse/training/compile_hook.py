@@ -3,42 +3,126 @@
 Importing `dp_sparse` wraps the `compile` method that `keras.Model` inherits. Compiling a model with
 a private optimizer gives it the private step; compiling it with another optimizer gives it Keras'
 own step again.
+
+Restores an optimizer's state completely, with the steps that it spent, or not at all.
+
+Keras assigns the values whose paths it finds and ignores the others. So the state of an optimizer
+that has another name, or is not built yet, would restore weights and lose the spent steps. An
+optimizer that was compiled and has not trained is built first.
 """
 
 import functools
 import inspect
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import h5py
 import keras
 import tensorflow as tf
 
 from dp_sparse import clipping
 from dp_sparse.core import NoStepsLeftError, PrivacyError, translated, validate
-from dp_sparse.optimizers import PrivateOptimizer, remember
+from dp_sparse.optimizers import PrivateOptimizer, record
 from dp_sparse.sampling import batch_of, check_batches, is_sampled
-from dp_sparse.training import (
-    covered_steps,
-    environment,
-    fit_arguments,
-    flush_hooks,
-    plan_steps,
-    restoring,
-    sigterm,
-    strategies,
-)
-from dp_sparse.training.building import (
+from dp_sparse.step import (
+    Preflight,
     all_built,
     build_for,
     build_metrics,
     build_optimizer,
+    checkpointed_steps,
+    environment,
+    flush_hooks,
+    private_train_step,
     refuse_known_noise,
+    replaced_methods,
 )
+from dp_sparse.training import fit_arguments, plan_steps
 from dp_sparse.training.plan_steps import FitSteps
-from dp_sparse.training.preflight_checks import Preflight
-from dp_sparse.training.replaced_methods import replaced_methods
-from dp_sparse.training.train_step import private_train_step
+
+_UNFIT = "the spent steps would be lost", "spent steps under another plan"
+
+
+def guard_restoring(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    """Makes `set_state_tree` and `load_weights` refuse a state that does not fit the optimizer."""
+    model.set_state_tree = _restoring_tree(model, optimizer)
+    model.load_weights = _loading(model, optimizer)
+
+
+def _restoring_tree(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., None]:
+    stock = model.set_state_tree
+
+    @functools.wraps(stock)
+    def set_state_tree(state_tree: Mapping[str, Any]) -> None:
+        if "optimizer_variables" in state_tree:
+            _build_to_restore(model, optimizer)
+            _check_paths(set(_paths(state_tree["optimizer_variables"])), optimizer)
+        stock(state_tree)
+
+    return set_state_tree
+
+
+def _loading(model: keras.Model, optimizer: PrivateOptimizer) -> Callable[..., None]:
+    """Keras' own, which wraps what an optimizer refuses in sentences of its own.
+
+    A file without the state of an optimizer, as of public weights, leaves the optimizer as it is.
+    """
+    stock = model.load_weights
+
+    @functools.wraps(stock)
+    def load_weights(filepath: Any, *args: Any, **kwargs: Any) -> None:
+        _build_to_restore(model, optimizer)
+        if _has_weights_alone(str(filepath)):
+            kwargs["objects_to_skip"] = [*kwargs.get("objects_to_skip", ()), optimizer]
+        try:
+            stock(filepath, *args, **kwargs)
+        except ValueError as error:
+            own = [part for part in str(error).split("\n\n") if any(u in part for u in _UNFIT)]
+            if not own:
+                raise
+            raise PrivacyError(own[0]) from None
+
+    return load_weights
+
+
+def _has_weights_alone(path: str) -> bool:
+    """Whether a local file of weights has no variables of an optimizer."""
+    if not path.endswith(".weights.h5") or not os.path.exists(path):
+        return False
+    with h5py.File(path) as file:
+        found: list[str] = []
+        file.visit(found.append)
+    return not any(name.startswith("optimizer/vars/") for name in found)
+
+
+def _build_to_restore(model: keras.Model, optimizer: PrivateOptimizer) -> None:
+    """Creates the optimizer's variables, if the model has its own."""
+    if not optimizer.built and model.built and all_built(model):
+        with model.distribute_strategy.scope():
+            build_optimizer(model, optimizer)
+
+
+def _check_paths(given: set[str], optimizer: PrivateOptimizer) -> None:
+    own = {variable.path for variable in optimizer.variables}
+    wrong = sorted(given ^ own)
+    if wrong:
+        raise PrivacyError(
+            f"Expected the state of all {len(own)} variables of {optimizer.name}, got another set, "
+            f"which differs in {wrong[:3]}: the spent steps would be lost. Compile the model as "
+            "the saved one was, with the same name= of the optimizer and of the one inside."
+        )
+
+
+def _paths(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _paths(value, f"{path}/")
+        else:
+            yield path
+
 
 _HELD_OUT = {"test_step": "model.evaluate(x, y)", "predict_step": "model.predict(x)"}
 _EXAMPLES = ("evaluate", "predict")
@@ -70,14 +154,14 @@ def install_compile_hook() -> None:
         _restore_stock_step(self)
         optimizer, before = arguments.arguments.get("optimizer"), getattr(self, "optimizer", None)
         if getattr(before, "built", False):
-            remember(before)  # also if it was built before this package was imported
+            record(before)  # also if it was built before this package was imported
         if isinstance(optimizer, PrivateOptimizer):
             _prepare(self, optimizer, arguments.arguments)
         original(*arguments.args, **arguments.kwargs)
         if isinstance(optimizer, PrivateOptimizer):
             self._compile_config.config["jit_compile"] = optimizer.compiles  # for a saved model
             _install_private_step(self, optimizer)
-            restoring.guard(self, optimizer)
+            guard_restoring(self, optimizer)
 
     compile._dp_sparse_original = original  # type: ignore[attr-defined]
     owner.compile = compile
@@ -100,7 +184,7 @@ def _prepare(model: keras.Model, optimizer: PrivateOptimizer, arguments: dict[st
         for given in tf.nest.flatten(arguments.get(name)):
             validate.of_keras_3(name, given)
     refuse_known_noise(model, optimizer)
-    strategies.check(model._distribute_strategy, optimizer)
+    environment.check_strategy(model._distribute_strategy, optimizer)
     optimizer.compiles = _compiles(optimizer, arguments)
     _leave_out_xla_where_it_cannot_be(model, optimizer, getattr(model, "inputs", None))
     environment.check(optimizer.compiles)
@@ -156,7 +240,7 @@ def _leave_out_xla_where_it_cannot_be(
 
 
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
-    clipping.register_unnoised(model, optimizer.diagnostics)
+    clipping.register_statistics(model, optimizer.diagnostics)
     clipping.take_by_name(model)
     preflight = Preflight(model, optimizer)
     model.train_step = _train_step(model, optimizer, preflight)
@@ -165,7 +249,7 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     for name in _PUBLISHERS:
         setattr(model, name, _covered_first(optimizer, getattr(model, name)))
     model.save = _refusing_legacy_files(model.save)
-    model.fit = sigterm.around_fit()(fit_arguments.checked_fit(model.fit))
+    model.fit = plan_steps.around_fit()(fit_arguments.checked_fit(model.fit))
     for name in _EXAMPLES:
         setattr(model, name, fit_arguments.taking_text(name, getattr(model, name)))
     steps = plan_steps.of_fit(model)
@@ -184,7 +268,7 @@ def _train_step(
     """
 
     def traced(data: Any) -> Any:
-        covered_steps.refuse_without_checkpoint(optimizer)
+        checkpointed_steps.refuse_without_checkpoint(optimizer)
         if is_sampled(data):
             preflight.require(data)
         return private_train_step(model, optimizer, data)
@@ -260,7 +344,7 @@ def _making_train_function(
     traced: list[int] = []  # the variables that the train function was made for
 
     def make_train_function(force: bool = False) -> Any:
-        strategies.check_fit(model)
+        environment.check_fit_strategy(model)
         steps.forget()
         variables = [id(variable) for variable in model.trainable_variables]
         if model.train_function is not None and traced and variables != traced:
@@ -300,7 +384,7 @@ def _building_for_batches(
         if iterator is not None:
             dataset = iterator.data_adapter.get_tf_dataset()
             spec = dataset.element_spec
-            strategies.check_shared_out(model, dataset)
+            environment.check_shared_out(model, dataset)
             if is_sampled(spec):
                 check_batches(dataset)
                 steps.prepare(iterator)

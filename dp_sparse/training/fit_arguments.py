@@ -2,6 +2,12 @@
 
 Before a step is paid: what Keras would ignore beside batches of a sampler, and held-out text, of
 which Keras takes tensors alone.
+
+What a model or a loss does in place of Keras, so that the private step would leave it out.
+
+`compile` refuses it, and `check_model` says it before.
+
+Integers that an Input is too narrow for: Keras would cast them, and train the rows of others.
 """
 
 import functools
@@ -12,8 +18,8 @@ from typing import Any
 import keras
 
 from dp_sparse.core import PrivacyError
+from dp_sparse.reports import PrivacyReport
 from dp_sparse.sampling import is_sampled, text_tensors, trained_on
-from dp_sparse.training.callbacks import PrivacyReport
 
 Method = Callable[..., Any]
 _STOCK = {

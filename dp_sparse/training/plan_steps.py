@@ -9,12 +9,21 @@ Keras takes all batches of a dataset in each epoch, and a sampler's have all ste
 - Otherwise it takes all that is left in E shares, which are smaller than the plan's epochs.
 
 `steps_per_epoch` is taken as it is given.
+
+Says that examples did not train, since something of them was not a finite number.
+
+What a fit does when its process is asked to end.
 """
 
+import contextlib
 import math
+import os
+import signal
+import sys
+import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -23,7 +32,39 @@ from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Sampling
-from dp_sparse.training.quarantine import Quarantine
+
+_DIVIDED = (
+    "Look for divisions by 0, such as the mean of no rows where all ids of an example are masked, "
+    "and for values that are not finite."
+)
+_DIVERGED = "The weights may have grown too large: lower the learning rate, and begin anew."
+TERMINATED = 143  # 128 + SIGTERM, as shells say it
+
+
+class NonFiniteWarning:
+    """What a run has warned of so far. The count is covered by no ε, as the training loss is."""
+
+    def __init__(self) -> None:
+        self._seen = self._first = self._warned = 0
+
+    def begin(self, optimizer: PrivateOptimizer) -> None:
+        """A run begins: what an earlier one left out is not its own."""
+        self._seen = int(optimizer.diagnostics.examples.numpy())
+        self._first = self._warned = int(optimizer.diagnostics.not_finite.numpy())
+
+    def warn(self, optimizer: PrivateOptimizer) -> None:
+        """Warns if more examples than before were left out."""
+        totals = optimizer.diagnostics
+        count, before = int(totals.not_finite.numpy()), self._warned
+        self._warned = count
+        if count > before:
+            left_out, drawn = count - self._first, int(totals.examples.numpy()) - self._seen
+            why = _DIVERGED if 2 * left_out >= drawn else _DIVIDED
+            warnings.warn(
+                f"{left_out} of {drawn} examples that were drawn so far did not train: their loss "
+                f"or gradient is nan or infinite. {why} (No epsilon covers this count.)",
+                stacklevel=2,
+            )
 
 
 class FitSteps:
@@ -169,7 +210,7 @@ class _Epochs(keras.callbacks.Callback):
         self, steps: FitSteps, run: weakref.ReferenceType[keras.callbacks.CallbackList]
     ) -> None:
         super().__init__()
-        self._steps, self._run, self._quarantine = steps, run, Quarantine()
+        self._steps, self._run, self._quarantine = steps, run, NonFiniteWarning()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._quarantine.begin(self.model.optimizer)
@@ -213,3 +254,84 @@ def _nothing_left(plan: PrivacyPlan) -> str:
         f"delta={2 * budget.delta:g} by basic composition. To do that, compile with a new "
         "optimizer and a new plan, plan.calibrate()."
     )
+
+
+class Sigterm:
+    """Notes that SIGTERM came while a fit runs; a second one ends the process.
+
+    Meanwhile it takes the place of the handler before, to which it passes on what comes when nobody
+    waits any more, or to a child that was forked in a fit. A handler that was not set from Python
+    stays, since nothing could set it again.
+
+    Attributes:
+        came: Whether it did since `wait`.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        self._before: Any = None
+        self._process = 0  # which waits
+
+    def wait(self) -> None:
+        """From now on SIGTERM is noted; nothing changes outside the main thread."""
+        self.end()
+        self.came = False
+        before = signal.getsignal(signal.SIGTERM)
+        if _in_main_thread() and before is not None:
+            self._before, self._process = before, os.getpid()
+            _WAITING.append(self)
+            signal.signal(signal.SIGTERM, self._note)
+
+    def end(self) -> None:
+        """Sets the handler again that was there before `wait`, unless another one came since."""
+        if self in _WAITING and _in_main_thread():
+            _WAITING.remove(self)
+            if signal.getsignal(signal.SIGTERM) == self._note:
+                signal.signal(signal.SIGTERM, self._before)
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self not in _WAITING or os.getpid() != self._process:
+            self._pass_on(number, frame)
+        elif self.came:
+            self.end()
+            raise SystemExit(TERMINATED)
+        else:
+            self.came = True
+
+    def _pass_on(self, number: int, frame: Any) -> None:
+        if callable(self._before):
+            self._before(number, frame)
+        elif self._before == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+_WAITING: list[Sigterm] = []  # of the main thread; the last one is that of the innermost fit
+
+
+@contextlib.contextmanager
+def around_fit() -> Iterator[None]:
+    """Has nobody wait for SIGTERM who began to in this fit, also if an exception ends it.
+
+    If it came, and the exception came before a step could end the process, the handler before gets
+    it, after the exception was printed.
+    """
+    waited_before = len(_WAITING)
+    try:
+        yield
+    except BaseException:
+        if _in_main_thread() and any([_ended(each) for each in reversed(_WAITING[waited_before:])]):
+            sys.excepthook(*sys.exc_info())
+            signal.raise_signal(signal.SIGTERM)
+        raise
+
+
+def _ended(sigterm: Sigterm) -> bool:
+    """Whether a signal came that nobody has acted on; from now on it counts as acted on."""
+    sigterm.end()
+    came, sigterm.came = sigterm.came, False
+    return came
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -2,7 +2,7 @@
 
 The order follows from the files' order and their numbers of lines alone: files are read one after
 the other, or a few at once in turns of as many lines. A malformed line keeps its place as padding,
-an example of weight 0. So whoever replaces one row by padding moves no other, which is what
+an example of weight 0. So anyone who replaces one row by padding moves no other, which is what
 `StreamSampling` assumes of neighbours; leaving malformed lines out, or turns of as many bytes,
 would move all rows behind one.
 

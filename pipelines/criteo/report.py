@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from dp_sparse.training import report_page
+from dp_sparse.reports import report_page
 from pipelines.criteo.records import PreparedData
 from pipelines.criteo.train import RunResult
 from pipelines.scores import constant_log_loss, of_probabilities

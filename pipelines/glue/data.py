@@ -32,7 +32,7 @@ class Data:
     Attributes:
         training: What it trains on.
         judging: What judges, by name: `DEV`, and `VALIDATION` and `HELD_OUT` if rows are held out.
-        counts: What was left out, cut or dropped, for whoever runs the job.
+        counts: What was left out, cut or dropped, for anyone who runs the job.
     """
 
     training: Tokens

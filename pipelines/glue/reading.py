@@ -2,7 +2,7 @@
 
 A line with another number of fields than the header, an empty sentence, a label that the task does
 not have, or bytes that are not UTF-8 stop the reading, or are left out and counted with
-`data.quarantine`. Counts are of private data, and are printed for whoever runs the job.
+`data.quarantine`. Counts are of private data, and are printed for anyone who runs the job.
 """
 
 import collections

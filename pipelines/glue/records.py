@@ -42,7 +42,7 @@ class Tokens:
 
     Attributes:
         records: `[examples]` of `record_dtype`, in memory or mapped.
-        counts: What was left out or cut, for whoever runs the job.
+        counts: What was left out or cut, for anyone who runs the job.
         segments: Whether x has `segment_ids`, as BERT needs them.
     """
 

@@ -2,7 +2,7 @@
 
 Lines of one user need not be in one piece. Empty lines are counted and skipped. A line that is not
 two integers stops the reading, or is counted and skipped with `quarantine`. Counts are of private
-data, and are printed for whoever runs the job.
+data, and are printed for anyone who runs the job.
 """
 
 import dataclasses

@@ -29,7 +29,7 @@ class Users:
         labels: int32 `[users]`: that item; 0 if it was filtered out, which is never found.
         earlier: All items of each user before that one, int32, however many.
         items: int64 `[num_items]`: the item of each number from 1 on.
-        counts: What was left out, for whoever runs the job.
+        counts: What was left out, for anyone who runs the job.
     """
 
     training: SequenceExamples

@@ -106,7 +106,7 @@ def _figure_3(rows: list[dict[str, Any]]) -> list[str]:
         "One step, σ in units of c. The paper does not give c′/c; these give what it prints: "
         f"{ratios}. "
         "For GPT-2-large it prints no numbers that can be read, and GPT-2's ratio is taken. "
-        "Whoever undoes the permutation has DP-SGD's δ in the last column, where at most "
+        "Anyone who undoes the permutation has DP-SGD's δ in the last column, where at most "
         "10⁻⁵ is claimed.\n",
         _table(headers, cells),
         "",

@@ -10,10 +10,10 @@ from scipy import stats
 
 from dp_sparse.accounting import accountant
 from dp_sparse.accounting import plan as plans
-from dp_sparse.accounting.attack_power import EPSILONS, true_positive_rate
 from dp_sparse.accounting.budget import PrivacyBudget
+from dp_sparse.accounting.mechanisms import Release
 from dp_sparse.accounting.plan import PrivacyPlan
-from dp_sparse.accounting.releases import Release
+from dp_sparse.accounting.statement import EPSILONS, true_positive_rate
 from dp_sparse.sampling import PoissonSampling, Sampling, StreamSampling
 from tests.reference import attack_power as reference
 

@@ -228,5 +228,5 @@ def test_what_is_no_account(path: Path) -> None:
         account.charge(PrivacyPlan(PrivacyBudget(0.1, 1e-6), POISSON))
     for wrong in ("", "{}", json.dumps({"format": "other"}), "[1]", path.read_text()[:50]):
         path.write_text(wrong)
-        with pytest.raises(ValueError, match="which cannot be read as one"):
+        with pytest.raises(PrivacyError, match="is damaged"):
             BudgetAccount(path)

@@ -14,7 +14,7 @@ from dp_sparse.accounting.events import (
     event_config,
     event_from_config,
 )
-from dp_sparse.accounting.releases import Release
+from dp_sparse.accounting.mechanisms import Release
 
 EVENTS = [
     dp_accounting.GaussianDpEvent(1.5),

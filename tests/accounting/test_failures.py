@@ -5,11 +5,10 @@ import math
 import dp_accounting
 import pytest
 
-from dp_sparse.accounting import PrivacyBudget, PrivacyPlan
-from dp_sparse.accounting import failures as failures_module
+from dp_sparse.accounting import PrivacyBudget, PrivacyPlan, run_cost
 from dp_sparse.accounting.accountant import epsilon_of
 from dp_sparse.accounting.calibration import FINE
-from dp_sparse.accounting.failures import epsilon_beside_failures
+from dp_sparse.accounting.run_cost import epsilon_beside_failures
 from dp_sparse.sampling import PoissonSampling
 
 SAMPLING = PoissonSampling(10_000, 500, epochs=1, capacity=659)  # for epsilon = 8
@@ -46,7 +45,7 @@ def test_few_evaluations_where_the_budget_is_out_of_reach(monkeypatch: pytest.Mo
         asked.append(delta)
         return epsilon_of(event, delta, interval)
 
-    monkeypatch.setattr(failures_module, "epsilon_of", counted)
+    monkeypatch.setattr(run_cost, "epsilon_of", counted)
     spent = PrivacyPlan(PrivacyBudget(20.0, 1e-5), SAMPLING, noise_multiplier=0.5).spent(20)
     assert 5 < spent.epsilon < 20 and len(asked) <= 2
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import noise
-from dp_sparse.accounting.adafest import FALSE_ROWS, split_noise
 from dp_sparse.accounting.forecast import forecast
+from dp_sparse.accounting.mechanisms import FALSE_ROWS, split_noise
 from dp_sparse.selection.contribution import TableLookups, contribution_map
 from dp_sparse.selection.threshold import select_rows
 from tests.training_cases import plan_for

@@ -10,7 +10,7 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dp_sparse.accounting import gaussian_loss, privacy_loss
+from dp_sparse.accounting import privacy_loss
 
 
 @given(st.floats(0.2, 20), st.floats(1e-6, 0.999), st.sampled_from([1e-2, 1e-3]))
@@ -18,7 +18,7 @@ from dp_sparse.accounting import gaussian_loss, privacy_loss
 @example(50.0, 1.0, 1e-4)
 @settings(max_examples=20, deadline=None)
 def test_losses_are_those_of_dp_accounting(sigma: float, q: float, interval: float) -> None:
-    ours = gaussian_loss.loss_of(sigma, q, interval)
+    ours = privacy_loss.gaussian_loss(sigma, q, interval)
     theirs = pld.from_gaussian_mechanism(
         sigma, sampling_prob=q, value_discretization_interval=interval
     )
@@ -31,7 +31,7 @@ def test_losses_are_those_of_dp_accounting(sigma: float, q: float, interval: flo
 
 def test_no_loss_overflows() -> None:
     """δ at ε = 800, beyond what e^ε can be; the probability of a loss of 1,250 is a half."""
-    loss = gaussian_loss.loss_of(0.02, 0.5, 1.0)
+    loss = privacy_loss.gaussian_loss(0.02, 0.5, 1.0)
     assert loss._pmf_remove.get_delta_for_epsilon(800.0) == pytest.approx(0.5, rel=1e-6)
 
 
@@ -44,7 +44,7 @@ def test_deltas_are_those_of_exact_arithmetic_but_for_the_error_that_is_added(
     sigma: float, q: float, removed: bool
 ) -> None:
     adjacency = AdjacencyType.REMOVE if removed else AdjacencyType.ADD
-    loss = gaussian_loss._GaussianLoss(sigma, sampling_prob=q, adjacency_type=adjacency)
+    loss = privacy_loss._GaussianLoss(sigma, sampling_prob=q, adjacency_type=adjacency)
     bounds = loss.connect_dots_bounds()
     epsilons = np.linspace(bounds.epsilon_lower, bounds.epsilon_upper, 200)
     if q < 1:  # where the output goes to infinity

@@ -9,7 +9,12 @@ import pytest
 from scipy import stats
 
 from dp_sparse.accounting.accountant import Accountant, epsilon_of
-from dp_sparse.accounting.gumbel import GumbelTopKDpEvent, histogram_delta, loss_of, peeling_delta
+from dp_sparse.accounting.privacy_loss import (
+    GumbelTopKDpEvent,
+    gumbel_loss,
+    histogram_delta,
+    peeling_delta,
+)
 from tests.reference import top_k as reference
 
 MANY = 10**9  # so many rows that peeling is of no help
@@ -59,7 +64,7 @@ def test_exact_selections_cost_no_more(counts: list[float], scale: float) -> Non
             for c in (counts, changed)
         )
         epsilons = np.array([0.0, 0.1, 0.5, 1.0]) / scale
-        loss = loss_of(GumbelTopKDpEvent(scale, lookups, 2), 1e-3 / scale)
+        loss = gumbel_loss(GumbelTopKDpEvent(scale, lookups, 2), 1e-3 / scale)
         bound = np.asarray(loss.get_delta_for_epsilon(epsilons))
         for upper, lower in ((without, with_it), (with_it, without)):
             gains = np.maximum(upper - np.exp(epsilons)[:, None] * lower, 0)
@@ -73,7 +78,7 @@ def test_exact_selections_cost_no_more(counts: list[float], scale: float) -> Non
 def test_privacy_loss_dominates_by_little(scale: float, lookups: int, selected: int) -> None:
     """On the grid δ is at most the smaller bound, and off the hull's chords equal to it."""
     interval = min(1e-3, 1e-2 / scale)
-    loss = loss_of(GumbelTopKDpEvent(scale, lookups, selected), interval)
+    loss = gumbel_loss(GumbelTopKDpEvent(scale, lookups, selected), interval)
     epsilons = interval * np.arange(0, 400, 7)
     found = np.asarray(loss.get_delta_for_epsilon(epsilons))
     histogram = np.maximum(*histogram_delta(epsilons, scale, lookups))

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 import dp_sparse
-from dp_sparse.accounting.stopping import epsilon_at_any_time, lengths
+from dp_sparse.accounting.budget import epsilon_at_any_time, lengths
 from dp_sparse.core import PrivacyError
 from tests.statements import sentences
 

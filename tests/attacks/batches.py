@@ -186,15 +186,15 @@ def one_plan_in_two_threads(way: Way) -> float:
     """Two threads build optimizers of one plan at once, and each trains until it is refused."""
     plan, start = poisson(steps=4), threading.Barrier(2)
 
-    def uses(_: int) -> float:
+    def terms(_: int) -> float:
         start.wait()
         counter = Counter.on(way, plan)
         with contextlib.suppress(dp_sparse.PrivacyError):
             counter.fit(counter.batches())
-        return float(np.abs(counter.uses).max())
+        return float(np.abs(counter.terms).max())
 
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        return sum(threads.map(uses, range(2))) / 4
+        return sum(threads.map(terms, range(2))) / 4
 
 
 BATCHES = Expected(refusal=True, harmless=False, match="batch")

@@ -67,7 +67,7 @@ class Counter:
         return cls(plan, model)
 
     @property
-    def uses(self) -> np.ndarray:
+    def terms(self) -> np.ndarray:
         """How often each example was used so far, `[examples]`."""
         moved = -np.ravel(self.model.get_weights()[0]).astype(np.float64)
         return moved * self.plan.sampling.expected_batch_size / CLIP
@@ -92,8 +92,8 @@ class Counter:
     @property
     def sensitivity(self) -> float:
         """The most uses of an example, for each that was paid for."""
-        uses = float(np.abs(self.uses).max())
-        return uses / self.paid if self.paid else np.inf if uses else 0.0
+        terms = float(np.abs(self.terms).max())
+        return terms / self.paid if self.paid else np.inf if terms else 0.0
 
     @contextlib.contextmanager
     def attacked(self) -> Iterator[None]:

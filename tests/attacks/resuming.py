@@ -145,7 +145,7 @@ def further_steps(counter: Counter) -> float:
     with contextlib.suppress(dp_sparse.PrivacyError):
         for _ in range(2):
             counter.fit(counter.batches(), steps_per_epoch=STEPS)
-    return float(np.abs(counter.uses).max())
+    return float(np.abs(counter.terms).max())
 
 
 def set_back(change: Callable[[Counter], Any]) -> Callable[[Way], float]:

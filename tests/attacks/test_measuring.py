@@ -79,10 +79,10 @@ def pooled() -> keras.Model:
 def test_uses_are_counted(no_noise: None) -> None:
     counter = Counter.on(WAYS["graph"], poisson())
     counter.fit(counter.batches(), steps_per_epoch=3)
-    np.testing.assert_allclose(counter.uses, 3, rtol=1e-5)
+    np.testing.assert_allclose(counter.terms, 3, rtol=1e-5)
     once = Counter.on(WAYS["graph"], stream(2))
     once.fit(once.batches(), steps_per_epoch=3)
-    np.testing.assert_allclose(once.uses, [1, 1, 1, 1, 1, 1, 0, 0], rtol=1e-5)
+    np.testing.assert_allclose(once.terms, [1, 1, 1, 1, 1, 1, 0, 0], rtol=1e-5)
     assert once.sensitivity == pytest.approx(1)
 
 

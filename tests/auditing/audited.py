@@ -12,7 +12,7 @@ import numpy as np
 import dp_sparse
 from dp_sparse import Audit, GradientCanaries, PrivacyBudget, PrivacyPlan, StreamSampling
 from dp_sparse.auditing import CanaryScores, repeated_runs_bound
-from dp_sparse.auditing.placement import Placement
+from dp_sparse.auditing.canaries import Placement
 
 EXAMPLES, ROWS, CLIP, DELTA = 64, 40, 0.5, 1e-5
 RNG = np.random.default_rng(0)

@@ -12,9 +12,8 @@ import pytest
 import dp_sparse
 from dp_sparse import Audit, GradientCanaries, InputCanaries, PrivacyBudget, PrivacyPlan
 from dp_sparse.auditing import CanaryScores, GaussianTradeOff, repeated_runs_bound
-from dp_sparse.auditing.audit_result import AuditResult, Bound
-from dp_sparse.auditing.canaries import Canaries
-from dp_sparse.auditing.placement import Placement
+from dp_sparse.auditing.audit import AuditResult, Bound
+from dp_sparse.auditing.canaries import Canaries, Placement
 from dp_sparse.sampling import NotPrivateSampling
 from tests.auditing.audited import (
     DELTA,

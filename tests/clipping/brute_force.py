@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import UnsupportedLayerError, clipping
-from dp_sparse.clipping.uses import Rows
+from dp_sparse.clipping.gradient_terms import Rows
 from tests.reference import clipping as brute
 
 
@@ -64,13 +64,13 @@ def clipped(
         losses = square_loss(y, recording.outputs, weights)
         total = tf.reduce_sum(losses)
     assert all(target.shape[0] == len(y) for target in recording.targets), "the batch must lead"
-    uses = recording.uses(tape.gradient(total, recording.targets))
+    terms = recording.terms(tape.gradient(total, recording.targets))
     num_rows, whole = {}, []
-    for variable, use in uses:
-        if isinstance(use, Rows):
+    for variable, term in terms:
+        if isinstance(term, Rows):
             num_rows[id(variable)] = tf.constant(variable.shape[0])
-            use = use.restricted(tf.cast(use.row_ids, tf.int32))
-        whole.append((variable, use))
+            term = term.restricted(tf.cast(term.row_ids, tf.int32))
+        whole.append((variable, term))
     scaled = clipping.scaled(whole, clip_norm, losses, present)
     sums = scaled.dense_sums() | scaled.row_sums(num_rows)
     found = {key: total.numpy() for key, total in sums.items()}

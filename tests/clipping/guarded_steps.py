@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import DPSGDOptimizer
-from dp_sparse.clipping.update_guard import update_from
+from dp_sparse.clipping.graph_guard import update_from
 from tests.training_cases import marked_dataset, plan_for
 
 SIZE = 6

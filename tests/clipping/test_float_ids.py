@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from dp_sparse.clipping.float_ids import floats_of
+from dp_sparse.clipping.named_inputs import floats_of
 from dp_sparse.core import BadExampleError
 
 

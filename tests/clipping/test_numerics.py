@@ -7,17 +7,17 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import clipping
-from dp_sparse.clipping.uses import Product, Rows
+from dp_sparse.clipping.gradient_terms import Product, Rows
 
 CLIP = 1.0
 OTHERS = 8
 
 
-def moved(use: Product | Rows, others_only: Product | Rows) -> float:
+def moved(term: Product | Rows, others_only: Product | Rows) -> float:
     """‖clipped sum with the hostile example − without‖, in units of C."""
     variable = keras.Variable(np.zeros((1, 1), np.float32))
     sums = []
-    for records in (use, others_only):
+    for records in (term, others_only):
         batch = records.cotangents.shape[0]
         found = clipping.scaled([(variable, records)], CLIP, tf.zeros(batch), tf.ones(batch))
         rows = found.row_sums({id(variable): tf.constant(1)})
@@ -65,9 +65,9 @@ def test_rows_that_cancel(magnitude: float, apart: float) -> None:
     terms = magnitude * np.random.default_rng(2).normal(size=64)
     dz[0] = terms, -terms * (1 + apart)
     places = tf.zeros([OTHERS + 1, 2], tf.int32)
-    use = Rows(ids, valid, tf.constant(dz)).restricted(places)
+    term = Rows(ids, valid, tf.constant(dz)).restricted(places)
     without = Rows(ids[1:], valid[1:], tf.constant(dz[1:])).restricted(places[1:])
-    assert moved(use, without) <= CLIP * 1.001
+    assert moved(term, without) <= CLIP * 1.001
 
 
 @pytest.mark.parametrize("tiny", [1e-19, 1e-22])
@@ -82,8 +82,8 @@ def test_a_last_bit_near_overflow_switches_no_example_on_or_off(near: float) -> 
     variable = keras.Variable(np.zeros((1, 1), np.float32))
     sums = []
     for value in (np.float32(near), np.nextafter(np.float32(near), np.float32(np.inf))):
-        use = Product(tf.ones([OTHERS, 1]), tf.fill([OTHERS, 1], value))
-        found = clipping.scaled([(variable, use)], CLIP, tf.zeros(OTHERS), tf.ones(OTHERS))
+        term = Product(tf.ones([OTHERS, 1]), tf.fill([OTHERS, 1], value))
+        found = clipping.scaled([(variable, term)], CLIP, tf.zeros(OTHERS), tf.ones(OTHERS))
         sums.append(float(found.dense_sums()[id(variable)][0, 0]))
     assert abs(sums[0] - sums[1]) < 1e-5
     assert sums[0] == pytest.approx(OTHERS * np.clip(2 - near / 1e17, 0, 1), rel=1e-4)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import UnsupportedLayerError, clipping, noise
-from dp_sparse.training.forward_backward import secret_seeds
+from dp_sparse.step.forward_backward import secret_seeds
 from tests.clipping.brute_force import assert_as_brute_force, clipped, refusal, values
 from tests.replicas import strategy_of
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_sparse.clipping.scaling import scaled
-from dp_sparse.clipping.uses import Direct
+from dp_sparse.clipping.clipped_sums import scaled
+from dp_sparse.clipping.gradient_terms import Explicit
 from tests.clipping.brute_force import assert_as_brute_force, clipped
 
 
@@ -154,8 +154,8 @@ def test_a_non_finite_example_is_zeroed_exactly(bad: float | str) -> None:
 def test_a_loss_that_is_not_finite_zeroes_an_example_whose_gradient_is() -> None:
     variable, gradients = keras.Variable(np.zeros(2, np.float32)), tf.constant([[1.0, 0], [0, 2]])
     for bad in (np.nan, np.inf):
-        uses = [(variable, Direct(gradients))]
-        result = scaled(uses, 10.0, tf.constant([bad, 1.0]), tf.ones(2))
+        terms = [(variable, Explicit(gradients))]
+        result = scaled(terms, 10.0, tf.constant([bad, 1.0]), tf.ones(2))
         np.testing.assert_array_equal(result.dense_sums()[id(variable)], [0, 2])
         assert result.finite.numpy().tolist() == [False, True]
 

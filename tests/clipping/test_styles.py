@@ -40,8 +40,8 @@ def sums_of(model: keras.Model, x: Any, y: Any, clip_norm: float, style: Any) ->
         recording = clipping.record(model, x, tape, len(y))
         losses = square_loss(y, recording.outputs)
         total = tf.reduce_sum(losses)
-    uses = recording.uses(tape.gradient(total, recording.targets))
-    found = clipping.scaled(uses, clip_norm, losses, tf.ones(len(y)), style).dense_sums()
+    terms = recording.terms(tape.gradient(total, recording.targets))
+    found = clipping.scaled(terms, clip_norm, losses, tf.ones(len(y)), style).dense_sums()
     return [found[id(variable)].numpy() for variable in model.trainable_variables]
 
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import DPSGDOptimizer
-from dp_sparse.clipping.unnoised import register_unnoised
+from dp_sparse.clipping.non_private_statistics import register_statistics
 from dp_sparse.core.errors import PrivacyError
 from tests.clipping.guarded_steps import SIZE, features, model_with, updating
 from tests.training_cases import marked_dataset, plan_for
@@ -84,6 +84,6 @@ def test_an_update_names_the_statistic_that_it_reads() -> None:
     model, metric = model_with(keras.layers.Dense(2)), Wide()
     model.compile("sgd", loss="mse", metrics=[metric])
     model.fit(*features(), verbose=0)
-    register_unnoised(model, DPSGDOptimizer("sgd", plan_for(SIZE), 1.0).diagnostics)
+    register_statistics(model, DPSGDOptimizer("sgd", plan_for(SIZE), 1.0).diagnostics)
     with pytest.raises(PrivacyError, match=r"reads wide.*, a statistic of training without noise"):
         updating(lambda allowed, other, weights: weights * metric.result())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dp_sparse.core import whole_file, whole_folder
+from dp_sparse.core import PrivacyError, StateFile, require_room, whole_file, whole_folder
 from pipelines import files
 
 
@@ -130,3 +130,22 @@ def test_a_folder_replaces_nothing(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError, match="Expected a path where nothing is yet, got"):
             write()
         assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"step": "x"}', "{}"])
+def test_a_damaged_state_is_one_sentence_and_what_to_do(tmp_path: Path, content: str) -> None:
+    state = StateFile(tmp_path / "state.json", "Use another folder.")
+    assert not state.exists()
+    state.write({"step": 3})
+    assert state.exists() and state.read(lambda found: int(found["step"])) == 3
+    (tmp_path / "state.json").write_text(content)
+    with pytest.raises(
+        PrivacyError, match=r"state.json is damaged \(\w+: .*\).\nUse another folder"
+    ):
+        state.read(lambda found: int(found["step"]))
+
+
+def test_room_for_weights_is_there_before_they_are_written(tmp_path: Path) -> None:
+    require_room(tmp_path, [8, 16])
+    with pytest.raises(OSError, match=r"No space left for 1,0\d\d,.* bytes of weights"):
+        require_room(tmp_path, [8, 10**18])

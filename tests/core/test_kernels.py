@@ -16,7 +16,7 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse.layers import error_propagation
 from dp_sparse.noise import gaussian
-from dp_sparse.shuffling import permute
+from dp_sparse.shuffling import groups
 
 SHAPE = 512, 20, 16  # of few values XLA makes the sums itself
 VALUES, ONE_EACH = tf.ones(SHAPE), tf.ones([*SHAPE[:2], 1])
@@ -45,7 +45,7 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         error_propagation._normalised,
         (VALUES, VALUES, VALUES[0, 0], ONE_EACH, ONE_EACH, AVERAGES, 0.1),
     ),
-    "shuffling/permute.py _inner": (permute._inner, (VALUES, tf.range(20))),
+    "shuffling/groups.py _inner": (groups._inner, (VALUES, tf.range(20))),
 }
 ALONE = {"core/xla.py kernel"}  # made anew for one place of one step
 # How many functions each file gives to XLA; two of the noise run once, in its check of the machine.
@@ -53,7 +53,7 @@ FUNCTIONS = {
     "core/xla.py": 1,
     "layers/error_propagation.py": 1,
     "noise/gaussian.py": 4,
-    "shuffling/permute.py": 1,
+    "shuffling/groups.py": 1,
 }
 
 

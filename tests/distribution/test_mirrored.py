@@ -14,8 +14,8 @@ import dp_sparse
 from dp_sparse import distribution, noise
 from dp_sparse.core import replicas
 from dp_sparse.core.errors import PrivacyError
-from dp_sparse.training import strategies
-from dp_sparse.training.forward_backward import secret_seeds
+from dp_sparse.step import environment
+from dp_sparse.step.forward_backward import secret_seeds
 from tests.replicas import strategy_of
 from tests.subprocesses import run_python
 from tests.training_cases import (
@@ -404,7 +404,7 @@ def test_importing_leaves_devices_to_be_configured() -> None:
 def test_parameter_servers_are_refused_saying_why() -> None:
     strategy = object.__new__(tf.distribute.ParameterServerStrategy)
     with pytest.raises(PrivacyError, match="workers updates on its own.*Use MirroredStrategy"):
-        strategies.check(strategy, None)
+        environment.check_strategy(strategy, None)
 
 
 def test_parts_of_another_strategy_are_refused() -> None:

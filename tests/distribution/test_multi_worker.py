@@ -78,7 +78,7 @@ BY_HAND = """
     import dp_sparse
     from dp_sparse.core.errors import translated
     from dp_sparse.sampling import BatchPart, batch_of
-    from dp_sparse.training import build_for
+    from dp_sparse.step import build_for
     from tests.distribution.test_multi_worker import SIZE, VOCABULARIES, compiled
     from tests.training_cases import clicks
 
@@ -317,7 +317,7 @@ def test_train_refuses() -> None:
     distribution.train(model, clicks(SIZE, VOCABULARIES))
     assert int(model.optimizer.steps_spent.numpy()) == STEPS
     model.compile("sgd", "binary_crossentropy")
-    with pytest.raises(PrivacyError, match="Expected a model compiled with a private optimizer"):
+    with pytest.raises(ValueError, match="Expected a model compiled with a private optimizer"):
         distribution.train(model, clicks(SIZE, VOCABULARIES))
     stream = dp_sparse.StreamSampling(num_examples=SIZE, batch_size=4, passes=1)
     model = compiled(one_device, sampling=stream)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import dp_sparse
 from dp_sparse import PrivacyError
-from dp_sparse.export import apply, delta, manifest, weights
+from dp_sparse.export import delta, manifest, weights
 from tests.export import exported
 from tests.training_cases import click_model
 
@@ -139,7 +139,7 @@ def test_differences_against_the_reference(
         assert list(row_ids) == changed and found.rows == len(changed)
         wanted = patched_by_reference(old, row_ids, values.view(of))
         assert wanted.tobytes() == new.tobytes()
-        apply._patch_weight(dataset, made["a"])
+        delta._patch_weight(dataset, made["a"])
         assert np.array(dataset).tobytes() == new.tobytes()
         assert weights.sha256(weights.of_dataset("a", dataset)) == found.sha256
 

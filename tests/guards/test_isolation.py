@@ -313,9 +313,9 @@ def test_a_whole_check_takes_the_batch_and_another_one_a_share(
         assert np.all(spy.batches[0] < size)
         return
     some = min(size + padding, 128)
-    most = min(size + padding, 1024)
-    once = [most] * 3 + [33, 1] + [some] * 6 + [32, 32]
-    assert sizes == 2 * once
+    most, filled = min(size + padding, 1024), min(size + padding, 256)
+    once, again = ([n] * 3 + [33, 1] + [some] * 6 + [32, 32] for n in (most, filled))
+    assert sizes == once + again
     assert len({*spy.batches[0]}) == most and np.all(np.diff(spy.batches[0]) > 0)
     assert most == size + padding or np.all(spy.batches[0] < size)
     assert spy.filled == [False] * len(once) + [True] * len(once)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import dp_sparse
 from dp_sparse import layers
-from dp_sparse.clipping import detached
-from dp_sparse.layers.projected_variance import ProjectedVariance
+from dp_sparse.clipping import stop_gradient_read
+from dp_sparse.layers.error_propagation import ProjectedVariance
 from tests.clipping.brute_force import assert_as_brute_force, clipped, ids, refusal, values
 from tests.reference import error_propagation as reference
 from tests.training_cases import plan_for, weights_of
@@ -332,7 +332,7 @@ class Peeks(keras.layers.Layer):
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         kernel = self.other[0].kernel
-        total = detached(kernel) if self.apart else tf.convert_to_tensor(kernel.value)
+        total = stop_gradient_read(kernel) if self.apart else tf.convert_to_tensor(kernel.value)
         return x * tf.reduce_sum(total)
 
 

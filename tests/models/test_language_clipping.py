@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import clipping
-from dp_sparse.clipping.uses import Rows
+from dp_sparse.clipping.gradient_terms import Rows
 from models import roberta_lora
 from models.roberta_lora import text_classifier, word_table
 from tests.clipping.brute_force import assert_as_brute_force
@@ -50,16 +50,16 @@ def test_norms_and_sums_are_those_of_brute_force(
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_every_trainable_variable_is_recorded_and_nothing_else(kind: str) -> None:
     model = classifier(kind)
-    uses = recorded(model, language.batch(kind))
-    assert {v.path for v, _ in uses} == {v.path for v in model.trainable_variables}
-    assert len({v.path for v, _ in uses}) == len(uses)
-    assert [v for v, use in uses if isinstance(use, Rows)] == [word_table(model)._embeddings]
+    terms = recorded(model, language.batch(kind))
+    assert {v.path for v, _ in terms} == {v.path for v in model.trainable_variables}
+    assert len({v.path for v, _ in terms}) == len(terms)
+    assert [v for v, term in terms if isinstance(term, Rows)] == [word_table(model)._embeddings]
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_padding_is_not_looked_up(kind: str) -> None:
     model, x = classifier(kind), language.batch(kind)
-    (rows,) = [use for _, use in recorded(model, x) if isinstance(use, Rows)]
+    (rows,) = [term for _, term in recorded(model, x) if isinstance(term, Rows)]
     pad = 0 if kind == "bert" else 1
     assert pad in x["token_ids"] and pad not in rows.row_ids.numpy()
     for ids, own, mask in zip(rows.row_ids.numpy(), x["token_ids"], x["padding_mask"], strict=True):
@@ -72,7 +72,7 @@ def recorded(model: keras.Model, x: dict[str, np.ndarray]) -> list[tuple[keras.V
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         found = clipping.record(model, tensors, tape, batch_capacity=5)
         total = tf.reduce_sum(found.outputs**2)
-    return found.uses(tape.gradient(total, found.targets))
+    return found.terms(tape.gradient(total, found.targets))
 
 
 SIZE, CLIP_NORM, RATE = 8, 0.5, 0.5

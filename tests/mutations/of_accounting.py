@@ -6,9 +6,9 @@ _PLAN = "dp_sparse/accounting/plan.py"
 _COST = "dp_sparse/accounting/run_cost.py"
 _ACCOUNTANT = "dp_sparse/accounting/accountant.py"
 _LOSS = "dp_sparse/accounting/privacy_loss.py"
-_ADAFEST = "dp_sparse/accounting/adafest.py"
+_ADAFEST = "dp_sparse/accounting/mechanisms.py"
 _MECHANISMS = "dp_sparse/accounting/mechanisms.py"
-_GUMBEL = "dp_sparse/accounting/gumbel.py"
+_GUMBEL = "dp_sparse/accounting/privacy_loss.py"
 _POISSON = "dp_sparse/sampling/poisson.py"
 _SKIPS = "dp_sparse/sampling/skips.py"
 _OFFLINE = "dp_sparse/sampling/offline"
@@ -100,7 +100,7 @@ FAULTS = (
     ),
     Fault(
         "sampled_loss_of_a_smaller_probability",
-        "dp_sparse/accounting/gaussian_loss.py",
+        "dp_sparse/accounting/privacy_loss.py",
         "beyond + least) - math.log(probability)",
         "beyond + least) - 0.9 * math.log(probability)",
         ("tests/accounting/test_gaussian_loss.py",),
@@ -180,7 +180,7 @@ FAULTS = (
     ),
     Fault(
         "failures_not_taken_from_delta",
-        "dp_sparse/accounting/failures.py",
+        "dp_sparse/accounting/run_cost.py",
         "epsilon = epsilon_of(event, budget.delta - needed, interval)",
         "epsilon = epsilon_of(event, budget.delta, interval)",
         (
@@ -190,7 +190,7 @@ FAULTS = (
     ),
     Fault(
         "failures_left_out_beyond_the_budget",
-        "dp_sparse/accounting/failures.py",
+        "dp_sparse/accounting/run_cost.py",
         "return accountant_of(event, interval).deltas(epsilons) + failures",
         "return accountant_of(event, interval).deltas(epsilons)",
         (
@@ -258,21 +258,21 @@ FAULTS = (
     ),
     Fault(
         "coins_of_all_chunks_alike",
-        f"{_OFFLINE}/draw.py",
+        f"{_OFFLINE}/poisson.py",
         'chunk.to_bytes(8, "little")',
         "bytes(8)",
         (f"{_OF_OFFLINE}::TestDraw::test_depends_on_key_shard_and_chunk_alone",),
     ),
     Fault(
         "a_second_plan_on_one_draw",
-        f"{_OFFLINE}/claim.py",
+        f"{_OFFLINE}/poisson.py",
         'if claimed["plan"] != plan:',
         "if not claimed:",
         (f"{_OF_OFFLINE}::TestOnePlan::test_another_plan_is_refused",),
     ),
     Fault(
         "a_second_run_on_one_draw",
-        f"{_OFFLINE}/claim.py",
+        f"{_OFFLINE}/poisson.py",
         "if begins and",
         "if begins is None and",
         (
@@ -281,7 +281,7 @@ FAULTS = (
     ),
     Fault(
         "a_pickled_plan_begins_again",
-        f"{_OFFLINE}/claim.py",
+        f"{_OFFLINE}/poisson.py",
         'return f"{run}-{_Process.name}"',
         "return run",
         ("tests/sampling/test_claim.py::test_a_pickled_plan_begins_once",),
@@ -312,7 +312,7 @@ FAULTS = (
     ),
     Fault(
         "steps_of_a_data_service_as_they_come",
-        f"{_OFFLINE}/service.py",
+        f"{_OFFLINE}/batches.py",
         "yield waiting.pop(step)",
         "yield waiting.pop(max(waiting))",
         ("tests/sampling/test_data_service.py::test_any_order_and_any_loss",),
@@ -355,14 +355,14 @@ FAULTS = (
     ),
     Fault(
         "every_length_of_a_run_at_all_of_delta",
-        "dp_sparse/accounting/stopping.py",
+        "dp_sparse/accounting/budget.py",
         "epsilon(length, PrivacyBudget(budget.epsilon, share))\n        for length, share in",
         "epsilon(length, budget)\n        for length, _ in",
         (f"{_OF_STOPPING}::test_epsilon_at_any_time_holds_for_the_worst_rule",),
     ),
     Fault(
         "a_run_counts_as_one_that_is_shorter",
-        "dp_sparse/accounting/stopping.py",
+        "dp_sparse/accounting/budget.py",
         "        if length >= taken\n",
         "        if 2 * length >= taken\n",
         (f"{_OF_STOPPING}::test_epsilon_at_any_time_holds_for_the_worst_rule",),
@@ -400,21 +400,21 @@ FAULTS = (
     ),
     Fault(
         "seeded_batches_not_marked",
-        "dp_sparse/sampling/marker.py",
+        "dp_sparse/sampling/batch.py",
         "return SEEDED if seed is not None else _NONCES.next()",
         "return _NONCES.next()",
         (f"{_OF_POISSON}::test_a_seed_repeats_and_is_marked",),
     ),
     Fault(
         "a_pass_that_repeats_examples",
-        "dp_sparse/sampling/dataset_passes.py",
+        "dp_sparse/sampling/stream.py",
         "require(size <= expected, PrivacyError, longer)",
         "require(size >= 0, PrivacyError, longer)",
         (f"{_OF_STREAM}::test_a_pass_that_does_not_end_is_refused",),
     ),
     Fault(
         "a_short_pass_repeated",
-        "dp_sparse/sampling/dataset_passes.py",
+        "dp_sparse/sampling/stream.py",
         "require(size >= expected, PrivacyError, message, index, size)",
         "require(size >= 0, PrivacyError, message, index, size)",
         (f"{_OF_STREAM}::test_a_short_pass_is_refused",),

@@ -3,12 +3,12 @@
 from tests.mutations.fault import Fault
 
 _LEDGER = "dp_sparse/optimizers/ledger.py"
-_TURN = "dp_sparse/optimizers/turn.py"
+_TURN = "dp_sparse/optimizers/batch_order.py"
 _ISOLATION = "dp_sparse/guards/isolation.py"
 _REBATCHING = "dp_sparse/guards/rebatching.py"
-_PREFLIGHT = "dp_sparse/training/preflight_checks.py"
+_PREFLIGHT = "dp_sparse/step/preflight_checks.py"
 _GUARD = "dp_sparse/clipping/graph_guard.py"
-_UPDATES = "dp_sparse/clipping/update_guard.py"
+_UPDATES = "dp_sparse/clipping/graph_guard.py"
 _INPUT = "dp_sparse/sampling/input_guard.py"
 _ROWS = "dp_sparse/sampling/row_check.py"
 _AUGMENTATION = "dp_sparse/sampling/augmentation.py"
@@ -39,8 +39,8 @@ FAULTS = (
     Fault(
         "one_step_more_than_the_plan_has",
         _LEDGER,
-        "course.spent < steps,",
-        "course.spent <= steps,",
+        "progress.spent < steps,",
+        "progress.spent <= steps,",
         (f"{_OF_LEDGER}::test_every_batch_is_one_step", _OF_LEDGER),
     ),
     Fault(
@@ -105,15 +105,15 @@ FAULTS = (
     Fault(
         "saved_steps_forgotten",
         _LEDGER,
-        "return turn.Course(tf.maximum(spent, steps), nonce, position, own)",
-        "return turn.Course(spent, nonce, position, own)",
+        "return batch_order.Progress(tf.maximum(spent, steps), nonce, position, own)",
+        "return batch_order.Progress(spent, nonce, position, own)",
         (f"{_OF_LEDGER}::test_the_larger_of_the_saved_and_the_counted_steps_holds",),
     ),
     Fault(
         "counted_steps_forgotten",
         _LEDGER,
-        "return turn.Course(tf.maximum(spent, steps), nonce, position, own)",
-        "return turn.Course(steps, nonce, position, own)",
+        "return batch_order.Progress(tf.maximum(spent, steps), nonce, position, own)",
+        "return batch_order.Progress(steps, nonce, position, own)",
         (
             f"{_OF_LEDGER}::test_the_larger_of_the_saved_and_the_counted_steps_holds",
             f"{_OF_LEDGER}::test_two_ledgers_of_a_plan_share_its_steps",
@@ -129,15 +129,16 @@ FAULTS = (
     Fault(
         "a_pass_accepted_again",
         _TURN,
-        "first = (marker.nonce > course.last_nonce) & tf.equal(marker.position, 0)",
+        "first = (marker.nonce > progress.last_nonce) & tf.equal(marker.position, 0)",
         "first = tf.equal(marker.position, 0)",
         (f"{_OF_LEDGER}::test_each_batch_once_and_in_order",),
     ),
     Fault(
         "a_stream_from_another_iterator_goes_on",
         _TURN,
-        "known = course.continues(marker) | (tf.equal(marker.nonce, OWN_ORDER) & course.own_order)",
-        "known = tf.equal(marker.position, course.spent)",
+        "known = progress.continues(marker) | ("
+        "tf.equal(marker.nonce, OWN_ORDER) & progress.own_order)",
+        "known = tf.equal(marker.position, progress.spent)",
         (f"{_OF_LEDGER}::test_whose_turn_it_is",),
     ),
     Fault(
@@ -321,14 +322,14 @@ FAULTS = (
     Fault(
         "functions_that_the_graph_calls_not_read",
         _GUARD,
-        "lines += _problems(inside, inner, name, passed, trains=trains)",
-        "del inside, inner, passed",
+        "in graphs.reachable(operations, writable):",
+        "in graphs.reachable(operations, writable, enters=lambda op: False):",
         (f"{_OF_GUARD}::test_an_operation_that_outlives_the_step_is_refused_with_its_layer",),
     ),
     Fault(
         "known_random_numbers_allowed",
         _GUARD,
-        "harmful = _is_harmful(op) or (trains and seeds.is_known_of(op))",
+        "harmful = _is_harmful(op) or (trains and each.seeds.is_known_of(op))",
         "harmful = _is_harmful(op)",
         (f"{_OF_BYPASS}::test_constant_seeds_of_masks", _OF_GUARD),
     ),
@@ -349,8 +350,8 @@ FAULTS = (
     Fault(
         "an_update_may_read_rows_by_the_ids_of_the_batch",
         _UPDATES,
-        "is not None or any(map(is_data, of_ids))",
-        "is not None",
+        "return path is not None or any(map(is_data, of_ids))",
+        "return path is not None",
         (f"{_OF_UPDATES}::test_looked_up_rows_are_data",),
     ),
     Fault(
@@ -362,15 +363,15 @@ FAULTS = (
     ),
     Fault(
         "ids_that_a_float_rounds",
-        "dp_sparse/clipping/float_ids.py",
+        "dp_sparse/clipping/named_inputs.py",
         "if found and exact < weights[path].shape[0]:",
         "if found and exact < 1:",
         ("tests/clipping/test_float_ids.py",),
     ),
     Fault(
         "ids_beyond_their_input_wrap",
-        "dp_sparse/training/train_step.py",
-        "        examples = wrapped_ids.refuse_wrapped(model, examples)\n",
+        "dp_sparse/step/train_step.py",
+        "        examples = unsupported.refuse_wrapped(model, examples)\n",
         "",
         (
             "tests/reports/test_inputs.py"
@@ -386,14 +387,14 @@ FAULTS = (
     ),
     Fault(
         "the_second_of_two_seeds_not_seen",
-        "dp_sparse/core/known_seeds.py",
+        "dp_sparse/core/graphs.py",
         'for name in ("seed", "seed2") if name in there]',
         'for name in ("seed",) if name in there]',
         (f"{_OF_INPUT}::test_one_seed_of_two_is_enough",),
     ),
     Fault(
         "elements_as_secret_seeds",
-        "dp_sparse/core/known_seeds.py",
+        "dp_sparse/core/graphs.py",
         "return argument.ref() not in self.secret",
         "return False",
         (f"{_OF_INPUT}::test_refused_behind_the_sampler[a counter]",),
@@ -442,14 +443,14 @@ FAULTS = (
     ),
     Fault(
         "every_callback_sees_training_metrics",
-        "dp_sparse/training/released_logs.py",
+        "dp_sparse/training/callback_guard.py",
         "each if _sees_all(each) else _OfReleased(each) for each in callbacks",
         "each for each in callbacks",
         ("tests/training/test_released_logs.py::test_a_logger_gets_released_values",),
     ),
     Fault(
         "training_metrics_in_the_logs_of_epochs",
-        "dp_sparse/training/released_logs.py",
+        "dp_sparse/training/callback_guard.py",
         '_WITH_METRICS = ("on_batch_end", "on_train_batch_end", "on_epoch_end", "on_train_end")',
         '_WITH_METRICS = ("on_batch_end", "on_train_batch_end", "on_train_end")',
         (

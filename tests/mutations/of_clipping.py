@@ -2,15 +2,15 @@
 
 from tests.mutations.fault import Fault
 
-_LOOKUPS = "dp_sparse/clipping/uses/lookups.py"
-_PRODUCT = "dp_sparse/clipping/uses/product.py"
-_TIED = "dp_sparse/clipping/uses/tied.py"
-_NUMERICS = "dp_sparse/clipping/uses/numerics.py"
+_LOOKUPS = "dp_sparse/clipping/gradient_terms/lookups.py"
+_PRODUCT = "dp_sparse/clipping/gradient_terms/product.py"
+_TIED = "dp_sparse/clipping/gradient_terms/lookups.py"
+_NUMERICS = "dp_sparse/clipping/gradient_terms/numerics.py"
 _STYLES = "dp_sparse/clipping/styles.py"
-_SCALING = "dp_sparse/clipping/scaling.py"
+_SCALING = "dp_sparse/clipping/clipped_sums.py"
 _DEVICE_STEP = "dp_sparse/distribution/embedding_layers/device_step.py"
 
-_OF_USES = "tests/clipping/test_uses.py"
+_OF_USES = "tests/clipping/test_gradient_terms.py"
 _OF_NUMERICS = "tests/clipping/test_numerics.py"
 _OF_STYLES = "tests/clipping/test_styles.py"
 _OF_SCALING = "tests/clipping/test_scaling.py"
@@ -110,11 +110,11 @@ FAULTS = (
     Fault(
         "bias_squared_before_the_sum_over_the_sequence",
         "dp_sparse/clipping/rules/dense.py",
-        "uses.append((layer.bias, Direct(_over_positions(dz))))",
+        "terms.append((layer.bias, Explicit(_over_positions(dz))))",
         "axes = list(range(1, dz.shape.rank))\n"
         "            early = {'squared_norms': lambda _: tf.reduce_sum(tf.square(dz), axis=axes)}\n"
-        "            kind = type('Early', (Direct,), early)\n"
-        "            uses.append((layer.bias, kind(_over_positions(dz))))",
+        "            kind = type('Early', (Explicit,), early)\n"
+        "            terms.append((layer.bias, kind(_over_positions(dz))))",
         (f"{_OF_DENSE}::test_random_dense_layers",),
     ),
     Fault(
@@ -177,7 +177,7 @@ FAULTS = (
     ),
     Fault(
         "mean_of_the_losses_in_place_of_their_sum",
-        "dp_sparse/training/forward_backward.py",
+        "dp_sparse/step/forward_backward.py",
         "total = tf.reduce_sum(losses)",
         "total = tf.reduce_mean(losses)",
         ("tests/training/test_train_step.py::test_noise_free_dpsgd_is_clip_sum_divide",),
@@ -240,8 +240,8 @@ FAULTS = (
     Fault(
         "padding_in_the_sums",
         _SCALING,
-        "kept = tf.cast(real > 0, tf.float32) * _faded(sizes)",
-        "kept = _faded(sizes)",
+        "kept = tf.cast(real > 0, tf.float32) * _overflow_ramp(sizes)",
+        "kept = _overflow_ramp(sizes)",
         (f"{_OF_SCALING}::test_no_real_example_gives_exact_zeros",),
     ),
     Fault(
@@ -254,8 +254,8 @@ FAULTS = (
     Fault(
         "records_that_are_not_finite_kept",
         _SCALING,
-        "zip(_sanitised(uses, finite), factors, strict=True)",
-        "zip(uses, factors, strict=True)",
+        "zip(_sanitised(terms, finite), factors, strict=True)",
+        "zip(terms, factors, strict=True)",
         (f"{_OF_SCALING}::test_a_non_finite_example_is_zeroed_exactly",),
     ),
     Fault(
@@ -274,7 +274,7 @@ FAULTS = (
     ),
     Fault(
         "weights_applied_after_clipping",
-        "dp_sparse/training/batch_gradient.py",
+        "dp_sparse/step/forward_backward.py",
         "    return run, clipped_sums(optimizer, run, step_rows, real)\n",
         "    import types\n\n"
         "    weights = tf.nest.flatten(examples.sample_weight)[0]\n"
@@ -296,21 +296,21 @@ FAULTS = (
     ),
     Fault(
         "a_metric_in_the_loss",
-        "dp_sparse/training/losses.py",
+        "dp_sparse/step/losses.py",
         "refused = [*model.trainable_variables, *metric_variables(model)]",
         "refused = [*model.trainable_variables]",
         ("tests/training/test_losses.py::test_a_loss_that_reads_a_metric_is_refused",),
     ),
     Fault(
         "mean_over_all_examples_with_a_mask",
-        "dp_sparse/training/losses.py",
+        "dp_sparse/step/losses.py",
         "tf.math.divide_no_nan(total, count)",
         "tf.math.divide_no_nan(total, tf.reduce_mean(count))",
         ("tests/training/test_losses.py::test_a_mask_counts_within_the_example_alone",),
     ),
     Fault(
         "an_ignored_class_drops_the_mask_of_the_outputs",
-        "dp_sparse/training/losses.py",
+        "dp_sparse/step/losses.py",
         "mask = own if mask is None else mask if own is None else mask & own",
         "mask = mask if own is None else own",
         (

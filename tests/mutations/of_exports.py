@@ -85,14 +85,14 @@ FAULTS = (
     ),
     Fault(
         "an_earlier_plan_forgotten",
-        "dp_sparse/optimizers/other_training.py",
+        "dp_sparse/optimizers/training_history.py",
         "if plan is None or plan.run_id not in counted]",
         "if plan is None]",
         (f"{_OF_FULL}::test_a_second_plan_does_not_hide_the_first",),
     ),
     Fault(
         "training_without_privacy_forgotten",
-        "dp_sparse/optimizers/other_training.py",
+        "dp_sparse/optimizers/training_history.py",
         "optimizer.steps_spent if private else optimizer._iterations,",
         "optimizer.steps_spent if private else keras.Variable(0),",
         (f"{_OF_FULL}::test_training_without_privacy_is_said",),
@@ -107,7 +107,7 @@ FAULTS = (
     Fault(
         "exports_do_not_ask_who_pays_for_frequencies",
         "dp_sparse/export/full.py",
-        "        if isinstance(layer, TokenVariance):\n",
+        "        if isinstance(layer, RestsOnRelease):\n",
         "        if layer is None:\n",
         ("tests/layers/test_re_attention.py::test_an_export_asks_who_pays",),
     ),
@@ -120,7 +120,7 @@ FAULTS = (
     ),
     Fault(
         "a_delta_over_any_base",
-        "dp_sparse/export/apply.py",
+        "dp_sparse/export/delta.py",
         "        if delta.base != digest:\n",
         "        if delta.base == delta.digest != digest:\n",
         (f"{_OF_DELTA}::TestRefused::test_a_delta_of_another_base",),

@@ -4,7 +4,7 @@ from tests.mutations.fault import Fault
 
 _RE_ATTENTION = "dp_sparse/layers/re_attention.py"
 _HISTOGRAMS = "dp_sparse/selection/top_k/histograms.py"
-_DETACHED = "dp_sparse/clipping/detached.py"
+_DETACHED = "dp_sparse/clipping/tap.py"
 
 _OF_RE_ATTENTION = "tests/layers/test_re_attention.py"
 _OF_FREQUENCIES = "tests/selection/top_k/test_frequencies.py"
@@ -33,14 +33,14 @@ FAULTS = (
     ),
     Fault(
         "frequencies_without_a_release_accepted",
-        "dp_sparse/layers/effective_errors.py",
+        "dp_sparse/layers/error_propagation.py",
         "if frequencies.costs and frequencies.release not in plan.releases:",
         "if False:",
         (f"{_OF_RE_ATTENTION}::test_frequencies_of_private_data_must_be_paid_for",),
     ),
     Fault(
         "frequencies_paid_by_another_plan_accepted",
-        "dp_sparse/training/building.py",
+        "dp_sparse/step/building.py",
         "        layer.require_paid(optimizer.plan.releases, fix)\n",
         "",
         (

@@ -5,7 +5,7 @@ from tests.mutations.fault import Fault
 _GAUSSIAN = "dp_sparse/noise/gaussian.py"
 _STREAMS = "dp_sparse/noise/streams.py"
 _RELEASE = "dp_sparse/optimizers/release.py"
-_MOVING = "dp_sparse/optimizers/moving_clip_norm.py"
+_MOVING = "dp_sparse/optimizers/release.py"
 _LAZY = "dp_sparse/optimizers/lazy.py"
 _DELAYED = "dp_sparse/optimizers/lazy_noise.py"
 
@@ -104,7 +104,7 @@ FAULTS = (
     ),
     Fault(
         "skips_take_the_bits_of_the_map",
-        "dp_sparse/selection/geometric_skips.py",
+        "dp_sparse/selection/threshold.py",
         "noise.uniform(draw, noise.Purpose.SKIPS, chunk, drawn)",
         "noise.uniform(draw, noise.Purpose.CONTRIBUTION, chunk, drawn)",
         ("tests/selection/test_threshold.py", "tests/selection/test_geometric_skips.py"),
@@ -285,14 +285,14 @@ FAULTS = (
     ),
     Fault(
         "a_flush_forgets_what_a_step_beside_it_adds",
-        "dp_sparse/optimizers/table_lock.py",
+        "dp_sparse/optimizers/lazy_noise.py",
         "self._held = tf.raw_ops.MutexLock(mutex=self._mutex)",
         "self._held = None",
         (f"{_OF_LOCK}::test_a_flush_forgets_no_noise_of_a_step_of_another_thread",),
     ),
     Fault(
         "a_step_writes_while_a_model_is_read",
-        "dp_sparse/training/flush_hooks.py",
+        "dp_sparse/step/flush_hooks.py",
         "        with optimizer.settled():\n            return method(*args, **kwargs)\n",
         "        optimizer.flush()\n        return method(*args, **kwargs)\n",
         (f"{_OF_LOCK}::test_a_step_of_another_thread_waits_until_a_reader_is_done",),

@@ -4,9 +4,9 @@ from tests.mutations.fault import Fault
 
 _CONTRIBUTION = "dp_sparse/selection/contribution.py"
 _THRESHOLD = "dp_sparse/selection/threshold.py"
-_SKIPS = "dp_sparse/selection/geometric_skips.py"
-_BY_TABLE = "dp_sparse/selection/by_table.py"
-_SCORES = "dp_sparse/selection/scores.py"
+_SKIPS = "dp_sparse/selection/threshold.py"
+_BY_TABLE = "dp_sparse/selection/step_rows.py"
+_SCORES = "dp_sparse/selection/contribution.py"
 _EXPONENTIAL = "dp_sparse/selection/exponential.py"
 
 _OF_CONTRIBUTION = "tests/selection/test_contribution.py"
@@ -71,9 +71,9 @@ FAULTS = (
     ),
     Fault(
         "padding_votes",
-        "dp_sparse/training/batch_gradient.py",
-        "use.valid & (real > 0)[:, tf.newaxis],",
-        "use.valid,",
+        "dp_sparse/step/forward_backward.py",
+        "term.valid & (real > 0)[:, tf.newaxis],",
+        "term.valid,",
         (f"{_OF_ROWS}::test_examples_of_weight_0_have_no_vote[adafest-graph]",),
     ),
     Fault(
@@ -155,7 +155,7 @@ FAULTS = (
     ),
     Fault(
         "lookups_of_rows_that_were_not_selected_vote",
-        "dp_sparse/selection/restriction.py",
+        "dp_sparse/selection/step_rows.py",
         "lookups.valid & (places >= 0)",
         "lookups.valid",
         ("tests/optimizers/test_fest.py::test_adafest_plus_is_adafest_on_the_selected_rows",),

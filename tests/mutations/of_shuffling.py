@@ -3,7 +3,7 @@
 from tests.mutations.fault import Fault
 
 _OPTIMIZER = "dp_sparse/shuffling/optimizer.py"
-_PERMUTE = "dp_sparse/shuffling/permute.py"
+_PERMUTE = "dp_sparse/shuffling/groups.py"
 _GROUPS = "dp_sparse/shuffling/groups.py"
 _HEURISTIC = "dp_sparse/shuffling/heuristic.py"
 _OF_SHUFFLING = "tests/shuffling/test_shuffling.py"

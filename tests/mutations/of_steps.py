@@ -3,15 +3,15 @@
 from tests.mutations.fault import Fault
 
 _SPARSE = "dp_sparse/optimizers/sparse_base.py"
-_TRAIN_STEP = "dp_sparse/training/train_step.py"
-_MICROBATCHES = "dp_sparse/training/microbatches.py"
+_TRAIN_STEP = "dp_sparse/step/train_step.py"
+_MICROBATCHES = "dp_sparse/step/train_step.py"
 _REPLICAS = "dp_sparse/core/replicas.py"
 _ACCOUNT = "dp_sparse/optimizers/step_account.py"
 
 _OF_TRAIN_STEP = "tests/training/test_train_step.py"
 _OF_MIRRORED = "tests/distribution/test_mirrored.py"
 _OF_MICROBATCHES = "tests/training/test_microbatches.py"
-_MONITOR = "dp_sparse/training/monitor.py"
+_MONITOR = "dp_sparse/reports/monitor.py"
 _OF_MONITOR = "tests/training/test_monitor.py"
 _OF_CHECKPOINT = "tests/training/test_checkpoint.py"
 _OF_RESUME = "tests/training/test_resume.py"
@@ -23,21 +23,21 @@ _OF_NEXT_ITEMS = "tests/pipelines/test_movielens_runs.py"
 FAULTS = (
     Fault(
         "records_of_a_part_not_checked",
-        "dp_sparse/training/forward_backward.py",
+        "dp_sparse/step/forward_backward.py",
         "    losses = led_by_batch(used, losses, examples.present)\n",
         "",
         (f"{_OF_MICROBATCHES}::test_records_of_a_part_must_lead_with_the_part",),
     ),
     Fault(
         "a_loss_without_its_call_is_trained",
-        "dp_sparse/training/replaced_methods.py",
+        "dp_sparse/step/unsupported.py",
         'if issubclass(kind, keras.losses.Loss) and _is_own(kind, "__call__")',
         'if issubclass(kind, keras.losses.Loss) and _is_own(kind, "get_config")',
         ("tests/training/test_losses.py::test_a_loss_with_a_call_of_its_own_is_refused_by_class",),
     ),
     Fault(
         "nan_under_bfloat16_not_refused",
-        "dp_sparse/training/nan_in_bfloat16.py",
+        "dp_sparse/step/environment.py",
         "lost |= present & tf.reduce_any(~tf.math.is_finite(flat), axis=1)",
         "del flat",
         ("tests/guards/test_isolation.py::test_nan_under_bfloat16_never_reaches_other_examples",),
@@ -65,7 +65,7 @@ FAULTS = (
     ),
     Fault(
         "weights_of_a_source_of_another_length",
-        "dp_sparse/sampling/gathered.py",
+        "dp_sparse/sampling/base.py",
         '{"x": x, "y": y, "sample_weight": weights}',
         '{"x": x, "y": y}',
         ("tests/sampling/test_data_source.py::test_weights_of_another_length_are_refused",),
@@ -94,15 +94,15 @@ FAULTS = (
     Fault(
         "a_fit_without_the_checkpoint_that_restored_it",
         "dp_sparse/training/callback_guard.py",
-        "if covered_steps_of(optimizer) is not None:",
-        "if covered_steps_of(optimizer) is True:",
+        "if checkpointed_steps_of(optimizer) is not None:",
+        "if checkpointed_steps_of(optimizer) is True:",
         (f"{_OF_CHECKPOINT}::TestRefused::test_a_fit_without_it",),
     ),
     Fault(
         "a_second_checkpoint_of_a_run",
         "dp_sparse/training/checkpoint.py",
-        "if covered_steps_of(optimizer) not in (None, self._covered):",
-        "if covered_steps_of(optimizer) is True:",
+        "if checkpointed_steps_of(optimizer) not in (None, self._covered):",
+        "if checkpointed_steps_of(optimizer) is True:",
         (f"{_OF_CHECKPOINT}::TestRefused::test_a_second_one_of_the_same_run",),
     ),
     Fault(
@@ -139,7 +139,7 @@ FAULTS = (
     Fault(
         "steps_of_a_run_without_its_checkpoint",
         "dp_sparse/training/compile_hook.py",
-        "        covered_steps.refuse_without_checkpoint(optimizer)\n",
+        "        checkpointed_steps.refuse_without_checkpoint(optimizer)\n",
         "",
         ("tests/runs/test_run.py::test_steps_without_the_callbacks_are_refused",),
     ),
@@ -234,7 +234,7 @@ FAULTS = (
     ),
     Fault(
         "two_plans_on_one_pass",
-        "dp_sparse/optimizers/passes.py",
+        "dp_sparse/optimizers/ledger.py",
         "tf.equal(owner, 0) | tf.equal(owner, self._number)",
         "tf.greater_equal(owner, 0)",
         (
@@ -251,7 +251,7 @@ FAULTS = (
     ),
     Fault(
         "two_plans_on_one_prepared_draw",
-        "dp_sparse/optimizers/passes.py",
+        "dp_sparse/optimizers/ledger.py",
         "drawn = self._prepared is not None or plan.sampling.steps_per_pass is None",
         "drawn = plan.sampling.steps_per_pass is None",
         ("tests/optimizers/test_ledger.py::TestAPreparedDraw::test_serves_one_plan",),
@@ -421,7 +421,7 @@ FAULTS = (
     ),
     Fault(
         "the_learning_rate_goes_along_with_the_slots",
-        "dp_sparse/optimizers/slots.py",
+        "dp_sparse/optimizers/row_updates.py",
         "return [variable for variable in optimizer.variables if variable is not rate]",
         "return [variable for variable in optimizer.variables if variable is not None or rate]",
         ("tests/optimizers/test_slots.py::test_each_learning_rate_stays_the_own_one",),
@@ -455,14 +455,14 @@ FAULTS = (
     ),
     Fault(
         "times_in_the_log",
-        "dp_sparse/training/monitor_files.py",
+        "dp_sparse/reports/monitor.py",
         "when = float(step) if time is None else time",
         "when = tf.timestamp().numpy()",
         (f"{_OF_MONITOR}::test_nothing_that_no_epsilon_covers",),
     ),
     Fault(
         "an_optimizer_goes_on_with_variables_that_changed",
-        "dp_sparse/training/building.py",
+        "dp_sparse/step/building.py",
         "    _refuse_other_variables(model, optimizer)\n    for layer",
         "    for layer",
         (
@@ -472,7 +472,7 @@ FAULTS = (
     ),
     Fault(
         "an_optimizer_does_not_learn_of_new_variables",
-        "dp_sparse/training/building.py",
+        "dp_sparse/step/building.py",
         '(trained, built, "was not trained then"),',
         '(built, built, "was not trained then"),',
         (

@@ -1,12 +1,13 @@
 """Plants each fault in a copy of the tree and runs the tests that must catch it.
 
-`python -m tests.mutations.run [--only NAME] [--out FILE]` writes one JSON line for each fault as
-soon as its tests are over, so a run that was stopped goes on where it was. The tests of each fault
-run once without it, too: if they fail then, they tell nothing. A fault is caught if a test fails,
-not if the tests can no longer be collected or the time is over.
+`python -m tests.mutations.run [--only NAME] [--out FILE] [--workers N]` writes one JSON line for
+each fault as soon as its tests are over, so a run that was stopped goes on where it was. The tests
+of each fault run once without it, too: if they fail then, they tell nothing. A fault is caught if a
+test fails, not if the tests can no longer be collected or the time is over.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import json
 import os
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ _SOME_FAILED = 1  # what pytest returns then; anything else but 0 is no verdict
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info"
 )
+_WRITING = threading.Lock()
 _OUTPUT = {"runs", "build", "dist"}  # of the root alone
 
 
@@ -52,16 +55,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Plants faults and runs the tests against them.")
     parser.add_argument("--only", action="append", help="faults whose name contains this")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "mutants.jsonl")
+    parser.add_argument("--workers", type=int, default=1, help="faults that run at once")
     options = parser.parse_args(arguments)
     faults = [f for f in FAULTS if not options.only or any(o in f.name for o in options.only)]
     if not faults:
         parser.error(f"Expected --only to name a fault, got {options.only}.")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     commit = _commit()
-    for fault in faults:
-        _judge_without(fault, faults, commit, options.out)
-        _judge(fault, commit, options.out)
+
+    def judge(alike: Sequence[Fault]) -> None:
+        for fault in alike:
+            _judge_without(fault, alike, commit, options.out)
+            _judge(fault, commit, options.out)
+
+    with concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
+        for _ in pool.map(judge, _by_file(faults)):
+            pass
     return _report(faults, _entries(options.out))
+
+
+def _by_file(faults: Sequence[Fault]) -> list[list[Fault]]:
+    """The faults by the file of their first test; one worker takes all of a file."""
+    found: dict[str, list[Fault]] = {}
+    for fault in faults:
+        found.setdefault(_file_of(fault), []).append(fault)
+    return list(found.values())
+
+
+def _file_of(fault: Fault) -> str:
+    return fault.tests[0].partition("::")[0]
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
@@ -70,17 +92,16 @@ def _left_out(folder: str, names: list[str]) -> set[str]:
     return _LEFT_OUT(folder, names) | (output & set(names))
 
 
-def _judge_without(fault: Fault, faults: Sequence[Fault], commit: str, out: Path) -> None:
+def _judge_without(fault: Fault, alike: Sequence[Fault], commit: str, out: Path) -> None:
     """Writes whether the tests of a fault pass without it, if that is not known yet.
 
-    What other faults ask of the same file is run with it: a process takes longer to begin than most
-    of the tests to run. If something fails, each fault's tests run alone.
+    What others of the same file (`alike`) ask is run with it: a process takes longer to begin than
+    most of the tests to run. If something fails, each fault's tests run alone.
     """
     known = _entries(out)
     if _without(fault) in known:
         return
-    file = fault.tests[0].partition("::")[0]
-    alike = [f for f in faults if f.tests[0].startswith(file) and _without(f) not in known]
+    alike = [f for f in alike if _without(f) not in known]
     together = run_tests(list(dict.fromkeys(test for f in alike for test in f.tests)))
     for tests in dict.fromkeys(f.tests for f in alike):
         own = together if together.verdict == "passed" else run_tests(tests)
@@ -140,7 +161,7 @@ def _pytest(root: Path, tests: Sequence[str]) -> tuple[str, str]:
 
 def _write(out: Path, name: str, commit: str, outcome: Outcome, caught: bool | None) -> None:
     entry = {"name": name, "commit": commit, "caught": caught, **dataclasses.asdict(outcome)}
-    with out.open("a", encoding="utf-8") as file:
+    with _WRITING, out.open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
     print(f"{outcome.seconds:6.1f} s  {name}: {outcome.verdict} {outcome.test}", flush=True)
 

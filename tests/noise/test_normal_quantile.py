@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 from scipy import special
 
-from dp_sparse.noise import normal_quantile as module
+from dp_sparse.noise import gaussian
 from tests.reference import normal_quantile as reference
 
 
 def quantile(tail: np.ndarray) -> np.ndarray:
-    compiled = tf.function(module.normal_quantile, jit_compile=True, autograph=False)
+    compiled = tf.function(gaussian.normal_quantile, jit_compile=True, autograph=False)
     return compiled(tf.constant(tail, tf.float64)).numpy()
 
 
@@ -51,8 +51,8 @@ def rounding_of_quantile(tail: np.ndarray) -> float:
 
     Each of them may take its part of the sum of the terms' sizes, over the sum (Higham 2002, 5.3).
     """
-    powers = np.sqrt(module._SHIFT - np.log(tail * (2 - tail))).max() ** np.arange(10)
-    terms = [powers * np.array(c) for c in (module._NUMERATOR, module._DENOMINATOR)]
+    powers = np.sqrt(gaussian._SHIFT - np.log(tail * (2 - tail))).max() ** np.arange(10)
+    terms = [powers * np.array(c) for c in (gaussian._NUMERATOR, gaussian._DENOMINATOR)]
     return 19 * 2.0**-53 * sum(np.sum(np.abs(each)) / abs(np.sum(each)) for each in terms)
 
 
@@ -69,9 +69,9 @@ def test_decreasing_across_the_seams_of_the_logarithm() -> None:
 @pytest.mark.parametrize("name", ["log", "quantile"])
 def test_coefficients_are_those_of_the_fit(name: str) -> None:
     if name == "log":
-        fitted, ours = reference.log_ratio(), (module._LOG_NUMERATOR, module._LOG_DENOMINATOR)
+        fitted, ours = reference.log_ratio(), (gaussian._LOG_NUMERATOR, gaussian._LOG_DENOMINATOR)
     else:
-        fitted = reference.quantile_ratio(int(module._SHIFT), reference.LONGEST)
-        ours = module._NUMERATOR, module._DENOMINATOR
+        fitted = reference.quantile_ratio(int(gaussian._SHIFT), reference.LONGEST)
+        ours = gaussian._NUMERATOR, gaussian._DENOMINATOR
     for right, found in zip(fitted, ours, strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-9)

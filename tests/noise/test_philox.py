@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_sparse.noise import philox
+from dp_sparse.noise import gaussian
 from tests.reference import philox as reference
 
 WORDS = st.integers(0, 2**64 - 1)
@@ -15,7 +15,7 @@ LOW = st.integers(0, 2**62)
 
 def fused(key: int, counter: int, count: int) -> np.ndarray:
     low, high = counter % 2**64, counter // 2**64
-    compiled = tf.function(philox.words, jit_compile=True, autograph=False)
+    compiled = tf.function(gaussian.random_words, jit_compile=True, autograph=False)
     return compiled(
         tf.constant([key], tf.uint64), tf.constant([low, high], tf.uint64), count
     ).numpy()
@@ -38,7 +38,7 @@ def test_published_answers(
     """The known answers that the authors publish with their library Random123."""
     assert reference.block(counter, key) == expected
     low, high = (tf.constant(counter[i] | counter[i + 1] << 32, tf.uint64) for i in (0, 2))
-    words = philox._mixed(tf.constant(key[0] | key[1] << 32, tf.uint64), low, high)
+    words = gaussian._mixed(tf.constant(key[0] | key[1] << 32, tf.uint64), low, high)
     assert tuple(int(word) % 2**32 for word in words) == expected
 
 
@@ -62,7 +62,9 @@ def test_equals_the_reference_and_the_kernel(key: int, low: int, high: int, coun
 def test_no_long_constant_is_compiled_in() -> None:
     """Positions are the sum of two ranges, so memory does not grow with the tensor."""
     words = tf.function(
-        lambda key, counter: philox.words(key, counter, 2**22), jit_compile=True, autograph=False
+        lambda key, counter: gaussian.random_words(key, counter, 2**22),
+        jit_compile=True,
+        autograph=False,
     )
     inputs = tf.constant([1], tf.uint64), tf.constant([0, 0], tf.uint64)
     text = words.experimental_get_compiler_ir(*inputs)(stage="optimized_hlo")

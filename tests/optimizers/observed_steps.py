@@ -16,8 +16,8 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import distribution, noise
-from dp_sparse.sampling import marker
-from dp_sparse.shuffling.permute import permutations
+from dp_sparse.sampling.batch import new_nonce
+from dp_sparse.shuffling.groups import permutations
 from tests.replicas import strategy_of
 from tests.training_cases import marked, plan_for
 
@@ -184,7 +184,7 @@ def model_of_two_tables() -> keras.Model:
 
 def marked_batches(plan: Any, batches: Sequence[Any], weights: np.ndarray | None) -> Any:
     """One after the other, as the plan's sampler would make them."""
-    nonce = marker.new_nonce(None)
+    nonce = new_nonce(None)
     made = [
         marked(plan, *examples, index=index, nonce=nonce, weights=weights)
         for index, examples in enumerate(batches)

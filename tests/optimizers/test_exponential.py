@@ -104,6 +104,8 @@ def test_plans_and_optimizers_must_agree() -> None:
         dp_sparse.ExponentialSelectionOptimizer("sgd", gaussian, 1.0)
     with pytest.raises(ValueError, match="row_clip_norm=-1"):
         dp_sparse.ExponentialSelectionOptimizer("sgd", plan, 1.0, -1)
+    with pytest.raises(ValueError, match="no microbatch_size, got 2"):
+        dp_sparse.ExponentialSelectionOptimizer("sgd", plan, 1.0, microbatch_size=2)
 
 
 def test_more_rows_than_there_are_is_refused() -> None:

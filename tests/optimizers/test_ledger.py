@@ -15,9 +15,8 @@ import tensorflow as tf
 from dp_sparse import OfflinePoissonSampling, PrivacyError, PrivacyPlan, StreamSampling
 from dp_sparse.core import replicas
 from dp_sparse.core.errors import translated
-from dp_sparse.optimizers.ledger import SavedCount, StepLedger
-from dp_sparse.optimizers.passes import Passes
-from dp_sparse.sampling.marker import OWN_ORDER, SEEDED, Marker, new_nonce
+from dp_sparse.optimizers.ledger import PassOwners, SavedCount, StepLedger
+from dp_sparse.sampling.batch import OWN_ORDER, SEEDED, Marker, new_nonce
 from tests.training_cases import plan_for
 
 
@@ -317,9 +316,9 @@ def test_threads_that_make_ledgers_at_once_share_one_budget(
 
 def test_two_plans_that_ask_for_one_pass_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One gets it; the other one reads nothing between the check and what the first one writes."""
-    check, nonce, refused = Passes.check, new_nonce(None), []
+    check, nonce, refused = PassOwners.check, new_nonce(None), []
 
-    def slow(self: Passes, marker: Marker) -> list[tf.Operation]:
+    def slow(self: PassOwners, marker: Marker) -> list[tf.Operation]:
         found = check(self, marker)
         time.sleep(0.5)
         return found
@@ -330,7 +329,7 @@ def test_two_plans_that_ask_for_one_pass_at_once(monkeypatch: pytest.MonkeyPatch
         except PrivacyError as error:
             refused.append(str(error))
 
-    monkeypatch.setattr(Passes, "check", slow)
+    monkeypatch.setattr(PassOwners, "check", slow)
     threads = [threading.Thread(target=train, args=(plan_for(8, steps=1),)) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -15,7 +15,7 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse import noise
 from dp_sparse.clipping import Amounts, zero_sums
-from dp_sparse.training import forward_backward
+from dp_sparse.step import forward_backward
 from tests.optimizers.observed_steps import (
     CLIP,
     METHODS,

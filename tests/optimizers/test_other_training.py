@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse.core import PrivacyError
-from dp_sparse.optimizers import other_training, with_other_training
+from dp_sparse.optimizers import training_history, with_other_training
 from tests.training_cases import plan_for
 
 IDS, LABELS = np.arange(8, dtype=np.int32) % 5, np.ones((8, 1), np.float32)
@@ -206,7 +206,7 @@ def test_training_of_what_is_frozen_now_is_named() -> None:
 def test_an_optimizer_that_the_hook_did_not_see_is_named(monkeypatch: Any) -> None:
     """As one that was built before the package was imported."""
     model = head(table())
-    monkeypatch.setattr(other_training, "remember", lambda optimizer: None)
+    monkeypatch.setattr(training_history, "remember", lambda optimizer: None)
     by_fit(model)
     monkeypatch.undo()
     under_a_plan(model)
@@ -271,4 +271,4 @@ def test_weights_are_not_kept_alive() -> None:
     assert of_table() is None
     later = head(table())
     keras.optimizers.SGD().build(later.trainable_variables)
-    assert all(any(ref() is not None for ref in each.variables) for each in other_training._KNOWN)
+    assert all(any(ref() is not None for ref in each.variables) for each in training_history._KNOWN)

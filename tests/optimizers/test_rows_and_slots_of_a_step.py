@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 import dp_sparse
-from dp_sparse.distribution.embedding_layers import host_step, off_tpu_updates
+from dp_sparse.distribution.embedding_layers import host_step, rounding_grid
 from dp_sparse.optimizers import exponential, row_updates
-from dp_sparse.training import forward_backward, microbatches
+from dp_sparse.step import forward_backward, train_step
 from tests.optimizers.observed_steps import RATE, ROWS, SIZE, WIDTH, Run, cases, data, run
 from tests.replicas import strategy_of
 from tests.training_cases import marked_dataset, plan_for
@@ -120,7 +120,7 @@ def test_accumulators_fed_without_noise_are_noticed(
         table.scatter_sub(tf.IndexedSlices(step, gradient.indices))
 
     monkeypatch.setattr(row_updates, "adagrad_rows", without)
-    monkeypatch.setattr(off_tpu_updates, "adagrad_rows", without)
+    monkeypatch.setattr(rounding_grid, "adagrad_rows", without)
     found = run("adafest", way, wrapped=WRAPPED["adagrad"][0])
     assert accumulator_off(found) > 0.1
 
@@ -173,7 +173,7 @@ VOTES = [
 def test_votes_of_weight_0_are_noticed(
     method: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (forward_backward, microbatches, host_step):
+    for module in (forward_backward, train_step, host_step):
         monkeypatch.setattr(module, "real_examples", lambda examples: examples.present)
     assert len(rows_of_weight_0(method, way)[1]) > 500
 

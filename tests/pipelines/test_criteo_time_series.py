@@ -22,7 +22,7 @@ pytest.importorskip("apache_beam")
 
 import dp_sparse
 from configs import criteo_time_series
-from dp_sparse.sampling.offline import claim
+from dp_sparse.sampling.offline import poisson
 from pipelines.criteo.generate import generate_days
 from pipelines.criteo.records import PrepareError
 from pipelines.criteo.time_series.days import day_files, periods_of
@@ -368,7 +368,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(
         with pytest.raises(RuntimeError, match="killed"):
             train(config_of(days, **changes), tmp_path)
     gc.collect()
-    claim._Process.renew()  # as in a new process
+    poisson._Process.renew()  # as in a new process
     assert train(config_of(days, **changes), tmp_path).steps == 3
 
 
@@ -387,7 +387,7 @@ def test_batches_on_which_something_else_may_have_trained_stay_claimed(
         (period / "plan.json").unlink()
         changes["privacy.epsilon"] = 2.0
     (period / "begun.json").unlink()
-    claim._Process.renew()
+    poisson._Process.renew()
     with pytest.raises(dp_sparse.PrivacyError, match="two runs on one draw|no run began with"):
         train(config_of(days, **changes), tmp_path)
     gc.collect()

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import dp_sparse
 from configs import defaults
-from dp_sparse.training import recommendation
+from dp_sparse.reports import recommendation
 from pipelines.criteo.generate import generate
 from pipelines.defaults import run, search, tasks
 from pipelines.defaults.page import page

@@ -46,7 +46,7 @@ class WithASpareTable(keras.Model):
 def test_advice_for_a_model_with_a_table_that_it_does_not_look_up(
     monkeypatch: pytest.MonkeyPatch, most: float
 ) -> None:
-    monkeypatch.setattr("dp_sparse.training.recommendation.MOST_DENSE_ENTRIES", most)
+    monkeypatch.setattr("dp_sparse.reports.recommendation.MOST_DENSE_ENTRIES", most)
     model, x = WithASpareTable(), np.arange(8)
     advice = dp_sparse.recommend(model, plan_of(), x)
     expected = "The model looks up no row of spare, which can learn nothing"
@@ -233,7 +233,7 @@ def of_keras_2(name: str) -> Any:
 
 def test_keras_2_is_named_by_all_that_takes_a_model_or_an_optimizer(tmp_path: Path) -> None:
     model, plan = of_keras_2("Sequential"), plan_of()
-    for use in (
+    for term in (
         lambda: dp_sparse.check_model(model),
         lambda: dp_sparse.recommend(model, plan),
         lambda: dp_sparse.export_model(model, tmp_path / "export"),
@@ -242,7 +242,7 @@ def test_keras_2_is_named_by_all_that_takes_a_model_or_an_optimizer(tmp_path: Pa
         lambda: click_model(private(plan), of_keras_2("MeanSquaredError")),
     ):
         with pytest.raises(ValueError, match="of Keras 3, got .* of tf_keras, which is Keras 2"):
-            use()
+            term()
 
 
 def test_keras_2_shows_what_it_could_not_interpret() -> None:
@@ -280,7 +280,7 @@ def test_a_first_run_shows_nothing_that_looks_like_a_failure() -> None:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
         os.dup2(1, 2)
         import tensorflow as tf
-        from dp_sparse.training import environment
+        from dp_sparse.step import environment
         assert environment._assertions_hold()
 
         @tf.function

@@ -82,6 +82,7 @@ def test_the_same_lines_resume_a_run(tmp_path: Path) -> None:
     assert second.steps_spent == 6 and second.plan.plan_id == first.plan.plan_id
     assert [line["step"] for line in second.log] == [2, 4, 6]
     assert "after 6 of 6 steps" in second.statement()
+    assert json.loads(second.statement(format="json"))["guarantee"]["steps"] == 6
     assert second.finished and second.resumed and not first.resumed
     second.close()
     with pytest.raises(PrivacyError, match="has ended: all 6 steps"):

@@ -8,13 +8,15 @@ import tensorflow as tf
 
 from dp_sparse.core.config import fingerprint
 from dp_sparse.sampling.batch import (
+    SEEDED,
     Examples,
+    Marker,
     batch_of,
     is_sampled,
+    new_nonce,
     real_examples,
     sampled_batch,
 )
-from dp_sparse.sampling.marker import SEEDED, Marker, new_nonce
 from dp_sparse.sampling.poisson import PoissonSampling
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import dp_sparse
 from dp_sparse import OfflineBatches, PrivacyError, offline_sampling
-from dp_sparse.sampling.offline import claim
+from dp_sparse.sampling.offline import poisson
 from tests.sampling.offline_folders import prepared, unpack
 from tests.subprocesses import HANG
 
@@ -29,7 +29,9 @@ def claim_all(folder: Path, barrier: Any, won: Any) -> None:
     for race in range(RACES):
         barrier.wait(60)
         try:
-            claim.claim(str(folder / f"{race}"), 7, claim.run_here("one plan"), begins=True)
+            poisson.claim_draw(
+                str(folder / f"{race}"), 7, poisson.run_here("one plan"), begins=True
+            )
         except PrivacyError:
             continue
         won.put(race)
@@ -85,7 +87,7 @@ def test_a_pickled_plan_begins_once(tmp_path: Path) -> None:
 def test_a_claim_that_was_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    monkeypatch.setattr(claim, "_PATIENCE", 0.1)
+    monkeypatch.setattr(poisson, "_PATIENCE", 0.1)
     (tmp_path / "plan.json").write_text(content)
-    with pytest.raises(PrivacyError, match="got a file that does not tell it: prepare again"):
-        claim.claim(str(tmp_path), 7, "a run", begins=True)
+    with pytest.raises(PrivacyError, match=r"plan.json is damaged .*\nPrepare the batches again"):
+        poisson.claim_draw(str(tmp_path), 7, "a run", begins=True)

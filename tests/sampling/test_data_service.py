@@ -20,7 +20,7 @@ import dp_sparse
 from dp_sparse import OfflineBatches, PrivacyError, offline_sampling
 from dp_sparse.core import translated
 from dp_sparse.sampling import BatchPart
-from dp_sparse.sampling.offline import service
+from dp_sparse.sampling.offline import batches as offline_batches
 from tests.sampling.offline_folders import prepared, unpack
 from tests.subprocesses import environment
 
@@ -120,7 +120,7 @@ def test_a_worker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     The service itself says nothing: it would wait for the dead one, and its steps would be gone.
     """
-    monkeypatch.setattr(service, "_PATIENCE", 5.0)
+    monkeypatch.setattr(offline_batches, "_PATIENCE", 5.0)
     # 80 kB a batch, so that a worker cannot have sent its file before it is killed
     prepared(tmp_path, steps=300, bucket_steps=60, capacity=2_000)
     wanted = read(tmp_path, None)
@@ -164,7 +164,7 @@ class TestRefused:
             read(tmp_path, "local")
 
     def test_nobody_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(service, "_PATIENCE", 0.5)
+        monkeypatch.setattr(offline_batches, "_PATIENCE", 0.5)
         prepared(tmp_path)
         dispatcher = tf.data.experimental.service.DispatchServer()  # without workers
         for address in ("grpc://localhost:1", dispatcher.target):
@@ -200,7 +200,7 @@ class _Given:
     """Arrivals in a given order."""
 
     address = "somewhere"
-    missing = service._Arrivals.missing
+    missing = offline_batches._Arrivals.missing
 
     def __init__(self, steps: Iterable[int]) -> None:
         self._steps = iter(steps)
@@ -217,21 +217,21 @@ def test_any_order_and_any_loss(first: int, order: list[int], data: st.DataObjec
     """All steps in order; or those before the first that is lost or comes twice, and an error."""
     steps = [first + step for step in order]
     wanted = range(first, first + 9)
-    got = list(service._sorted(_Given(steps), wanted, 9))  # type: ignore[arg-type]
+    got = list(offline_batches._sorted(_Given(steps), wanted, 9))  # type: ignore[arg-type]
     assert got == [(step, 10 * step) for step in wanted]
     lost = data.draw(st.sampled_from(steps))
     left = [step for step in steps if step != lost]
     got = []
     with pytest.raises(PrivacyError, match=f"Expected step {lost} .*first_step={lost}"):
-        got.extend(service._sorted(_Given(left), wanted, 9))  # type: ignore[arg-type]
+        got.extend(offline_batches._sorted(_Given(left), wanted, 9))  # type: ignore[arg-type]
     twice = [*steps[:-1], data.draw(st.sampled_from(steps[:-1])), steps[-1]]
     with pytest.raises(PrivacyError, match="twice"):
-        list(service._sorted(_Given(twice), wanted, 9))  # type: ignore[arg-type]
+        list(offline_batches._sorted(_Given(twice), wanted, 9))  # type: ignore[arg-type]
 
 
 def test_memory_of_what_waits_is_bounded() -> None:
     """Others run far ahead of a step that does not come."""
     endless = _Given(itertools.count(1))
     with pytest.raises(PrivacyError, match="Expected step 0 "):
-        list(service._sorted(endless, range(10**9), 64))  # type: ignore[arg-type]
+        list(offline_batches._sorted(endless, range(10**9), 64))  # type: ignore[arg-type]
     assert endless.next(0)[0] == 65

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dp_sparse.sampling.padding import checked_weights, padded, presence
+from dp_sparse.sampling.batch import checked_weights, padded, presence
 
 
 def test_padded() -> None:

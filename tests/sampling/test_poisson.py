@@ -12,7 +12,7 @@ from scipy import stats
 
 from dp_sparse.core.errors import PrivacyError, translated
 from dp_sparse.sampling.base import Sampling
-from dp_sparse.sampling.marker import SEEDED, Marker
+from dp_sparse.sampling.batch import SEEDED, Marker
 from dp_sparse.sampling.poisson import PoissonSampling
 from tests.reference.distributions import SIGNIFICANCE, binomial, chi_square, largest_correlation_z
 from tests.reference.sampling import GAPS, overflow_delta, poisson_indices

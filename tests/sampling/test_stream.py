@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from dp_sparse.core.errors import PrivacyError, translated
 from dp_sparse.sampling.base import BatchPart, Sampling
-from dp_sparse.sampling.marker import OWN_ORDER, Marker
+from dp_sparse.sampling.batch import OWN_ORDER, Marker
 from dp_sparse.sampling.stream import StreamSampling
 
 N, BATCH = 22, 8

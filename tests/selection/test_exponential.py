@@ -15,9 +15,8 @@ from scipy import stats
 from dp_sparse import noise
 from dp_sparse.core import xla
 from dp_sparse.selection import exponential
-from dp_sparse.selection.contribution import TableLookups
+from dp_sparse.selection.contribution import RowScores, TableLookups, row_scores
 from dp_sparse.selection.exponential import select_top_rows, selected_by_table
-from dp_sparse.selection.scores import RowScores, row_scores
 from tests.reference import top_k as reference
 from tests.reference.distributions import SIGNIFICANCE, chi_square
 from tests.selection.runs import rows_of_runs

@@ -8,7 +8,7 @@ import tensorflow as tf
 from scipy import stats
 
 from dp_sparse import noise
-from dp_sparse.selection import geometric_skips
+from dp_sparse.selection import threshold
 from tests.reference.distributions import SIGNIFICANCE, binomial, chi_square
 from tests.reference.sampling import GAPS, geometric_gap
 
@@ -45,7 +45,7 @@ def repeated(num_trials: int, probability: float, runs: int, width: int) -> np.n
 
     @tf.function
     def run(_: tf.Tensor) -> tf.Tensor:
-        hits = geometric_skips.geometric_skips(key.next_draw(), num_trials, probability)
+        hits = threshold.geometric_skips(key.next_draw(), num_trials, probability)
         padded = tf.concat([hits, tf.fill([width], tf.constant(NONE, tf.int64))], 0)
         return tf.ensure_shape(padded[:width], [width])
 
@@ -101,7 +101,7 @@ def test_huge_ranges(num_trials: int) -> None:
 
 def test_gaps_are_geometric() -> None:
     probability = 0.2
-    hits = geometric_skips.geometric_skips(new_draw(), 200_000, probability).numpy()
+    hits = threshold.geometric_skips(new_draw(), 200_000, probability).numpy()
     gaps = np.diff(hits, prepend=-1)[:30_000]
     assert chi_square(gaps, stats.geom(probability)) > SIGNIFICANCE
     assert chi_square(gaps, stats.geom(probability * 1.06)) < SIGNIFICANCE
@@ -111,27 +111,27 @@ def test_gaps_are_geometric() -> None:
 @pytest.mark.parametrize(("probability", "gaps"), GAPS)
 def test_gap_of_a_uniform(probability: float, gaps: dict[float, int]) -> None:
     uniforms = tf.constant(list(gaps), tf.float64)
-    found = geometric_skips._gaps(uniforms, probability, 10**12).numpy()
+    found = threshold._gaps(uniforms, probability, 10**12).numpy()
     np.testing.assert_array_equal(found, list(gaps.values()))
     assert found.tolist() == [geometric_gap(uniform, probability) for uniform in gaps]
 
 
 def test_the_longest_gap_is_not_cut() -> None:
     """The smallest uniform is 2⁻⁵⁴: 37.4 mean gaps. Float32 uniforms would end at 16.6."""
-    gap = int(geometric_skips._gaps(tf.constant([2.0**-54], tf.float64), 1e-9, 10**12)[0])
+    gap = int(threshold._gaps(tf.constant([2.0**-54], tf.float64), 1e-9, 10**12)[0])
     assert gap == pytest.approx(54 * math.log(2) * 1e9, rel=1e-6)
 
 
 @pytest.mark.parametrize("num_trials", [1, 2, 7, 1000])
 def test_probability_one_hits_every_trial(num_trials: int) -> None:
-    hits = geometric_skips.geometric_skips(new_draw(), num_trials, 1.0).numpy()
+    hits = threshold.geometric_skips(new_draw(), num_trials, 1.0).numpy()
     np.testing.assert_array_equal(hits, np.arange(num_trials))
 
 
 @pytest.mark.parametrize("num_trials", [1, 7, 10**10])
 @pytest.mark.parametrize("probability", [0.0, 5e-324, 1e-300, 1e-25])
 def test_hopeless_probabilities_hit_nothing(num_trials: int, probability: float) -> None:
-    hits = geometric_skips.geometric_skips(new_draw(), num_trials, probability)
+    hits = threshold.geometric_skips(new_draw(), num_trials, probability)
     assert hits.shape == [0] and hits.dtype == tf.int64
 
 
@@ -149,7 +149,7 @@ def test_a_single_trial(probability: float) -> None:
 )
 def test_hits_increase_and_stay_in_range(num_trials: int, probability: float) -> None:
     for _ in range(20):
-        hits = geometric_skips.geometric_skips(new_draw(), num_trials, probability).numpy()
+        hits = threshold.geometric_skips(new_draw(), num_trials, probability).numpy()
         assert np.all(np.diff(hits) > 0)
         assert len(hits) == 0 or (hits[0] >= 0 and hits[-1] < num_trials)
 
@@ -158,16 +158,16 @@ def test_hits_increase_and_stay_in_range(num_trials: int, probability: float) ->
 def test_a_short_chunk_is_continued(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the gaps are cut into chunks, they are one stream: the hits are the same."""
     draw = new_draw()
-    whole = geometric_skips.geometric_skips(draw, 5000, 0.01).numpy()
+    whole = threshold.geometric_skips(draw, 5000, 0.01).numpy()
     assert len(whole) > 10
-    monkeypatch.setattr(geometric_skips, "most_skips", lambda *given: chunk)
-    np.testing.assert_array_equal(geometric_skips.geometric_skips(draw, 5000, 0.01).numpy(), whole)
-    in_graph = tf.function(lambda: geometric_skips.geometric_skips(draw, 5000, 0.01))
+    monkeypatch.setattr(threshold, "most_skips", lambda *given: chunk)
+    np.testing.assert_array_equal(threshold.geometric_skips(draw, 5000, 0.01).numpy(), whole)
+    in_graph = tf.function(lambda: threshold.geometric_skips(draw, 5000, 0.01))
     np.testing.assert_array_equal(in_graph().numpy(), whole)
 
 
 def test_continued_chunks_have_the_right_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(geometric_skips, "most_skips", lambda *given: 4)
+    monkeypatch.setattr(threshold, "most_skips", lambda *given: 4)
     counts = counts_of(64_300, 3e-4, runs=1500)
     assert chi_square(counts, stats.binom(64_300, 3e-4)) > SIGNIFICANCE
     assert chi_square(counts, stats.binom(64_300, 3.5e-4)) < SIGNIFICANCE
@@ -175,7 +175,7 @@ def test_continued_chunks_have_the_right_distribution(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("expected", [0.0, 0.019, 1.0, 32.0, 1e4, 1e6])
 def test_one_chunk_is_nearly_always_enough(expected: float) -> None:
-    chunk = geometric_skips.most_skips(10**9, expected / 10**9)
+    chunk = threshold.most_skips(10**9, expected / 10**9)
     assert chunk % 2 == 0
     assert stats.poisson.sf(chunk - 1, expected) < math.exp(-30)
     assert chunk <= expected + 8 * math.sqrt(expected) + 26

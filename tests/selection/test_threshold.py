@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dp_sparse import noise
-from dp_sparse.accounting.adafest import default_threshold, survival_probability
+from dp_sparse.accounting.mechanisms import default_threshold, survival_probability
 from dp_sparse.core import xla
 from dp_sparse.selection.contribution import ContributionMap
-from dp_sparse.selection.geometric_skips import geometric_skips
-from dp_sparse.selection.threshold import Survivors, select_rows
+from dp_sparse.selection.threshold import Survivors, geometric_skips, select_rows
 from tests.reference import adafest
 from tests.reference.distributions import SIGNIFICANCE, binomial, chi_square, largest_correlation_z
 from tests.selection.runs import rows_of_runs

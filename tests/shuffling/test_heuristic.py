@@ -13,7 +13,7 @@ import pytest
 import dp_sparse
 from dp_sparse import PoissonSampling, PrivacyBudget, PrivacyPlan, ShuffledDPSGDOptimizer
 from dp_sparse.auditing import CanaryScores
-from dp_sparse.auditing.audit_result import AuditResult, Bound
+from dp_sparse.auditing.audit import AuditResult, Bound
 from dp_sparse.shuffling import heuristic
 from tests.statements import sentences
 from tests.training_cases import plan_for

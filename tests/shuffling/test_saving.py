@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import dp_sparse
 from dp_sparse.clipping import ClippedSums, zero_sums
+from dp_sparse.reports import run_diagnosis
 from dp_sparse.shuffling import optimizer as optimizer_module
-from dp_sparse.training import findings
 from tests.training_cases import click_model, clicks, plan_for
 
 DATA = clicks(8)
@@ -76,7 +76,7 @@ def test_findings_rest_on_variables_that_stay_in_place() -> None:
     """A permutation moves weights by more than noise does, and teaches nothing."""
     model = compiled(plan_for(8))
     model.optimizer.build(model.trainable_variables)
-    kept = set(findings.snapshot(model.optimizer).weights)
+    kept = set(run_diagnosis.snapshot(model.optimizer).weights)
     names = {v.path for v in model.trainable_variables}
     groups = model.optimizer._groups
     members = {m.variable.path for group in groups for part in group.parts for m in part.members}

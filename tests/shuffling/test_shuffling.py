@@ -11,7 +11,7 @@ import dp_sparse
 from dp_sparse import noise, shuffling
 from dp_sparse.core import UnsupportedLayerError
 from dp_sparse.shuffling import optimizer as optimizer_module
-from dp_sparse.shuffling.permute import permutations
+from dp_sparse.shuffling.groups import permutations
 from models import lora
 from tests.shuffling.permuted_models import data_for, mlp
 from tests.training_cases import plan_for

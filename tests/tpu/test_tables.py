@@ -18,8 +18,11 @@ import dp_sparse
 from dp_sparse import distribution, noise
 from dp_sparse.distribution.embedding_layers.host_step import HostStep
 from dp_sparse.distribution.embedding_layers.layer_adapters import layer_of
-from dp_sparse.distribution.embedding_layers.preparation import build, distributed
-from dp_sparse.distribution.embedding_layers.training_loop import _Steps
+from dp_sparse.distribution.embedding_layers.training_loop import (
+    _Steps,
+    build_all,
+    distributed_batches,
+)
 from pipelines.criteo.tables import engine_of
 from tests.distribution.embedding_layers import two_tables
 
@@ -47,8 +50,8 @@ def job_of(strategy: tf.distribute.TPUStrategy, wrapped: str, **arguments: Any) 
         layer = engine_of(strategy, tables)
         model = two_tables.compiled_model(optimizer)
     batches = optimizer.plan.sampling.batches(two_tables.data())
-    build(model, tables, layer_of(layer, tables), batches.element_spec)
-    batch = next(iter(distributed(model, batches.map(HostStep(tables)))))
+    build_all(model, tables, layer_of(layer, tables), batches.element_spec)
+    batch = next(iter(distributed_batches(model, batches.map(HostStep(tables)))))
     return Job(model, tables, layer, batch)
 
 

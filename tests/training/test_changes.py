@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import PrivacyError
-from dp_sparse.training import metrics
+from dp_sparse.step import metrics
 from tests.training_cases import marked_dataset, plan_for, weights_of
 
 

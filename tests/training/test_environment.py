@@ -11,7 +11,7 @@ import tensorflow as tf
 import dp_sparse
 from dp_sparse import distribution
 from dp_sparse.core.errors import PrivacyError
-from dp_sparse.training import environment
+from dp_sparse.step import environment
 from tests.training_cases import click_model, clicks, plan_for, weights_of
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dp_sparse
-from dp_sparse.training.findings import Signal
-from dp_sparse.training.noise_walk import noise_walk
+from dp_sparse.reports.preflight_warnings import noise_drift
+from dp_sparse.reports.run_diagnosis import Signal
 
 N, V, STEPS = 2000, 20, 60
 RNG = np.random.default_rng(0)
@@ -183,9 +183,9 @@ def test_the_walk_of_noise_is_that_of_the_optimizer(
         wrapped.apply([keras.ops.convert_to_tensor(gradient)])
     found = float(np.var(keras.ops.convert_to_numpy(variable) - begin))
     rate = float(wrapped.learning_rate)
-    walk = noise_walk(wrapped, rate, steps, deviation, deviation**2, before)
+    walk = noise_drift(wrapped, rate, steps, deviation, deviation**2, before)
     assert walk == pytest.approx(found, rel=0.25 if steps > 20 and not before else 0.5)
-    wrong = noise_walk(wrapped, 1.5 * rate, steps, deviation, deviation**2, before)
+    wrong = noise_drift(wrapped, 1.5 * rate, steps, deviation, deviation**2, before)
     assert wrong != pytest.approx(found, rel=0.5)
 
 
@@ -196,7 +196,7 @@ def test_no_walk_is_known_of_other_optimizers() -> None:
         keras.optimizers.Adam(weight_decay=0.1),
         keras.optimizers.Adam(amsgrad=True),
     ):
-        assert noise_walk(unknown, 0.1, 10, 1.0, 1.0) is None
+        assert noise_drift(unknown, 0.1, 10, 1.0, 1.0) is None
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from dp_sparse import DPSGDOptimizer, check_model
 from dp_sparse.core.errors import BadExampleError, PrivacyError, translated
-from dp_sparse.training import losses
-from dp_sparse.training.replaced_methods import replaced_methods
+from dp_sparse.step import losses
+from dp_sparse.step.unsupported import replaced_methods
 from tests.training_cases import marked_dataset, plan_for
 
 LOSSES = [

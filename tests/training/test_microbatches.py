@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse.core.errors import translated
-from dp_sparse.sampling import marker
-from dp_sparse.training import metrics
+from dp_sparse.sampling.batch import new_nonce
+from dp_sparse.step import metrics
 from tests.subprocesses import run_python
 from tests.training_cases import (
     click_model,
@@ -41,7 +41,7 @@ def trained(
     present = [1.0] * SIZE + [0.0] * padding
     weights = np.linspace(0.1, 2.0, SIZE + padding).astype(np.float32)
     without_preflight(model)
-    step, nonce = tf.function(model.train_step, autograph=False), marker.new_nonce(None)
+    step, nonce = tf.function(model.train_step, autograph=False), new_nonce(None)
     for index in range(3):
         logs = step(marked(plan, x, y, index=index, nonce=nonce, present=present, weights=weights))
     return model, {name: float(value) for name, value in logs.items()}

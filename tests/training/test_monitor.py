@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse import PrivacyError, PrivacyMonitor, PrivateCheckpoint
-from dp_sparse.training.epsilon_points import EpsilonPoints
+from dp_sparse.reports.run_diagnosis import EpsilonPoints
 from tests.training_cases import click_model, clicks, plan_for
 
 N = 40
@@ -329,7 +329,8 @@ def test_lines_wait_for_the_checkpoint_that_covers_them(
 
 def _noting(monkeypatch: pytest.MonkeyPatch, order: list[str]) -> None:
     """Notes what gets on the disk, in the order in which it is there."""
-    from dp_sparse.training import checkpoint_files, monitor_files
+    from dp_sparse.reports import monitor
+    from dp_sparse.training import checkpoint_files
 
     def noting(owner: Any, name: str, note: Any) -> None:
         original = getattr(owner, name)
@@ -344,7 +345,7 @@ def _noting(monkeypatch: pytest.MonkeyPatch, order: list[str]) -> None:
     folder = checkpoint_files.CheckpointFolder
     noting(folder, "publish", lambda plan, step: f"published {step}")
     noting(folder, "_name", lambda n: f"named {int(n[5:14])}" if n[:5] == "step-" else None)
-    noting(monitor_files.LogFolder, "write", lambda line, when: f"line {line['step']}")
+    noting(monitor.LogFolder, "write", lambda line, when: f"line {line['step']}")
 
 
 def test_goes_on_behind_the_restored_step(tmp_path: pathlib.Path, new_process: Any) -> None:

@@ -15,7 +15,7 @@ from scipy import stats
 import dp_sparse
 from dp_sparse import PrivacyError, PrivacyPlan
 from dp_sparse.accounting.budget import PrivacyBudget
-from dp_sparse.accounting.releases import Release
+from dp_sparse.accounting.mechanisms import Release
 from dp_sparse.noise import NoiseKey
 from dp_sparse.sampling import NotPrivateSampling, PoissonSampling, Sampling, StreamSampling
 

@@ -14,7 +14,7 @@ from scipy import stats
 
 import dp_sparse
 from dp_sparse import QuantileClipping, noise
-from dp_sparse.optimizers.moving_clip_norm import MovingClipNorm
+from dp_sparse.optimizers.release import MovingClipNorm
 from tests.training_cases import (
     click_model,
     clicks,

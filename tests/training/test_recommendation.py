@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dp_sparse
-from dp_sparse.training import recommendation
+from dp_sparse.reports import recommendation
 
 
 def plan_of(

@@ -12,7 +12,7 @@ import keras
 import pytest
 
 import dp_sparse
-from dp_sparse.training import released_logs
+from dp_sparse.training import callback_guard
 from tests.training import test_callback_guard as guard_cases
 from tests.training.test_callback_guard import LOOPS, accepting, compiled, data
 
@@ -22,7 +22,7 @@ VALIDATION = {"val_loss", "val_accuracy", "val_auc"}
 
 @pytest.fixture(autouse=True)
 def nobody_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(released_logs, "_told", set())
+    monkeypatch.setattr(callback_guard, "_told", set())
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_each_hook_that_gets_training_metrics_is_known() -> None:
     }
     before = {name for name in told if name.endswith("_begin")}
     held_out = {name for name in told if "_test_" in name or "_predict_" in name}
-    assert told - before - held_out == set(released_logs._WITH_METRICS)
+    assert told - before - held_out == set(callback_guard._WITH_METRICS)
 
 
 def test_a_logger_gets_released_values(model: keras.Model) -> None:
@@ -140,7 +140,7 @@ def test_one_that_asks_for_a_training_metric_is_told(
 
 
 def test_what_no_run_has_is_a_key_error() -> None:
-    logs = released_logs.ReleasedLogs({"loss": 1.0, "val_loss": 2.0}, "Mine")
+    logs = callback_guard.ReleasedLogs({"loss": 1.0, "val_loss": 2.0}, "Mine")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert logs["val_loss"] == logs.get("val_loss") == 2.0 and logs.get("other") is None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dp_sparse.training import report_page
+from dp_sparse.reports import report_page
 
 
 def test_a_page_needs_nothing_else() -> None:

@@ -14,7 +14,7 @@ import pytest
 import dp_sparse
 from dp_sparse import PrivacyMonitor, PrivateCheckpoint
 from dp_sparse.distribution import epochs
-from dp_sparse.training.sigterm import Sigterm, around_fit
+from dp_sparse.training.plan_steps import Sigterm, around_fit
 from tests.subprocesses import HANG
 from tests.training_cases import click_model, clicks, plan_for
 

@@ -33,7 +33,7 @@ def counting_model(plan: dp_sparse.PrivacyPlan, **compiled: Any) -> keras.Model:
     return model
 
 
-def uses(model: keras.Model) -> np.ndarray:
+def terms(model: keras.Model) -> np.ndarray:
     """How often each example was used."""
     return np.rint(-BATCH * np.array(model.weights[0])[:, 0]).astype(int)
 
@@ -50,8 +50,8 @@ def shuffled() -> tf.data.Dataset:
 def assert_paid(model: keras.Model) -> None:
     """As many passes as the statement counts, of which no example had more."""
     passes_begun = -(-int(model.optimizer.steps_spent) // A_PASS)
-    assert uses(model).sum() > 0
-    assert uses(model).max() <= passes_begun
+    assert terms(model).sum() > 0
+    assert terms(model).max() <= passes_begun
 
 
 def fit(model: keras.Model, batches: Any, steps: int | None = None, **arguments: Any) -> None:
@@ -62,7 +62,7 @@ def test_one_iterator_over_several_epochs() -> None:
     plan = stream_plan(3)
     model = counting_model(plan)
     fit(model, plan.sampling.batches(shuffled()), steps=2, epochs=6)
-    np.testing.assert_array_equal(uses(model), 3)
+    np.testing.assert_array_equal(terms(model), 3)
 
 
 @pytest.mark.cases(1)
@@ -74,7 +74,7 @@ def test_fit_again_with_a_source_that_shuffles(taken: int) -> None:
     fit(model, plan.sampling.batches(shuffled()), steps=taken)
     fit(model, plan.sampling.batches(shuffled(), first_step=taken))
     assert int(model.optimizer.steps_spent) == plan.sampling.steps
-    assert uses(model).sum() == BATCH * (taken + 2 * A_PASS)
+    assert terms(model).sum() == BATCH * (taken + 2 * A_PASS)
     assert_paid(model)
 
 
@@ -95,15 +95,15 @@ def test_arrays_go_on_within_a_pass() -> None:
     model = counting_model(plan)
     for first, steps in [(0, 3), (3, 2), (5, 3)]:
         fit(model, plan.sampling.batches(arrays(), first_step=first), steps=steps)
-    np.testing.assert_array_equal(uses(model), 2)
+    np.testing.assert_array_equal(terms(model), 2)
     assert int(model.optimizer.steps_spent) == plan.sampling.steps
 
 
 def refused(model: keras.Model, batches: tf.data.Dataset, message: str) -> None:
-    before = uses(model), int(model.optimizer.steps_spent)
+    before = terms(model), int(model.optimizer.steps_spent)
     with pytest.raises(PrivacyError, match=message):
         fit(model, batches)
-    np.testing.assert_array_equal(uses(model), before[0])
+    np.testing.assert_array_equal(terms(model), before[0])
     assert int(model.optimizer.steps_spent) == before[1]
 
 
@@ -137,7 +137,7 @@ def test_cached_batches_go_on_in_their_own_order() -> None:
     assert len(list(batches)) == A_PASS
     fit(model, batches.take(2))
     fit(model, batches.skip(2))
-    np.testing.assert_array_equal(uses(model), 1)
+    np.testing.assert_array_equal(terms(model), 1)
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_one_iterator_by_hand() -> None:
         with pytest.raises(PrivacyError, match=message):
             train(second)
     train(first)
-    np.testing.assert_array_equal(np.sort(uses(model)), np.repeat([0, 1], [BATCH, 3 * BATCH]))
+    np.testing.assert_array_equal(np.sort(terms(model)), np.repeat([0, 1], [BATCH, 3 * BATCH]))
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_another_kind_of_source_within_a_pass(order: str) -> None:
     else:
         refused(model, sampling.batches(second).skip(2), r"from a new one.*first_step=4\)")
     fit(model, sampling.batches(second, first_step=4))
-    np.testing.assert_array_less(uses(model), 3)
+    np.testing.assert_array_less(terms(model), 3)
     assert int(model.optimizer.steps_spent) == sampling.steps
 
 
@@ -191,12 +191,12 @@ def test_a_new_process(kind: str, tmp_path: pathlib.Path, new_process: Any) -> N
     refused(again, sampling.batches(shuffled()).skip(2), "from a new one")
     if kind == "arrays":
         fit(again, sampling.batches(arrays(), first_step=2))
-        np.testing.assert_array_equal(uses(again), 2)
+        np.testing.assert_array_equal(terms(again), 2)
         return
     refused(again, sampling.batches(arrays(), first_step=2), "from a new one")
     with pytest.warns(UserWarning, match="steps 2 to 3 of 8 are given up"):
         fit(again, sampling.batches(shuffled(), first_step=2))
-    assert uses(again).sum() == BATCH * (2 + A_PASS)
+    assert terms(again).sum() == BATCH * (2 + A_PASS)
     assert_paid(again)
 
 
@@ -209,12 +209,12 @@ def test_train_twice(kind: str) -> None:
     distribution.train(model, source, steps_per_epoch=2)
     if kind == "arrays":
         distribution.train(model, source)
-        np.testing.assert_array_equal(uses(model), 2)
+        np.testing.assert_array_equal(terms(model), 2)
         return
     with pytest.warns(UserWarning, match="steps 2 to 3 of 8 are given up"):
         distribution.train(model, source)
     assert int(model.optimizer.steps_spent) == plan.sampling.steps
-    assert uses(model).sum() == BATCH * (2 + A_PASS)
+    assert terms(model).sum() == BATCH * (2 + A_PASS)
     assert_paid(model)
 
 
@@ -258,5 +258,5 @@ def test_under_xla_and_several_steps_an_execution() -> None:
     refused(model, plan.sampling.batches(shuffled()).skip(2), "from a new one")
     with pytest.warns(UserWarning, match="given up"):
         fit(model, plan.sampling.batches(shuffled(), first_step=2))
-    assert uses(model).sum() == BATCH * (2 + A_PASS)
+    assert terms(model).sum() == BATCH * (2 + A_PASS)
     assert_paid(model)

@@ -15,12 +15,12 @@ from scipy import stats
 
 import dp_sparse
 from dp_sparse import noise
-from dp_sparse.clipping.uses import squares
+from dp_sparse.clipping.gradient_terms import squares
 from dp_sparse.core import xla
 from dp_sparse.core.errors import PrivacyError
-from dp_sparse.core.unique import grouped, lower_bound
-from dp_sparse.selection import geometric_skips
-from dp_sparse.training import batch_gradient
+from dp_sparse.core.xla import grouped, lower_bound
+from dp_sparse.selection import threshold
+from dp_sparse.step import forward_backward
 from models import classifiers, vision
 from tests.reference.distributions import SIGNIFICANCE, chi_square
 from tests.training_cases import (
@@ -193,9 +193,9 @@ def test_vision(name: str) -> None:
 def test_batches_of_any_size_take_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = clicks(60, VOCABULARIES)
     model, plan = click_model(VOCABULARIES), plan_for(60, expected_batch_size=20, steps=12)
-    in_one_kernel, made = batch_gradient.in_one_kernel, []
+    in_one_kernel, made = forward_backward.in_one_kernel, []
     monkeypatch.setattr(
-        batch_gradient, "in_one_kernel", lambda *given: made.append(1) or in_one_kernel(*given)
+        forward_backward, "in_one_kernel", lambda *given: made.append(1) or in_one_kernel(*given)
     )
     model.compile(METHODS["adafest"](model, plan), "mse", jit_compile=True)
     model.fit(plan.sampling.batches((x, y)), epochs=3, steps_per_epoch=4, verbose=0)
@@ -229,7 +229,7 @@ def test_bad_values_are_refused_and_nothing_is_updated(
 def test_more_false_rows_than_there_is_room_for_stop_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(geometric_skips, "most_skips", lambda *given: 2)
+    monkeypatch.setattr(threshold, "most_skips", lambda *given: 2)
     x, y = clicks(8, VOCABULARIES)
     model, plan = click_model(VOCABULARIES), plan_for(8, noise_multiplier=1.0)
     model.compile(METHODS["adafest"](model, plan), "mse", jit_compile=True)
@@ -411,7 +411,7 @@ def test_skips_in_one_chunk_are_binomial(probability: float) -> None:
     @tf.function
     def run(_: tf.Tensor) -> tf.Tensor:
         draw = key.next_draw()
-        hits = xla.compiled(lambda: geometric_skips.geometric_skips(draw, trials, probability))
+        hits = xla.compiled(lambda: threshold.geometric_skips(draw, trials, probability))
         return tf.math.count_nonzero(hits < trials)
 
     found = tf.map_fn(run, tf.zeros([3000]), fn_output_signature=tf.int64).numpy()

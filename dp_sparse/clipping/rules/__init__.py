@@ -15,13 +15,9 @@ import keras
 from dp_sparse.clipping.rules import (
     convolution,
     dense,
-    einsum,
-    embed_reduce,
     embedding,
     fallback,
     normalization,
-    position_embedding,
-    prelu,
     recurrent,
 )
 
@@ -29,13 +25,13 @@ Rule = Callable[..., Any]
 
 _RULES: dict[type[keras.layers.Layer], Rule] = {
     keras.layers.Dense: dense.call_dense,
-    keras.layers.EinsumDense: einsum.call_einsum_dense,
+    keras.layers.EinsumDense: dense.call_einsum_dense,
     keras.layers.Embedding: embedding.call_embedding,
     keras.layers.ReversibleEmbedding: embedding.call_reversible_embedding,
     keras.layers.LayerNormalization: normalization.call_layer_normalization,
     keras.layers.RMSNormalization: normalization.call_rms_normalization,
     keras.layers.GroupNormalization: normalization.call_group_normalization,
-    keras.layers.PReLU: prelu.call_prelu,
+    keras.layers.PReLU: normalization.call_prelu,
     **convolution.RULES,
 }
 
@@ -43,16 +39,24 @@ _RULES: dict[type[keras.layers.Layer], Rule] = {
 # Classes of optional packages by their public names. The package does not import them: a model has
 # such a layer only if its user imported the package.
 _RULES_BY_NAME: dict[str, Rule] = {
-    "keras_hub.layers.PositionEmbedding": position_embedding.call_position_embedding,
+    "keras_hub.layers.PositionEmbedding": embedding.call_position_embedding,
     "keras_hub.layers.ReversibleEmbedding": embedding.call_reversible_embedding,
-    "keras_rs.layers.EmbedReduce": embed_reduce.call_embed_reduce,
+    "keras_rs.layers.EmbedReduce": embedding.call_embed_reduce,
 }
 
 _LOOKUPS = (
     embedding.call_embedding,
     embedding.call_reversible_embedding,
-    embed_reduce.call_embed_reduce,
+    embedding.call_embed_reduce,
 )
+__all__ = [
+    "Rule",
+    "covers_inner_layers",
+    "fallback_for",
+    "may_read_table_whole",
+    "rule_for",
+    "tables_of",
+]
 
 
 def rule_for(layer: keras.layers.Layer) -> Rule | None:
@@ -92,13 +96,3 @@ def _imported(name: str) -> Any:
     """The class of this full name, or None if its module has not been imported."""
     module, _, attribute = name.rpartition(".")
     return getattr(sys.modules.get(module), attribute, None)
-
-
-__all__ = [
-    "Rule",
-    "covers_inner_layers",
-    "fallback_for",
-    "may_read_table_whole",
-    "rule_for",
-    "tables_of",
-]

@@ -2,19 +2,31 @@
 
 Keras' own call reads the whole table before it gathers, which copies it after each scatter (330 ms
 at 10M rows).
+
+keras-rs' EmbedReduce: looked-up rows r_l, reduced to Σ w_l·r_l over a combiner's divisor.
+
+The rows are recorded before they are reduced, so the table is used through lookups like any other:
+the tape gives the cotangent of each row, w_l · dz / divisor, and passes through the weights to
+whatever computed them.
+
+keras-hub's PositionEmbedding: rows of W by position, the same rows for every example.
+
+An example's gradient is its cotangent, at its positions. Since all examples use all rows, W is a
+dense variable, and no table for a selection of rows.
 """
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.float_ids import rounded_to_ids
+from dp_sparse.clipping.gradient_terms import GradientTerm, Product, Rows, Tied, numerics
+from dp_sparse.clipping.named_inputs import rounded_to_ids
 from dp_sparse.clipping.tap import Tap
-from dp_sparse.clipping.uses import Product, Rows, Tied, Use
 from dp_sparse.clipping.zero_weights import filled_rows
-from dp_sparse.core import BadExampleError, replicas, require
+from dp_sparse.core import BadExampleError, UnsupportedLayerError, replicas, require
 
 
 def call_embedding(
@@ -47,14 +59,14 @@ def looked_up(
     row_ids = _checked_ids(layer, row_ids)
     rows = _gathered(layer, tap, row_ids)
 
-    def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
+    def terms_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, GradientTerm]]:
         ids, trained, dz = _by_lookup(row_ids, valid, cotangents[0])
-        uses: list[tuple[keras.Variable, Use]] = []
+        terms: list[tuple[keras.Variable, GradientTerm]] = []
         if tap.trains(layer._embeddings):
-            uses.append((layer._embeddings, Rows(ids, trained, dz)))
-        return uses + (_lora_uses(layer, tap, ids, trained, dz) if layer.lora_enabled else [])
+            terms.append((layer._embeddings, Rows(ids, trained, dz)))
+        return terms + (_lora_terms(layer, tap, ids, trained, dz) if layer.lora_enabled else [])
 
-    tap.watch([rows], uses_of)
+    tap.watch([rows], terms_of)
     return tf.cast(rows, layer.compute_dtype)
 
 
@@ -84,7 +96,7 @@ def _logits(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Tensor
         "...d,vd->...v" if tied else "...d,dv->...v", tf.cast(inputs, dtype), weights
     )
 
-    def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
+    def terms_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, GradientTerm]]:
         batch, width, rows = tf.shape(inputs)[0], layer.output_dim, layer.input_dim
         hidden = tf.reshape(tf.cast(inputs, tf.float32), [batch, _lookups(inputs[..., 0]), width])
         dz = tf.reshape(cotangents[0], [batch, _lookups(inputs[..., 0]), rows])
@@ -95,7 +107,7 @@ def _logits(layer: keras.layers.ReversibleEmbedding, tap: Tap, inputs: tf.Tensor
         return [(variable, Tied(rows, ids, tf.cast(ids, tf.bool), nothing, hidden, dz))]
 
     if tap.trains(variable):
-        tap.watch([logits], uses_of)
+        tap.watch([logits], terms_of)
     cap = layer.logit_soft_cap
     return logits if cap is None else tf.tanh(logits / cap) * cap
 
@@ -114,18 +126,18 @@ def _gathered(layer: keras.layers.Embedding, tap: Tap, row_ids: tf.Tensor) -> tf
     )
 
 
-def _lora_uses(
+def _lora_terms(
     layer: keras.layers.Embedding, tap: Tap, ids: tf.Tensor, valid: tf.Tensor, dz: tf.Tensor
-) -> list[tuple[keras.Variable, Use]]:
+) -> list[tuple[keras.Variable, GradientTerm]]:
     a, b = layer.lora_embeddings_a, layer.lora_embeddings_b
     scaled = dz * (layer.lora_alpha / layer.lora_rank)
-    uses: list[tuple[keras.Variable, Use]] = []
+    terms: list[tuple[keras.Variable, GradientTerm]] = []
     if tap.trains(a):
-        uses.append((a, Rows(ids, valid, tf.einsum("bld,rd->blr", scaled, b.value))))
+        terms.append((a, Rows(ids, valid, tf.einsum("bld,rd->blr", scaled, b.value))))
     if tap.trains(b):
         trained = tf.cast(valid, tf.float32)[..., tf.newaxis]
-        uses.append((b, Product(tf.gather(replicas.own_copy(a.value), ids) * trained, scaled)))
-    return uses
+        terms.append((b, Product(tf.gather(replicas.own_copy(a.value), ids) * trained, scaled)))
+    return terms
 
 
 def _unmasked(layer: keras.layers.Embedding, row_ids: tf.Tensor) -> tf.Tensor:
@@ -171,3 +183,185 @@ def _finite(floats: list[tf.Tensor], message: str) -> list[tf.Operation]:
     """Checks of ids as they were before a cast made integers of them, of NaN any integer."""
     infinite = [tf.abs(tf.reduce_sum(tf.cast(each * 0, tf.float32))) for each in floats]
     return [require(tf.equal(each, 0), BadExampleError, message, each) for each in infinite]
+
+
+def call_embed_reduce(
+    layer: Any,
+    call: Callable[..., Any],
+    tap: Tap,
+    inputs: tf.Tensor,
+    weights: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Gathers the rows of `inputs`, records them as lookups, and reduces them as keras-rs does.
+
+    A lookup of weight 0 is padding: it does not train its row, and does not count as a lookup.
+    `mask_zero` takes no lookup out of the reduction; row 0 is trained like the others.
+
+    Args:
+        layer: The EmbedReduce.
+        call: Its own call, which would copy the table.
+        tap: Records the lookups.
+        inputs: Ids, integer `[batch]` or `[batch, ..., lookups]`; dense.
+        weights: Of the shape of the ids, or of its first axes, or with an axis for the width;
+            dense. With ids `[batch]` only the combiner "sum" uses them.
+
+    Returns:
+        `[batch, width]`, or `[batch, ..., width]` without the axis of lookups.
+
+    Raises:
+        UnsupportedLayerError: Sparse or ragged ids or weights.
+        ValueError: Weights that do not fit the ids.
+    """
+    del call
+    _refuse_sparse(layer, inputs, weights)
+    row_ids = tf.cast(inputs, tf.int64)
+    factors = _factors(layer, row_ids, weights)
+    used = tf.reduce_any(tf.not_equal(factors, 0), axis=-1)
+    rows = looked_up(layer, tap, row_ids, tf.broadcast_to(used, tf.shape(row_ids)))
+    weighted = tf.cast(rows, factors.dtype) * factors
+    return weighted if inputs.shape.rank == 1 else _reduced(weighted, factors, layer.combiner)
+
+
+def _factors(layer: Any, row_ids: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor:
+    """What each row is multiplied by, with as many axes as the rows."""
+    rank = row_ids.shape.rank + 1
+    dtype = layer.compute_dtype
+    if weights is not None:
+        _refuse_shape(layer, row_ids, weights)
+        dtype = keras.backend.result_type(dtype, weights.dtype)
+    if weights is None or (rank == 2 and layer.combiner != "sum"):
+        weights = tf.ones_like(row_ids)
+    missing = [1] * (rank - weights.shape.rank)
+    return tf.reshape(tf.cast(weights, dtype), tf.concat([tf.shape(weights), missing], 0))
+
+
+def _reduced(weighted: tf.Tensor, factors: tf.Tensor, combiner: str) -> tf.Tensor:
+    """Sum, mean or sqrtn over the axis of lookups, the last but one; 0 if the divisor is 0."""
+    total = tf.reduce_sum(weighted, axis=-2)
+    if combiner == "sum":
+        return total
+    if combiner == "mean":
+        return tf.math.divide_no_nan(total, tf.reduce_sum(factors, axis=-2))
+    return tf.math.divide_no_nan(total, tf.sqrt(tf.reduce_sum(tf.square(factors), axis=-2)))
+
+
+def _refuse_sparse(layer: Any, *given: tf.Tensor | None) -> None:
+    if any(isinstance(value, tf.SparseTensor | tf.RaggedTensor) for value in given):
+        raise UnsupportedLayerError(
+            f"{layer.path} (EmbedReduce): sparse and ragged ids and weights have no clipping rule. "
+            "Pad the ids to a dense tensor [batch, lookups], and give weights with 0 at the "
+            "padding."
+        )
+
+
+def _refuse_shape(layer: Any, row_ids: tf.Tensor, weights: tf.Tensor) -> None:
+    rows = [*row_ids.shape, layer.output_dim]
+    if not weights.shape.is_compatible_with(rows[: weights.shape.rank]):
+        raise ValueError(
+            f"Expected weights of the shape of the ids {row_ids.shape} at layer {layer.path}, got "
+            f"{weights.shape}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Consecutive rows of W `[rows, width]`, each added once to every example.
+
+    Attributes:
+        gradients: Per-example gradients of these rows, float32 `[batch, span, width]`.
+        start: The first of them, an int32 scalar.
+        num_rows: Rows of W.
+    """
+
+    float_fields: ClassVar[tuple[str, ...]] = ("gradients",)
+    holds_gradients: ClassVar[bool] = True
+    gradients: tf.Tensor
+    start: tf.Tensor
+    num_rows: int
+
+    def squared_norms(self) -> tf.Tensor:
+        """‖g_i‖²."""
+        return numerics.squares(self.gradients)
+
+    def joined_with(self, others: Sequence["Span"]) -> "Span":
+        """All calls of the layer as one use, of all rows."""
+        whole = tf.add_n([part._placed(part.gradients) for part in (self, *others)])
+        return Span(whole, tf.constant(0), self.num_rows)
+
+    def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
+        """Σ_i f_i g_i, float64 `[rows, width]`."""
+        total = tf.tensordot(numerics.exact(factors), numerics.exact(self.gradients), 1)
+        return self._placed(total)
+
+    def _placed(self, values: tf.Tensor) -> tf.Tensor:
+        """`[..., span, width]` as `[..., rows, width]`, with zeros at the other rows."""
+        others = self.num_rows - self.start - tf.shape(values)[-2]
+        around = [[0, 0]] * (values.shape.rank - 2) + [[self.start, others], [0, 0]]
+        shape = [*values.shape[:-2], self.num_rows, values.shape[-1]]
+        return tf.ensure_shape(tf.pad(values, around), shape)
+
+
+def call_position_embedding(
+    layer: Any,
+    call: Callable[..., Any],
+    tap: Tap,
+    inputs: tf.Tensor,
+    start_index: Any = 0,
+    positions: Any = None,
+) -> tf.Tensor:
+    """Runs the layer's own call and records the rows that it used.
+
+    Args:
+        layer: The PositionEmbedding.
+        call: Its own call.
+        tap: Records the use of W.
+        inputs: `[batch, ..., sequence, width]`, of which only the shape counts.
+        start_index: The position of the first element, an integer scalar.
+        positions: Instead, the position of each element: integer `[sequence]`, or like `inputs`
+            without the width. A position may occur more than once in an example.
+
+    Raises:
+        UnsupportedLayerError: `inputs` without an axis of examples, or `positions` of another
+            shape.
+    """
+    positions = _checked_positions(layer, inputs, positions)
+    outputs = call(inputs, start_index=start_index, positions=positions)
+    num_rows = layer.sequence_length
+
+    def terms_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, GradientTerm]]:
+        [dz] = cotangents
+        if positions is not None:
+            span = Span(_at_positions(dz, positions, num_rows), tf.constant(0), num_rows)
+        else:
+            middle = list(range(1, dz.shape.rank - 2))
+            span = Span(tf.reduce_sum(dz, middle), tf.cast(start_index, tf.int32), num_rows)
+        return [(layer.position_embeddings, span)]
+
+    tap.watch([outputs], terms_of)
+    return outputs
+
+
+def _checked_positions(layer: Any, inputs: tf.Tensor, positions: Any) -> tf.Tensor | None:
+    given = None if positions is None else tf.cast(positions, tf.int64)
+    rank = inputs.shape.rank
+    if rank < 3 or (given is not None and given.shape.rank not in (1, rank - 1)):
+        raise UnsupportedLayerError(
+            f"{layer.path} (PositionEmbedding): inputs {inputs.shape} with positions "
+            f"{getattr(given, 'shape', None)} may mix examples. Give inputs [batch, sequence, "
+            "width], and positions [sequence], [batch, sequence] or none."
+        )
+    if given is None:
+        return None
+    fix = "Raise sequence_length, or cut the sequences."
+    return in_range("positions", given, layer.sequence_length, layer.path, fix)
+
+
+def _at_positions(cotangents: tf.Tensor, positions: tf.Tensor, num_rows: int) -> tf.Tensor:
+    """The cotangents of each position of an example, summed: float32 `[batch, rows, width]`."""
+    batch, width = tf.shape(cotangents, tf.int64)[0], cotangents.shape[-1]
+    ids = tf.broadcast_to(positions, tf.shape(cotangents)[:-1])
+    rows = ids + num_rows * numerics.expanded(tf.range(batch), ids)
+    sums = tf.math.unsorted_segment_sum(
+        numerics.flat(cotangents), tf.reshape(rows, [-1]), batch * num_rows
+    )
+    return tf.reshape(sums, [-1, num_rows, width])

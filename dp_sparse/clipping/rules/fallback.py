@@ -15,9 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.graph_reading import handles_of, origin_of
+from dp_sparse.clipping.gradient_terms import Explicit, GradientTerm
+from dp_sparse.clipping.graph_guard import handles_of
 from dp_sparse.clipping.tap import Tap
-from dp_sparse.clipping.uses import Direct, Use
 from dp_sparse.core import PrivacyError, UnsupportedLayerError, graphs, require
 
 MEMORY_BUDGET = 2**29  # bytes of per-example gradients of one call
@@ -40,16 +40,16 @@ def call_any_layer(
     flat_outputs = tf.nest.flatten(outputs)
     _refuse(layer, variables, [*inputs, *flat_outputs], tap.batch_capacity)
 
-    def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
+    def terms_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, GradientTerm]]:
         values = [tf.convert_to_tensor(variable.value) for variable in variables]
         _refuse_the_batch(again, values, inputs, flat_outputs)
         with tf.control_dependencies(_same_sizes(layer, [*inputs, *flat_outputs])):
             own = tf.nest.map_structure(tf.identity, (inputs, cotangents))
         per_example = _mapped(lambda example: again.gradients(values, *example), own)
-        uses = zip(variables, per_example, strict=True)
-        return [(variable, Direct(tf.cast(gradient, tf.float32))) for variable, gradient in uses]
+        terms = zip(variables, per_example, strict=True)
+        return [(variable, Explicit(tf.cast(gradient, tf.float32))) for variable, gradient in terms]
 
-    tap.watch(flat_outputs, uses_of)
+    tap.watch(flat_outputs, terms_of)
     return outputs
 
 
@@ -150,9 +150,10 @@ def _refuse_the_batch(
     traced = tf.function(again.outputs, autograph=False).get_concrete_function(values, specs)
     name, own = _name(again.layer), handles_of(again.variables)
     for outside, _ in traced.graph.captures:
-        if origin_of(outside, own) is not None:
+        path = graphs.origin_of(outside, own)
+        if path is not None:
             raise UnsupportedLayerError(
-                f"{name}: uses {origin_of(outside, own)} by .value, or in a function that was "
+                f"{name}: uses {path} by .value, or in a function that was "
                 "traced before (tf.function), where its gradient cannot be computed. Use the "
                 "variable itself, and leave tf.function out."
             )

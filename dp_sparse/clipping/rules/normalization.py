@@ -2,6 +2,8 @@
 
 Their per-example gradients are sums over the positions of an example, and are summed before they
 are squared. UnitNormalization has no variables and needs no rule.
+
+PReLU: `z = max(x, 0) − α·max(−x, 0)`, with α shared over some axes.
 """
 
 from collections.abc import Callable
@@ -10,8 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping.gradient_terms import Explicit, GradientTerm
+from dp_sparse.clipping.rules.activation import of_broadcast
 from dp_sparse.clipping.tap import Tap
-from dp_sparse.clipping.uses import Direct, Use
 
 
 def call_layer_normalization(
@@ -70,15 +73,29 @@ def _scaled(
     kept = {axis % outputs.shape.rank for axis in given}
     summed = [axis for axis in range(1, outputs.shape.rank) if axis not in kept]
 
-    def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
-        uses: list[tuple[keras.Variable, Use]] = []
+    def terms_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, GradientTerm]]:
+        terms: list[tuple[keras.Variable, GradientTerm]] = []
         dz = cotangents[0]
         if tap.trains(scale):
-            terms = dz * normalised(tf.cast(inputs, tf.float32))
-            uses.append((scale, Direct(tf.reduce_sum(terms, axis=summed))))
+            products = dz * normalised(tf.cast(inputs, tf.float32))
+            terms.append((scale, Explicit(tf.reduce_sum(products, axis=summed))))
         if tap.trains(offset):
-            uses.append((offset, Direct(tf.reduce_sum(dz, axis=summed))))
-        return uses
+            terms.append((offset, Explicit(tf.reduce_sum(dz, axis=summed))))
+        return terms
 
-    tap.watch([outputs], uses_of)
+    tap.watch([outputs], terms_of)
+    return outputs
+
+
+def call_prelu(
+    layer: keras.layers.PReLU, call: Callable[..., Any], tap: Tap, inputs: tf.Tensor
+) -> tf.Tensor:
+    """Runs the layer's own call and records the use of α."""
+    outputs = call(inputs)
+
+    def terms_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, GradientTerm]]:
+        products = -cotangents[0] * tf.nn.relu(-tf.cast(inputs, tf.float32))
+        return [(layer.alpha, Explicit(of_broadcast(products, layer.alpha.shape)))]
+
+    tap.watch([outputs], terms_of)
     return outputs

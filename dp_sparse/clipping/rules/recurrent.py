@@ -6,29 +6,95 @@ step. Together with the states that each step read, it determines the gradients 
 Keras' own loop handles masks, initial states, direction and return flags. A masked step has a
 cotangent of 0, so what is recorded of it does not matter.
 
-The time is that of the layer's own step and of the norms of two products (`uses.Product`). The
-memory is that of the projection's cotangent and the states of all steps,
-`[batch, time, (gates + 1) · units]`.
+The time is that of the layer's own step and of the norms of two products. The memory is that of the
+projection's cotangent and the states of all steps, `[batch, time, (gates + 1) · units]`.
+
+Keras' own loop over time with another step: Keras handles masks, states, direction, flags.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from dp_sparse.clipping.rules.recurrent_loop import (
-    Step,
-    axes_swapped,
-    looped,
-    masked_outputs,
-    swapped,
-)
+from dp_sparse.clipping.gradient_terms import Explicit, GradientTerm, Linear, Product
 from dp_sparse.clipping.tap import Tap
-from dp_sparse.clipping.uses import Direct, Linear, Product, Use
+
+# From a step's projected input and states to its new states (the output first) and to what the uses
+# need to know of the step (h_{t-1} first), all [batch, units].
+Step = Callable[[tf.Tensor, list[tf.Tensor]], tuple[list[tf.Tensor], list[tf.Tensor]]]
+_LAYERS = keras.layers.RNN, keras.layers.SimpleRNN, keras.layers.LSTM, keras.layers.GRU
+
+
+def looped(
+    layer: Any, step: Step, projected: tf.Tensor, initial_state: Any, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+    """Keras' own loop of `step`: the outputs, the last states, and what the steps reported.
+
+    The outputs `[batch, time, units]` are the last state alone if the layer returns only that; then
+    no gradient passes through the outputs of all steps. Reports leave the loop in the same way as
+    outputs, so the loop must not set those of masked steps to zero.
+    """
+    all_outputs = layer.return_sequences
+
+    def call(
+        projected: tf.Tensor, states: Sequence[tf.Tensor], **kwargs: Any
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        new_states, reported = step(projected, list(states))
+        own = new_states[:1] if all_outputs else []
+        return tf.concat([*own, *map(tf.stop_gradient, reported)], axis=-1), new_states
+
+    with (
+        swapped(layer.cell, "call", call),
+        swapped(layer, "return_sequences", True),
+        swapped(layer, "zero_output_for_mask", False),
+    ):
+        _, joint, states = keras.layers.RNN.inner_loop(layer, projected, initial_state, mask)
+    parts = tf.split(joint, joint.shape[-1] // layer.cell.units, axis=-1)
+    outputs = parts.pop(0) if all_outputs else states[0][:, tf.newaxis]
+    reports = [tf.reverse(part, [1]) if layer.go_backwards else part for part in parts]
+    return outputs, states, reports
+
+
+def masked_outputs(layer: Any, outputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """The outputs with zeros where Keras has them: those of all steps, or the last state alone.
+
+    Before the first valid step the last state is no output.
+    """
+    shape = tf.shape(mask)[:2]
+    valid = tf.reshape(tf.cast(mask, tf.bool), tf.concat([shape, [1]], 0))
+    if layer.go_backwards and not (layer.unroll and layer.return_sequences):
+        valid = tf.reverse(valid, [1])  # Keras does not do this when it unrolls
+    if not layer.return_sequences:
+        last, reached = valid[:, -1:], tf.reduce_any(valid, axis=1, keepdims=True)
+        valid = last if layer.zero_output_for_mask else reached
+    elif not layer.zero_output_for_mask:
+        return outputs
+    return tf.where(valid, outputs, tf.zeros_like(outputs))
+
+
+def axes_swapped(values: tf.Tensor) -> tf.Tensor:
+    """`[batch, time, width]` as `[time, batch, width]`, and back."""
+    return tf.transpose(values, [1, 0, 2])
+
+
+@contextlib.contextmanager
+def swapped(owner: keras.layers.Layer, name: str, value: Any) -> Iterator[None]:
+    """Sets the attribute `name` of an instance to `value` while the block runs."""
+    missing = object()
+    original = vars(owner).get(name, missing)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if original is missing:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,12 +249,12 @@ def _recorded_loop(
         inputs = _dropped(tf.cast(sequences, cell.compute_dtype), input_masks)
         projected = axes_swapped(_projected(cell, inputs))  # the batch leads what is recorded
 
-        def uses_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, Use]]:
+        def terms_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, GradientTerm]]:
             h, *gates = [tf.cast(values, tf.float32) for values in reports]
             trace = Trace(inputs, _dropped(h, state_masks), gates)
-            return _uses(cell, tap, trace, cotangents[0], recurrent)
+            return _terms(cell, tap, trace, cotangents[0], recurrent)
 
-        tap.watch([projected], uses_of)
+        tap.watch([projected], terms_of)
         step = step_of(cell, _value(cell, cell.recurrent_kernel), state_masks)
         mask = _single(mask)
         outputs, states, reports = looped(layer, step, projected, initial_state, mask)
@@ -200,26 +266,26 @@ def _recorded_loop(
         yield
 
 
-def _uses(
+def _terms(
     cell: Any, tap: Tap, trace: Trace, cotangents: tf.Tensor, recurrent: Recurrent
-) -> list[tuple[keras.Variable, Use]]:
-    uses: list[tuple[keras.Variable, Use]] = []
+) -> list[tuple[keras.Variable, GradientTerm]]:
+    terms: list[tuple[keras.Variable, GradientTerm]] = []
     recurrent_inputs, recurrent_cotangents = recurrent(cell, trace, cotangents)
     if tap.trains(cell.kernel):
-        uses.append((cell.kernel, _product_use(cell, trace.inputs, cotangents)))
+        terms.append((cell.kernel, _product_use(cell, trace.inputs, cotangents)))
     if tap.trains(cell.recurrent_kernel):
-        use = _product_use(cell, recurrent_inputs, recurrent_cotangents)
-        uses.append((cell.recurrent_kernel, use))
+        term = _product_use(cell, recurrent_inputs, recurrent_cotangents)
+        terms.append((cell.recurrent_kernel, term))
     if tap.trains(cell.bias):
         gradients = tf.reduce_sum(cotangents, axis=1)
         if len(cell.bias.shape) == 2:  # one row for each of the two products
             own = tf.reduce_sum(recurrent_cotangents, axis=1)
             gradients = tf.stack([gradients, own], axis=1)
-        uses.append((cell.bias, Direct(gradients)))
-    return uses
+        terms.append((cell.bias, Explicit(gradients)))
+    return terms
 
 
-def _product_use(cell: Any, inputs: list[tf.Tensor], cotangents: tf.Tensor) -> Use:
+def _product_use(cell: Any, inputs: list[tf.Tensor], cotangents: tf.Tensor) -> GradientTerm:
     """The use of a kernel whose columns all have the same input, or each block its own.
 
     With several inputs each but the first is for one gate; the first is for the rest.
@@ -288,7 +354,6 @@ _OF_CELLS: dict[type[keras.layers.Layer], Callable[..., Any]] = {
     keras.layers.LSTMCell: call_lstm,
     keras.layers.GRUCell: call_gru,
 }
-_LAYERS = keras.layers.RNN, keras.layers.SimpleRNN, keras.layers.LSTM, keras.layers.GRU
 RULES = tuple(_OF_CELLS.values())
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse import clipping, noise
-from dp_sparse.clipping import Rows, Used, exact
+from dp_sparse.clipping import Rows, Terms, exact
 from dp_sparse.core import UnsupportedLayerError, replicas, xla
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, Table
 from dp_sparse.guards import Isolation
 from dp_sparse.sampling import Examples, real_examples
-from dp_sparse.training import led_by_batch, losses_with_padding, refuse_nan
+from dp_sparse.step import led_by_batch, losses_with_padding, refuse_nan
 
 PreparedBatch = dict[str, Any]
 
@@ -46,7 +46,7 @@ def sums_of(
         run = _backward(model, tables, batch, activations, _seeds(draw))
         optimizer, real = tables.private_optimizer, real_examples(batch["examples"])
         clip_norm, style = tables.grid.clip_norm_before_rounding, optimizer.clipping
-        found = clipping.scaled(run.uses, clip_norm, run.losses, real, style)
+        found = clipping.scaled(run.terms, clip_norm, run.losses, real, style)
         sums = found.dense_sums()
     good = tf.reduce_all([check.condition for check in checks]) if checks else tf.constant(True)
     lookup.push(_output_gradients(tables, batch, run.cotangents, found, good, draw))
@@ -66,10 +66,10 @@ def sums_of(
 def isolation_of(model: keras.Model, tables: PrivateTables) -> Isolation:
     """The checks of the model's pass over what `made_up` gives."""
 
-    def recorded(given: Any, seeds: clipping.Seeds) -> tuple[Used, tf.Tensor, bool]:
+    def recorded(given: Any, seeds: clipping.Seeds) -> tuple[Terms, tf.Tensor, bool]:
         own, activations = given
         found = _backward(model, tables, own, activations, seeds)
-        return found.uses, found.losses, found.recording.seeds_drawn > 0
+        return found.terms, found.losses, found.recording.seeds_drawn > 0
 
     return Isolation(model, recorded, _of_data, own_size=True)
 
@@ -114,7 +114,7 @@ class _Backward:
     losses: tf.Tensor
     output_losses: list[tf.Tensor]
     cotangents: dict[str, tf.Tensor]
-    uses: Used
+    terms: Terms
 
 
 def _backward(
@@ -131,14 +131,14 @@ def _backward(
     targets = recording.targets
     with clipping.guarded():
         gradients = tape.gradient(total, [*targets, *activations.values()])
-        uses = recording.uses(gradients[: len(targets)])
+        terms = recording.terms(gradients[: len(targets)])
     cotangents = {
         name: tf.zeros_like(activations[name]) if own is None else tf.cast(own, tf.float32)
         for name, own in zip(activations, gradients[len(targets) :], strict=True)
     }
-    uses += [(table, _rows(table, batch, cotangents)) for table in tables.tables]
-    losses = led_by_batch(uses, losses, batch["examples"].present)
-    return _Backward(recording, losses, of_outputs, cotangents, uses)
+    terms += [(table, _rows(table, batch, cotangents)) for table in tables.tables]
+    losses = led_by_batch(terms, losses, batch["examples"].present)
+    return _Backward(recording, losses, of_outputs, cotangents, terms)
 
 
 def _forward(
@@ -189,12 +189,12 @@ def _output_gradients(
     All of them are points of the grid.
     """
     divisor = tables.private_optimizer.plan.sampling.expected_batch_size
-    of_table = {id(variable): (use, factor) for variable, use, factor in found.uses}
+    of_table = {id(variable): (term, factor) for variable, term, factor in found.terms}
     sent = {}
     for number, table in enumerate(tables.tables):
-        use, factor = of_table[id(table)]
-        assert isinstance(use, Rows)
-        shares = use.cotangents * (factor / divisor)[:, tf.newaxis, tf.newaxis]
+        term, factor = of_table[id(table)]
+        assert isinstance(term, Rows)
+        shares = term.cotangents * (factor / divisor)[:, tf.newaxis, tf.newaxis]
         if table.path in batch["first"]:
             shares = _once_a_row(shares, batch["first"][table.path])
         shares = tables.grid.rounded(shares, _seeds(draw)(_ROUNDING + number, "int32"))

@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from dp_sparse.core import PrivacyError
-from dp_sparse.distribution.embedding_layers.off_tpu_updates import RowUpdates
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables
+from dp_sparse.distribution.embedding_layers.rounding_grid import RowUpdates
 
 PIPELINING = ("_pipeline_execution_with_tensor_core", "_pipelining")  # V1 and keras-rs; V2
 _E = tf.tpu.experimental.embedding

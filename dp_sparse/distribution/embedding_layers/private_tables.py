@@ -1,4 +1,7 @@
-"""The configuration of an embedding layer: the user's features, and those for noise and updates."""
+"""The configuration of an embedding layer: the user's features, and those for noise and updates.
+
+Feature and table configurations, of `tf.tpu.experimental.embedding` and of keras-rs.
+"""
 
 import dataclasses
 import inspect
@@ -9,16 +12,158 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dp_sparse import clipping
 from dp_sparse.clipping import AutomaticClipping, FlatClipping
 from dp_sparse.core import PrivacyError
-from dp_sparse.distribution.embedding_layers import feature_configs
-from dp_sparse.distribution.embedding_layers.off_tpu_updates import RowUpdates
-from dp_sparse.distribution.embedding_layers.rounding_grid import RoundingGrid
+from dp_sparse.distribution.embedding_layers.rounding_grid import RoundingGrid, RowUpdates
 from dp_sparse.optimizers import DPAdaFESTOptimizer
 
+_COMBINERS = ("sum", "mean", "sqrtn")
+_MOST_ROWS = 2**31  # TPUs take int32 ids
 # That of Keras' Adagrad; the Adagrad of embedding layers has no epsilon.
 _EPSILON = inspect.signature(keras.optimizers.Adagrad).parameters["epsilon"].default
 _CORES = 8  # at most so many SparseCores divide the ids of a replica
+
+
+def rows_of(feature: Any) -> int:
+    """Rows of a feature's table."""
+    return int(feature.table.vocabulary_size)
+
+
+def width_of(feature: Any) -> int:
+    """The width of a row of a feature's table."""
+    return int(feature.table.embedding_dim if _of_keras_rs(feature) else feature.table.dim)
+
+
+def layer_optimizer(own: keras.optimizers.Optimizer) -> Any:
+    """The layer's own SGD or Adagrad, with the learning rate of the user's."""
+
+    def learning_rate() -> tf.Tensor:
+        with clipping.update_from([]) as leaving:  # a schedule is code of users
+            leaving.append(tf.convert_to_tensor(own.learning_rate, tf.float32))
+        return leaving[0]
+
+    if isinstance(own, keras.optimizers.SGD):
+        return tf.tpu.experimental.embedding.SGD(learning_rate)
+    return tf.tpu.experimental.embedding.Adagrad(learning_rate, own.initial_accumulator_value)
+
+
+def checked_features(
+    features: Mapping[str, Any], bags: Mapping[str, int], weights: Mapping[str, str]
+) -> dict[str, Any]:
+    """The features, if each can be trained privately.
+
+    Raises:
+        ValueError: A feature cannot be; the message has its name, the value and the fix.
+    """
+    if not features:
+        raise ValueError("Expected at least one feature, got none.")
+    for name, keys in (("bags", bags), ("weights", weights)):
+        unknown = sorted(set(keys) - set(features))
+        if unknown:
+            raise ValueError(f"Expected {name} of features, got {unknown[0]!r}, which is none.")
+    loose = sorted(set(weights) - set(bags))
+    if loose:
+        raise ValueError(f"Expected weights for bags only, got some for {loose[0]!r}, not in bags.")
+    for name, most in bags.items():
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise ValueError(f"Expected bags[{name!r}] >= 1, the most ids, got {most!r}.")
+    tables: dict[str, Any] = {}
+    for name, feature in features.items():
+        _check_feature(name, feature)
+        if tables.setdefault(feature.table.name, feature.table) is not feature.table:
+            raise ValueError(
+                f"Expected one table of each name, got two named {feature.table.name!r}: features "
+                "use a common table by having the same TableConfig."
+            )
+    return dict(features)
+
+
+def _check_feature(name: str, feature: Any) -> None:
+    known = _of_keras_rs(feature) or isinstance(
+        feature, tf.tpu.experimental.embedding.FeatureConfig
+    )
+    if not known:
+        raise ValueError(
+            f"Expected FeatureConfigs of tf.tpu.experimental.embedding or keras_rs, got "
+            f"{type(feature).__name__} for {name!r}, in a flat dictionary."
+        )
+    table = feature.table
+    if not table.name:
+        raise ValueError(f"Expected tables with names, got one without for {name!r}: name it.")
+    if rows_of(feature) >= _MOST_ROWS:
+        raise ValueError(
+            f"Expected fewer than {_MOST_ROWS} rows, which TPUs can number, got "
+            f"{rows_of(feature)} in {table.name!r}."
+        )
+    if table.combiner not in _COMBINERS:
+        raise ValueError(
+            f"Expected a combiner of {_COMBINERS} for {table.name!r}, got {table.combiner!r}."
+        )
+    if getattr(feature, "max_sequence_length", 0):
+        raise ValueError(
+            f"Expected max_sequence_length=0 for {name!r}, got {feature.max_sequence_length}: give "
+            "each position of the sequence a feature, all with the same table."
+        )
+    for option in ("quantization_config", "layout"):
+        if getattr(table, option, None) is not None:
+            raise ValueError(f"Expected no {option} for {table.name!r}, got one: leave it out.")
+    dtype = tf.as_dtype(getattr(table, "dtype", None) or tf.float32)
+    if dtype != tf.float32:
+        raise ValueError(f"Expected float32 for {table.name!r}, got {dtype.name}.")
+    if table.optimizer not in (None, "adam"):  # keras-rs' default
+        raise ValueError(
+            f"Expected no optimizer for {table.name!r}, got {table.optimizer!r}: tables are "
+            "updated by the private optimizer. Leave it out."
+        )
+
+
+@dataclasses.dataclass
+class DerivedFeatures:
+    """Makes configurations like the user's, with another optimizer.
+
+    Attributes:
+        optimizer: The optimizer of all tables.
+        replicas: How many replicas a batch is divided among on a TPU, which needs shapes
+            beforehand; None off TPU.
+    """
+
+    optimizer: Any
+    replicas: int | None
+    _tables: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def feature(self, user: Any, name: str, ragged: bool, rows: int) -> Any:
+        """A feature of the same table with `rows` output rows; `ragged` if some may have no id."""
+        if _of_keras_rs(user):
+            ids = (rows, None) if ragged else (rows,)
+            return type(user)(name, self._table(user.table), ids, (rows, width_of(user)))
+        return tf.tpu.experimental.embedding.FeatureConfig(
+            self._table(user.table),
+            validate_weights_and_indices=user.validate_weights_and_indices,
+            output_shape=[rows // self.replicas] if self.replicas else None,
+            name=name,
+        )
+
+    def _table(self, user: Any) -> Any:
+        if user.name not in self._tables:
+            self._tables[user.name] = self._new_table(user)
+        return self._tables[user.name]
+
+    def _new_table(self, user: Any) -> Any:
+        if not isinstance(user, tf.tpu.experimental.embedding.TableConfig):
+            return dataclasses.replace(user, optimizer=self.optimizer)
+        return tf.tpu.experimental.embedding.TableConfig(
+            user.vocabulary_size,
+            user.dim,
+            initializer=user.initializer,
+            optimizer=self.optimizer,
+            combiner=user.combiner,
+            name=user.name,
+        )
+
+
+def _of_keras_rs(feature: Any) -> bool:
+    return type(feature).__module__.startswith("keras_rs.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,13 +283,13 @@ class PrivateTables(tf.Module):
         self.on_tpu = strategy is not None
         self.replicas = 1 if strategy is None else strategy.num_replicas_in_sync
         self.examples = self.in_whole_shards(optimizer.plan.sampling.batch_capacity)
-        self._configs = feature_configs.checked(features, bags or {}, weights or {})
+        self._configs = checked_features(features, bags or {}, weights or {})
         self.tables = self._tables(bags or {}, weights or {})
         self._refuse_taken_names()
         optimizer.outside_tables = self.tables
         self.grid = self._grid()
         own = optimizer.table_optimizer or optimizer.optimizer
-        self.layer_optimizer = feature_configs.layer_optimizer(own)
+        self.layer_optimizer = layer_optimizer(own)
         self.updates = RowUpdates(self.layer_optimizer)
         self._frozen = True
 
@@ -181,7 +326,7 @@ class PrivateTables(tf.Module):
         return self._features_for(None)
 
     def _features_for(self, replicas: int | None) -> dict[str, Any]:
-        derived = feature_configs.Derived(self.layer_optimizer, replicas)
+        derived = DerivedFeatures(self.layer_optimizer, replicas)
         found = {}
         for table in self.tables:
             for feature in table.features:
@@ -225,7 +370,7 @@ class PrivateTables(tf.Module):
         for name, config in self._configs.items():
             users.setdefault(config.table.name, []).append(name)
         tables = []
-        sizes = {n: feature_configs.num_rows(self._configs[f[0]]) for n, f in users.items()}
+        sizes = {n: rows_of(self._configs[f[0]]) for n, f in users.items()}
         false_rows = self.private_optimizer.most_false_rows(sum(sizes.values()))
         for path, names in users.items():
             features = tuple(
@@ -240,7 +385,7 @@ class PrivateTables(tf.Module):
             )
             ids = self.examples * sum(feature.most_ids for feature in features)
             capacity = self.in_whole_shards(min(sizes[path], ids + false_rows))
-            width = feature_configs.width(self._configs[names[0]])
+            width = width_of(self._configs[names[0]])
             tables.append(Table(path, sizes[path], width, features, capacity))
         return tables
 

@@ -9,12 +9,18 @@ in float32 are exact.
 Gradients are rounded to the grid at random, by less than one step an entry. Examples are clipped to
 so much less than C that they are within C when rounded. Rounded noise plus a point of the grid is
 the rounded sum: what is released is a post-processing of the Gaussian mechanism with sensitivity C.
+
+The updates of tables off TPU, which are those that a TPU makes.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
+
+from dp_sparse.optimizers import adagrad_rows, sgd_rows
 
 _EXACT = 2.0**24  # float32 has all integers up to this
 _RANGE = 10.0  # deviations; the package's normals end at 9.2
@@ -78,3 +84,46 @@ class RoundingGrid:
         below = tf.floor(steps)
         up = tf.random.stateless_uniform(tf.shape(gradients), seed) < steps - below
         return (below + tf.cast(up, tf.float32)) * self.step
+
+
+class RowUpdates(tf.Module):
+    """Updates tables off TPU as a TPU does: each row once, by the sum of its gradients.
+
+    Args:
+        optimizer: That of the tables: `tf.tpu.experimental.embedding.SGD` or `Adagrad`.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+        self._slots: list[tf.Variable] = []  # Adagrad's, one for each table
+
+    def apply(self, tables: Sequence[tf.Variable], gradients: Sequence[tf.IndexedSlices]) -> None:
+        """Updates tables by their gradients, whose rows may repeat. O(rows · width)."""
+        if isinstance(self._optimizer, tf.tpu.experimental.embedding.Adagrad) and not self._slots:
+            with tf.init_scope():
+                start = self._optimizer.initial_accumulator_value
+                made = [tf.Variable(tf.fill(t.shape, start), trainable=False) for t in tables]
+            self._slots.extend(made)
+        rate = tf.cast(self._optimizer.learning_rate(), tf.float32)
+        for index, (table, gradient) in enumerate(zip(tables, gradients, strict=True)):
+            rows = _changed(summed_rows(gradient))
+            if isinstance(self._optimizer, tf.tpu.experimental.embedding.SGD):
+                sgd_rows(table, rows, rate)
+            else:
+                adagrad_rows(table, self._slots[index], rows, rate, epsilon=0.0)
+
+
+def summed_rows(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The same gradient with each row once, summed in float64."""
+    rows, places = tf.unique(tf.reshape(tf.cast(gradient.indices, tf.int64), [-1]))
+    values = tf.reshape(gradient.values, [-1, tf.shape(gradient.values)[-1]])
+    sums = tf.math.unsorted_segment_sum(tf.cast(values, tf.float64), places, tf.size(rows))
+    return tf.IndexedSlices(tf.cast(sums, tf.float32), rows, gradient.dense_shape)
+
+
+def _changed(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The gradient without rows that are 0: writing a row would flush its denormal numbers."""
+    there = tf.reduce_any(tf.not_equal(gradient.values, 0), axis=1)
+    rows, values = (tf.boolean_mask(part, there) for part in (gradient.indices, gradient.values))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)

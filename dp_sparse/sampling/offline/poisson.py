@@ -1,17 +1,214 @@
-"""Poisson sampling whose batches were drawn before training, and are read in their order."""
+"""Poisson sampling whose batches were drawn before training, and are read in their order.
+
+Which steps each example joins, drawn before training: Poisson sampling without random access.
+
+Every pair of an example and a step is a coin of probability q = B / N, as in `PoissonSampling`;
+here all coins of an example are thrown when it is prepared, by geometric skips over the T steps. A
+shuffle by step then brings each batch together. The coins follow from a secret key, the name of the
+shard and the place of the example in it, so a worker that prepares a shard twice throws the same.
+
+Time and memory are those of the pairs: T·q an example.
+
+Whose run a folder of drawn batches serves: one run of one plan.
+
+Two runs on the same batches are no two Poisson-sampled runs, also if each keeps to its plan: they
+share the coins, and no composition theorem covers that. The folder's `plan.json` names the plan and
+the run that began at step 0; other runs may go on behind it, as after a crash, but not begin anew.
+A plan that was pickled into another process begins another run there. Of processes that begin at
+once, one has the batches of a local folder; on other file systems of `tf.io.gfile`, which cannot
+name a file only if there is none, begin one at a time. No folder can tell of copies of it.
+"""
 
 import dataclasses
+import hashlib
+import hmac
+import json
+import os
 import secrets
-from typing import Any
+import time
+from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
+from dp_sparse.core import PrivacyError, StateFile, first_file, validate
 from dp_sparse.sampling.augmentation import Augment, augmented
 from dp_sparse.sampling.base import BatchPart
 from dp_sparse.sampling.offline.batches import OfflineBatches
-from dp_sparse.sampling.offline.claim import claim, run_here
 from dp_sparse.sampling.offline.files import Manifest
 from dp_sparse.sampling.poisson import PoissonSampling
+from dp_sparse.sampling.skips import bernoulli_positions
+
+CHUNK = 2**16  # examples whose coins come from one generator
+KEY_BYTES = 32
+_FILE = "plan.json"
+_OTHERWISE = (
+    "Prepare the batches again; or, if no run has begun with them, or nobody has seen anything of "
+    "it, remove that file."
+)
+_PATIENCE = 5.0  # seconds for another process to write what it has begun
+
+
+@dataclasses.dataclass(frozen=True)
+class OfflineDraw:
+    """The coins of all examples, for one run of T steps.
+
+    Attributes:
+        key: Secret, 32 bytes: anyone who knows it knows the batches.
+        sampling_probability: q.
+        steps: T.
+
+    Examples:
+        >>> from dp_sparse import offline
+        >>> draw = offline.OfflineDraw(offline.new_key(), sampling_probability=0.1, steps=20)
+        >>> places, steps = draw.of_chunk("day 3", 0)  # of its first 65,536 examples
+        >>> bool(0 <= min(steps) and max(steps) < 20)
+        True
+
+    ### Formal Guarantees
+    Joins are independent over examples and steps, each with probability q, to anyone who does not
+    know the key. It cannot be pickled, so that no job description holds it.
+    """
+
+    key: bytes = dataclasses.field(repr=False)
+    sampling_probability: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, bytes) or len(self.key) != KEY_BYTES:
+            raise ValueError(f"Expected a key of {KEY_BYTES} bytes, as new_key() makes them.")
+        if not 0 < validate.positive("sampling_probability", self.sampling_probability) <= 1:
+            raise ValueError(
+                "Expected sampling_probability <= 1, got "
+                f"sampling_probability={self.sampling_probability}."
+            )
+        validate.positive_integer("steps", self.steps)
+
+    def of_chunk(self, shard: str, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs of examples `chunk`·2¹⁶ to (`chunk` + 1)·2¹⁶ − 1 of a shard.
+
+        Args:
+            shard: The name of the shard; no two shards of a data set may share one.
+            chunk: Which chunk of its examples.
+
+        Returns:
+            Places of examples in the chunk, in [0, 2¹⁶), and their steps, in [0, T); int64
+            `[pairs]`, sorted by example and then by step. Leave out places without an example.
+        """
+        message = b"dp_sparse offline Poisson\0" + chunk.to_bytes(8, "little") + shard.encode()
+        words = hmac.digest(self.key, message, "sha256")[:16]
+        rng = np.random.Generator(np.random.Philox(key=int.from_bytes(words, "little")))
+        cells = bernoulli_positions(rng, self.sampling_probability, CHUNK * self.steps)
+        return cells // self.steps, cells % self.steps
+
+    def __reduce__(self) -> NoReturn:
+        raise PrivacyError("Expected the key of a draw to stay in its process, got a pickle of it.")
+
+
+def new_key() -> bytes:
+    """A secret key from the operating system.
+
+    Examples:
+        >>> from dp_sparse import offline
+        >>> len(offline.new_key())
+        32
+    """
+    return os.urandom(KEY_BYTES)
+
+
+def draw_id(key: bytes) -> str:
+    """The public name of all that a key draws: its SHA-256, in hexadecimal.
+
+    Examples:
+        >>> from dp_sparse import offline
+        >>> offline.draw_id(bytes(32))
+        '66687aadf862bd776c8fc18b8e9f8e20089714856ee233b3902a591d0d5f2925'
+    """
+    return hashlib.sha256(key).hexdigest()
+
+
+class _Process:
+    """The name of this process; a copy of a run in another one is another run."""
+
+    name = secrets.token_hex(8)
+
+    @classmethod
+    def renew(cls) -> None:
+        """Of a process that was forked."""
+        cls.name = secrets.token_hex(8)
+
+
+os.register_at_fork(after_in_child=_Process.renew)
+
+
+def run_here(run: str) -> str:
+    """The name of a run in this process: a pickle of its plan begins another run elsewhere."""
+    return f"{run}-{_Process.name}"
+
+
+def claim_draw(folder: str, plan: int | None, run: str, begins: bool) -> None:
+    """Writes whom the batches serve, or compares.
+
+    Args:
+        folder: Of the batches.
+        plan: The fingerprint of the plan, or None if it is not calibrated.
+        run: A name of the run.
+        begins: Whether it begins at step 0.
+
+    Raises:
+        PrivacyError: There is no plan; the batches serve another one, or another run that began; or
+            what the folder says cannot be read.
+        OSError: The folder cannot be written to.
+    """
+    if plan is None:
+        raise PrivacyError(
+            "Expected the sampler of a calibrated plan, which prepared batches serve alone: use "
+            "plan.sampling.batches(...)."
+        )
+    path = f"{folder}/{_FILE}"
+    if not tf.io.gfile.exists(path):
+        _write_claim(folder, path, {"plan": plan, "run": run})
+    claimed = _read_claim(path)
+    if claimed["plan"] != plan:
+        raise PrivacyError(
+            f"Expected batches that no other plan trains on, got {folder}, which serves another "
+            "one: two runs on one draw do not compose as sampled. Prepare the data again, or use "
+            "offline_sampling(..., shared=True), whose statement says so."
+        )
+    if begins and claimed["run"] != run:
+        raise PrivacyError(
+            f"Expected batches that no run began with, got {folder}, with which one began at step "
+            "0: a second one from there shares its batches, and the two do not compose as sampled. "
+            f"Go on with first_step=, or prepare again. If nobody has seen anything of that run, "
+            f"remove {path}."
+        )
+
+
+def _read_claim(path: str) -> dict[str, Any]:
+    """Waits for what another process is about to write, where it cannot do so at once."""
+    until, file = time.monotonic() + _PATIENCE, StateFile(path, _OTHERWISE)
+    while True:
+        try:
+            return file.read(lambda found: {"plan": int(found["plan"]), "run": str(found["run"])})
+        except PrivacyError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.05)
+
+
+def _write_claim(folder: str, path: str, content: dict[str, int | str]) -> None:
+    """Of several processes that write at once, one does, on a local file system."""
+    described = json.dumps(content) + "\n"
+    if "://" not in path:
+        first_file(path, described.encode())
+        return
+    unfinished = f"{folder}/.{_FILE}.{content['run']}.tmp"
+    with tf.io.gfile.GFile(unfinished, "w") as file:
+        file.write(described)
+    try:
+        tf.io.gfile.rename(unfinished, path, overwrite=False)
+    except tf.errors.AlreadyExistsError:  # another process was faster
+        tf.io.gfile.remove(unfinished)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +237,9 @@ class OfflinePoissonSampling(PoissonSampling):
     ### Formal Guarantees
     Neighbouring datasets differ by adding or removing one example. Amplification needs the key of
     the draw to be secret, and deleted when the batches are written, and the files to be as private
-    as the data: whoever reads them knows the batches. A batch belongs to its step alone, so a run
-    that goes on after k spent steps reads batch k. One draw pays for one run: a second plan on the
-    same draw sees the same batches, and the privacy losses of the two add up within a batch.
+    as the data: anyone who reads them knows the batches. A batch belongs to its step alone, so a
+    run that goes on after k spent steps reads batch k. One draw pays for one run: a second plan on
+    the same draw sees the same batches, and the privacy losses of the two add up within a batch.
     """
 
     draw_id: str = ""
@@ -152,7 +349,7 @@ class OfflinePoissonSampling(PoissonSampling):
             )
         _check_same(self, source)
         if not self.shared:
-            claim(source.folder, self.plan, run, begins=first_step == 0)
+            claim_draw(source.folder, self.plan, run, begins=first_step == 0)
         return source.dataset(self.fingerprint, first_step, *part)
 
 

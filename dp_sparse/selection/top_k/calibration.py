@@ -15,7 +15,6 @@ import dp_accounting
 
 from dp_sparse.accounting import Accountant, PrivacyPlan, RunCost, epsilon_of, smallest_meeting
 from dp_sparse.core import validate
-from dp_sparse.selection.top_k.allocation import allocate_rows
 from dp_sparse.selection.top_k.counting import TopKTable, as_tables
 from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,
@@ -23,6 +22,7 @@ from dp_sparse.selection.top_k.noise_sources import (
     LaplaceTopK,
     NoiseSource,
 )
+from dp_sparse.selection.top_k.select import allocate_rows
 
 _INTERVAL = 1e-4  # of the privacy loss, if ε is at most 1
 _NOISY = (GaussianTopK, GumbelTopK, LaplaceTopK)

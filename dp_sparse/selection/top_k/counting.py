@@ -22,7 +22,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from dp_sparse.core import BadExampleError, validate
-from dp_sparse.sampling import batches, checked_number, parts_of, weighty_examples
+from dp_sparse.sampling import checked_number, chunks_of, has_weight, parts_of
 
 _PENDING = (
     2**18
@@ -117,7 +117,7 @@ def count_rows(
     with tqdm(
         total=expected, unit="examples", unit_scale=True, desc="counting", disable=not progress
     ) as bar:
-        for batch in batches(examples):
+        for batch in chunks_of(examples):
             size = _count_batch(batch, tallies, seen)
             seen += size
             bar.update(size)
@@ -264,7 +264,7 @@ def _count_batch(batch: Any, tallies: Mapping[str, _Tally], first_example: int) 
         raise ValueError(
             f"Expected batches of one leading dimension, got shapes {shapes}: batch the dataset."
         )
-    present = weighty_examples(weights)
+    present = has_weight(weights)
     for name, tally in tallies.items():
         tally.add(columns[name], present, first_example)
     return int(shapes[0][0])

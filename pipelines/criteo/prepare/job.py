@@ -149,7 +149,7 @@ def new_job(
     inside = Path(key_file).absolute().is_relative_to(Path(output).absolute())
     if inside:
         raise PrepareError(
-            f"Expected key_file outside the output, got {key_file}: whoever copies the batches "
+            f"Expected key_file outside the output, got {key_file}: anyone who copies the batches "
             "would copy their key. Name another folder."
         )
     if histogram_noise is not None and not 0 < histogram_noise < math.inf:

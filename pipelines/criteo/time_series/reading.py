@@ -208,7 +208,7 @@ class DrawnReader(Reader):
         return self._claim(period).read_text()
 
     def begin_anew(self, period: Period, claim: str) -> None:
-        """Others stay: whoever has them may have trained on the batches."""
+        """Others stay: anyone who has them may have trained on the batches."""
         path = self._claim(period)
         if path.exists() and path.read_text() == claim:
             path.unlink()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dp_sparse.clipping import rules
 from dp_sparse.clipping.recording import record
-from dp_sparse.clipping.rules import convolution, convolution_form, rule_for
+from dp_sparse.clipping.rules import convolution, rule_for
 from tests.clipping.brute_force import assert_as_brute_force, clipped, square_loss, values
 
 CONVOLUTIONS = {1: keras.layers.Conv1D, 2: keras.layers.Conv2D, 3: keras.layers.Conv3D}
@@ -40,8 +40,8 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param == "linear":
         monkeypatch.setattr(convolution, "DIRECT_BUDGET", 0)
     if request.param != "one block":
-        monkeypatch.setattr(convolution_form, "_FEW_CHANNELS", 0)
-        monkeypatch.setattr(convolution_form, "_BLOCK_WIDTH", 4)
+        monkeypatch.setattr(convolution, "_FEW_CHANNELS", 0)
+        monkeypatch.setattr(convolution, "_BLOCK_WIDTH", 4)
 
 
 def model_of(layer: keras.layers.Layer, *inner: int | None) -> keras.Model:
@@ -260,24 +260,24 @@ def norms_and_sums(model: keras.Model, x: tf.Tensor, y: tf.Tensor) -> list[tf.Te
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recording = record(model, x, tape, batch_capacity=4)
         loss = tf.reduce_sum(square_loss(y, recording.outputs))
-    uses = [use for _, use in recording.uses(tape.gradient(loss, recording.targets))]
+    terms = [term for _, term in recording.terms(tape.gradient(loss, recording.targets))]
     factors = tf.range(tf.cast(tf.shape(x)[0], tf.float32))
-    norms = tf.add_n([use.squared_norms() for use in uses])
-    return [norms, *(use.clipped_sum(factors) for use in uses)]
+    norms = tf.add_n([term.squared_norms() for term in terms])
+    return [norms, *(term.clipped_sum(factors) for term in terms)]
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e3, 1e18])
 def test_one_example_moves_a_sum_by_at_most_the_clip_norm(magnitude: float) -> None:
-    form = convolution_form.Convolution((2, 3, 4), (1,), (1,), "valid")
+    form = convolution.Convolution((2, 3, 4), (1,), (1,), "valid")
     x, dz = values(5, 6, 3), values(5, 5, 4)
     dz[0] *= magnitude
     sums = []
     for present in (slice(0, 5), slice(1, 5)):
         parts = form.example_gradients(tf.constant(x[present]), tf.constant(dz[present]))
-        use = convolution.KernelGradients(parts, form)
-        norms = np.sqrt(use.squared_norms().numpy())
+        term = convolution.KernelGradients(parts, form)
+        norms = np.sqrt(term.squared_norms().numpy())
         factors = tf.constant(1 / np.maximum(1, norms))
-        sums.append(use.clipped_sum(factors).numpy().astype(np.float64))
+        sums.append(term.clipped_sum(factors).numpy().astype(np.float64))
     assert np.linalg.norm(sums[0] - sums[1]) <= 1.00001
 
 
@@ -370,13 +370,13 @@ def test_strided_kernels_of_size_one(layer: type) -> None:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recording = record(model, x, tape, 5)
         losses = tf.reduce_sum(recording.outputs**2, axis=[1, 2, 3])
-    [(_, use)] = recording.uses(tape.gradient(losses, recording.targets))
+    [(_, term)] = recording.terms(tape.gradient(losses, recording.targets))
     outputs = recording.outputs.numpy()
     if layer is keras.layers.Conv2D:
         gradients = np.einsum("bhwc,bhwo->bco", x[:, ::2, ::2], 2 * outputs)
     else:
         gradients = np.einsum("bhwc,bhwo->boc", x, 2 * outputs[:, ::2, ::2])
-    np.testing.assert_allclose(use.squared_norms(), np.sum(gradients**2, (1, 2)), rtol=1e-4)
+    np.testing.assert_allclose(term.squared_norms(), np.sum(gradients**2, (1, 2)), rtol=1e-4)
     factors = np.arange(5, dtype=np.float32)
     expected = np.einsum("b,bco->co", factors, gradients)
-    np.testing.assert_allclose(use.clipped_sum(tf.constant(factors))[0, 0], expected, rtol=1e-4)
+    np.testing.assert_allclose(term.clipped_sum(tf.constant(factors))[0, 0], expected, rtol=1e-4)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dp_sparse.clipping.rules.activation import of_broadcast
-from dp_sparse.clipping.rules.einsum import Einsum, einsum_of
+from dp_sparse.clipping.rules.dense import Einsum, einsum_of
 from tests.clipping.brute_force import assert_as_brute_force, values
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 2, "e": 3, "f": 2}

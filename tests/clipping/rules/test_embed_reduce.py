@@ -141,9 +141,9 @@ def test_weight_0_is_padding_and_claims_no_row() -> None:
         recording = clipping.record(model, x, tape, batch_capacity=2)
         total = tf.reduce_sum(recording.outputs)
     [table] = [
-        use
-        for variable, use in recording.uses(tape.gradient(total, recording.targets))
-        if isinstance(use, clipping.uses.Rows)
+        term
+        for variable, term in recording.terms(tape.gradient(total, recording.targets))
+        if isinstance(term, clipping.Rows)
     ]
     np.testing.assert_array_equal(table.valid, [[True, False, False], [True, False, True]])
 

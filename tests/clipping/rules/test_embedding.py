@@ -87,8 +87,8 @@ def test_rows_outside_the_choice_are_zeroed_before_clipping() -> None:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recording = clipping.record(model, x, tape, batch_capacity=2)
         losses = tf.reduce_sum(tf.square(recording.outputs), axis=[1, 2])
-    [(table, use)] = recording.uses(tape.gradient(losses, recording.targets))
-    chosen = use.restricted(tf.constant([[-1, 0], [-1, -1]]))
+    [(table, term)] = recording.terms(tape.gradient(losses, recording.targets))
+    chosen = term.restricted(tf.constant([[-1, 0], [-1, -1]]))
     result = clipping.scaled([(table, chosen)], 0.1, losses, tf.ones(2))
     row_2 = 2 * table.numpy()[2]
     np.testing.assert_allclose(result.squared_norms, [np.sum(row_2**2), 0], rtol=1e-5, atol=1e-30)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import DPSGDOptimizer, PrivacyError, UnsupportedLayerError, clipping
-from dp_sparse.clipping import coverage
+from dp_sparse.clipping import layer_rules
 from dp_sparse.clipping.rules import fallback
 from tests.clipping.brute_force import assert_as_brute_force, clipped, refusal, square_loss, values
 from tests.training_cases import plan_for
@@ -44,7 +44,7 @@ class Gated(keras.layers.Layer):
 @pytest.fixture
 def no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer goes to the fallback."""
-    monkeypatch.setattr(coverage, "rule_for", lambda layer: None)
+    monkeypatch.setattr(layer_rules, "rule_for", lambda layer: None)
 
 
 def sequential(layer: keras.layers.Layer, *shape: int) -> keras.Model:
@@ -119,8 +119,8 @@ def test_batches_of_unknown_size() -> None:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             recording = clipping.record(model, x, tape, 8)
             total = tf.reduce_sum(tf.square(recording.outputs))
-        uses = recording.uses(tape.gradient(total, recording.targets))
-        return tf.add_n([use.squared_norms() for _, use in uses])
+        terms = recording.terms(tape.gradient(total, recording.targets))
+        return tf.add_n([term.squared_norms() for _, term in terms])
 
     x = values(3, 4, 3)
     alone = tf.concat([squared_norms(x[i : i + 1]) for i in range(3)], 0)
@@ -256,7 +256,7 @@ def traced(model: keras.Model, *shape: int) -> None:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             recording = clipping.record(model, x, tape, batch_capacity=8)
             total = tf.reduce_sum(recording.outputs)
-        recording.uses(tape.gradient(total, recording.targets))
+        recording.terms(tape.gradient(total, recording.targets))
 
     step.get_concrete_function()
 

@@ -103,8 +103,8 @@ def test_a_start_and_a_length_known_at_run_time_only() -> None:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             recording = clipping.record(model, inputs, tape, batch_capacity=4)
             losses = tf.reduce_sum(recording.outputs, axis=[1, 2])
-        uses = recording.uses(tape.gradient(losses, recording.targets))
-        found = clipping.scaled(uses, 0.1, losses, tf.ones_like(losses)).dense_sums()
+        terms = recording.terms(tape.gradient(losses, recording.targets))
+        found = clipping.scaled(terms, 0.1, losses, tf.ones_like(losses)).dense_sums()
         return found[id(model.positions.position_embeddings)]
 
     assert np.any(sums(x)[2:6] != 0, axis=1).all()

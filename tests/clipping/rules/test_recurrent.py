@@ -280,7 +280,7 @@ def test_drawn_masks_differ_by_example_and_are_used_in_the_gradient() -> None:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recording = clipping.record(model, tf.constant(x), tape, batch_capacity=4)
         total = tf.reduce_sum(tf.square(recording.outputs))
-    uses = {v.path: u for v, u in recording.uses(tape.gradient(total, recording.targets))}
+    terms = {v.path: u for v, u in recording.terms(tape.gradient(total, recording.targets))}
     squared = np.zeros((4, 3))
     for i in range(4):
         layer.cell.seed_generator.state.assign(seed)
@@ -289,7 +289,7 @@ def test_drawn_masks_differ_by_example_and_are_used_in_the_gradient() -> None:
         gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
         squared[i] = [float(tf.reduce_sum(g**2)) for g in gradients]
     for column, variable in enumerate(model.trainable_variables):
-        found = uses[variable.path].squared_norms()
+        found = terms[variable.path].squared_norms()
         np.testing.assert_allclose(found, squared[:, column], rtol=1e-4)
     assert len({round(value, 4) for value in squared[:, 0]}) == 4
 
@@ -328,8 +328,8 @@ def test_in_a_graph_with_unknown_length_and_batch(kind: str) -> None:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             recording = clipping.record(model, x, tape, batch_capacity=4)
             total = tf.reduce_sum(tf.square(recording.outputs))
-        uses = recording.uses(tape.gradient(total, recording.targets))
-        return tf.stack([use.squared_norms() for _, use in uses])
+        terms = recording.terms(tape.gradient(total, recording.targets))
+        return tf.stack([term.squared_norms() for _, term in terms])
 
     x = tf.constant(padded(4, 5, 2))
     traced = tf.function(norms, input_signature=[tf.TensorSpec([None, None, 2])])
@@ -360,10 +360,10 @@ def test_bfloat16_records_float32(kind: str) -> None:
         recording = clipping.record(model, tf.constant(x), tape, batch_capacity=4)
         total = tf.reduce_sum(tf.square(recording.outputs))
     assert recording.outputs.dtype == tf.bfloat16
-    uses = recording.uses(tape.gradient(total, recording.targets))
-    for variable, use in uses:
-        assert use.clipped_sum(tf.ones(4)).dtype in (tf.float32, tf.float64)
-        assert use.clipped_sum(tf.ones(4)).shape == variable.shape
+    terms = recording.terms(tape.gradient(total, recording.targets))
+    for variable, term in terms:
+        assert term.clipped_sum(tf.ones(4)).dtype in (tf.float32, tf.float64)
+        assert term.clipped_sum(tf.ones(4)).shape == variable.shape
     expected = tf.cast(model(x, training=True), tf.float32)
     np.testing.assert_allclose(tf.cast(recording.outputs, tf.float32), expected, atol=0.03)
 

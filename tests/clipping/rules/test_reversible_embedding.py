@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import dp_sparse
 from dp_sparse import clipping
-from dp_sparse.clipping.uses import Tied, joined, numerics
+from dp_sparse.clipping.gradient_terms import Tied, joined, numerics
 from dp_sparse.core import UnsupportedLayerError
 from tests.clipping.brute_force import assert_as_brute_force, values
 from tests.subprocesses import run_python
@@ -190,11 +190,11 @@ def random_use(
     )
 
 
-def gradients_of(use: Tied) -> np.ndarray:
+def gradients_of(term: Tied) -> np.ndarray:
     """Float64 `[batch, rows, width]`."""
-    as_output = np.einsum("btv,btd->bvd", use.logit_cotangents, use.hidden, dtype=np.float64)
-    one_hot = np.eye(use.num_rows)[use.row_ids] * use.valid.numpy()[..., np.newaxis]
-    return as_output + np.einsum("blv,bld->bvd", one_hot, use.row_cotangents)
+    as_output = np.einsum("btv,btd->bvd", term.logit_cotangents, term.hidden, dtype=np.float64)
+    one_hot = np.eye(term.num_rows)[term.row_ids] * term.valid.numpy()[..., np.newaxis]
+    return as_output + np.einsum("blv,bld->bvd", one_hot, term.row_cotangents)
 
 
 @pytest.mark.parametrize("entries", [1, 21, 50, 1000])
@@ -204,20 +204,20 @@ def test_parts_cover_every_example(
 ) -> None:
     """From one example at a time to all at once."""
     monkeypatch.setattr(numerics, "PART_ENTRIES", entries)
-    use = random_use(batch, lookups=5, positions=2)
-    norms = tf.function(lambda: use.squared_norms(), autograph=False)()
-    np.testing.assert_allclose(norms, (gradients_of(use) ** 2).sum((1, 2)), rtol=1e-5)
+    term = random_use(batch, lookups=5, positions=2)
+    norms = tf.function(lambda: term.squared_norms(), autograph=False)()
+    np.testing.assert_allclose(norms, (gradients_of(term) ** 2).sum((1, 2)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("lookups", [0, 1, 9])
 @pytest.mark.parametrize("positions", [0, 1, 2])
 def test_norms_and_clipped_sum(lookups: int, positions: int) -> None:
-    use = random_use(4, lookups, positions)
+    term = random_use(4, lookups, positions)
     factors = np.random.default_rng(1).random(4).astype(np.float32)
-    gradients = gradients_of(use)
+    gradients = gradients_of(term)
     squared = (gradients**2).sum((1, 2))
-    np.testing.assert_allclose(use.squared_norms(), squared, rtol=1e-5, atol=1e-12)
-    total = use.clipped_sum(tf.constant(factors))
+    np.testing.assert_allclose(term.squared_norms(), squared, rtol=1e-5, atol=1e-12)
+    total = term.clipped_sum(tf.constant(factors))
     assert total.dtype == tf.float64
     np.testing.assert_allclose(total, np.tensordot(factors, gradients, 1), atol=1e-5)
 
@@ -238,13 +238,13 @@ def test_terms_that_cancel_are_not_taken_for_nothing(scale: float, positions: in
     logits = np.zeros((1, positions, 5), np.float32)
     logits[..., 3] = 1.0
     rows = -1000.0 * np.ones((1, 1, 2), np.float32) + np.float32(scale)
-    use = Tied(
+    term = Tied(
         5,
         tf.constant([[3]], tf.int64),
         tf.constant([[True]]),
         *map(tf.constant, (rows, hidden, logits)),
     )
-    [norm] = np.sqrt(use.squared_norms())
+    [norm] = np.sqrt(term.squared_norms())
     exact = np.linalg.norm(hidden[0].sum(0).astype(np.float64) + rows[0, 0])
     assert norm >= exact
     assert norm <= max(exact, 2 * 1000 * math.sqrt(2) / 1000) * 1.01
@@ -257,7 +257,7 @@ def test_memory_is_far_below_batch_times_rows_times_width() -> None:
         os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
         import tensorflow as tf
         from benchmarks.clipping import added_memory
-        from dp_sparse.clipping.uses.tied import Tied
+        from dp_sparse.clipping.gradient_terms.lookups import Tied
 
         batch, rows, width, lookups = 64, 40_009, 16, 3
         for positions in (1, 2):

@@ -71,13 +71,13 @@ def test_a_step_clips_to_what_leaves_room_for_rounding(monkeypatch: pytest.Monke
     tables = two_tables.private_tables(two_tables.private_optimizer())
     activations = {feature.name: tf.zeros([1, two_tables.WIDTH]) for feature in tables.features}
     layer = SimpleNamespace(look_up=lambda *_: SimpleNamespace(activations=activations))
-    passed = SimpleNamespace(uses=[], losses=tf.zeros([1]))
+    passed = SimpleNamespace(terms=[], losses=tf.zeros([1]))
     monkeypatch.setattr(device_step, "_backward", lambda *_: passed)
     monkeypatch.setattr(device_step, "real_examples", lambda examples: examples)
     monkeypatch.setattr(device_step, "refuse_nan", lambda model, examples: examples)
     clip_norms = []
 
-    def noted(uses: Any, clip_norm: float, *_: Any) -> None:
+    def noted(terms: Any, clip_norm: float, *_: Any) -> None:
         clip_norms.append(clip_norm)
         raise NotImplementedError  # nothing else of the step is wanted
 
@@ -93,24 +93,24 @@ def test_a_step_clips_to_what_leaves_room_for_rounding(monkeypatch: pytest.Monke
 def test_what_a_step_hands_over_is_on_the_grid_and_once_a_row(good: bool) -> None:
     """Of one example, whose two features look up one row of a table; nothing if a check failed."""
     tables = two_tables.private_tables(two_tables.private_optimizer())
-    width, draw, uses = two_tables.WIDTH, noise.NoiseKey().next_draw(), []
+    width, draw, terms = two_tables.WIDTH, noise.NoiseKey().next_draw(), []
     for table in tables.tables:
         lookups = sum(feature.most_ids for feature in table.features)
         cotangents = tf.random.stateless_normal([1, lookups, width], [1, 2])
         ids = tf.zeros([1, lookups], tf.int64)
-        uses.append((table, Rows(ids, tf.ones_like(ids, tf.bool), cotangents), tf.constant([0.5])))
+        terms.append((table, Rows(ids, tf.ones_like(ids, tf.bool), cotangents), tf.constant([0.5])))
     shared = next(table for table in tables.tables if len(table.features) == 2)
     on_grid = {table.path: tf.fill([1, width], 3 * tables.grid.step) for table in tables.tables}
     batch = {"first": {shared.path: tf.constant([[0, 0]])}, "noise": on_grid}
     activations = {feature.name: tf.zeros([1, width]) for feature in tables.features}
-    found = SimpleNamespace(uses=uses)
+    found = SimpleNamespace(terms=terms)
     sent = device_step._output_gradients(tables, batch, activations, found, tf.constant(good), draw)
     for gradient in sent.values():
         points = gradient.numpy() / tables.grid.step
         np.testing.assert_array_equal(points, np.round(points))
     assert any(np.any(gradient) for gradient in sent.values()) == good
     first, second = (sent[feature.name].numpy() for feature in shared.features)
-    (whole,) = (use.cotangents.numpy()[0].sum(0) for t, use, _ in uses if t is shared)
+    (whole,) = (term.cotangents.numpy()[0].sum(0) for t, term, _ in terms if t is shared)
     mean = good * 0.5 * whole / two_tables.SIZE
     np.testing.assert_allclose(first[0], mean, atol=1.01 * tables.grid.step)
     assert not np.any(second)

@@ -13,8 +13,7 @@ import dp_sparse
 from dp_sparse import distribution
 from dp_sparse.distribution.embedding_layers.host_step import HostStep
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer, layer_of
-from dp_sparse.distribution.embedding_layers.preparation import build
-from dp_sparse.distribution.embedding_layers.training_loop import _Steps
+from dp_sparse.distribution.embedding_layers.training_loop import _Steps, build_all
 from tests.training_cases import plan_for
 
 SIZE, WIDTH, CLIP = 20, 3, 0.3
@@ -153,7 +152,7 @@ def take_step(
 ) -> None:
     batches = tables.private_optimizer.plan.sampling.batches(source)
     own = layer if isinstance(layer, TableLayer) else layer_of(layer, tables)
-    build(model, tables, own, batches.element_spec)
+    build_all(model, tables, own, batches.element_spec)
     _Steps(model, tables, own).take(batch)
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dp_sparse.selection.top_k.allocation import allocate_rows
 from dp_sparse.selection.top_k.counting import TopKTable, as_tables
+from dp_sparse.selection.top_k.select import allocate_rows
 
 TABLES = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0, 0.5, 1, 3])), max_size=7)
 

@@ -145,7 +145,7 @@ def test_examples_of_weight_zero_count_nothing() -> None:
 
 def test_counts_merge_over_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dp_sparse.selection.top_k.counting._PENDING", 40)
-    monkeypatch.setattr("dp_sparse.sampling.one_pass._CHUNK", 7)
+    monkeypatch.setattr("dp_sparse.sampling.data_source._CHUNK", 7)
     table = TopKTable(10**9)
     ids = np.random.default_rng(1).integers(0, 300, 5_000) * 3_000_000
     found = count_rows(({"t": ids}, ids), {"t": table}, progress=False)["t"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dp_sparse
-from dp_sparse.selection.top_k.histogram_rows import HistogramRows
+from dp_sparse.selection.top_k.histograms import HistogramRows
 from dp_sparse.selection.top_k.noise_sources import NoiseSource
 
 QUIET = 0.01  # of noise that rounds to 0

@@ -12,8 +12,9 @@ from dp_sparse.selection.top_k.noise_sources import (
     LaplaceTopK,
     NoiseSource,
     PublicRows,
+    Quantile,
+    random_quantiles,
 )
-from dp_sparse.selection.top_k.order_statistics import Quantile, random_quantiles
 from tests.reference.distributions import SIGNIFICANCE
 
 PRIVATE = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dp_sparse.selection.top_k.order_statistics import (
+from dp_sparse.selection.top_k.noise_sources import (
     distinct_integers,
     largest_quantiles,
     random_quantiles,

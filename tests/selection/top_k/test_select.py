@@ -18,8 +18,8 @@ from dp_sparse.selection.top_k.noise_sources import (
     LaplaceTopK,
     NoiseSource,
     PublicRows,
+    secret_generator,
 )
-from dp_sparse.selection.top_k.order_statistics import secret_generator
 from dp_sparse.selection.top_k.select import noisy_top_k, select_top_k
 from dp_sparse.selection.top_k.selected_rows import SelectedRows
 from tests.reference import top_k as reference

@@ -8,7 +8,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from dp_sparse.accounting.releases import Release
+from dp_sparse.accounting.mechanisms import Release
 from dp_sparse.selection.top_k.counting import TopKTable
 from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,

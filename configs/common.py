@@ -1,0 +1,62 @@
+"""Blocks that several configs share."""
+
+import ml_collections
+from ml_collections.config_dict import placeholder
+
+
+def adafest(noise_ratio: float = 2.0, false_rows: float = 10.0) -> ml_collections.ConfigDict:
+    """DP-AdaFEST's own settings, by default those of `dp_sparse.recommend` for large tables."""
+    return ml_collections.ConfigDict(
+        {
+            "contribution_clip_norm": 1.0,
+            "noise_ratio": noise_ratio,
+            "expected_false_rows": false_rows,
+            "threshold": placeholder(float),  # absolute, in its place
+        }
+    )
+
+
+def former_adafest() -> ml_collections.ConfigDict:
+    """Those with which the runs on the pages of days and of language were made."""
+    return adafest(noise_ratio=5.0, false_rows=32.0)
+
+
+def adagrad() -> ml_collections.ConfigDict:
+    """Adagrad for click models.
+
+    Noisy mean gradients are small: with Keras' 0.1 the accumulator would never grow.
+    """
+    options = {"learning_rate": 0.05, "initial_accumulator_value": 1e-4}
+    return ml_collections.ConfigDict({"name": "Adagrad", "options": options})
+
+
+def sequence_model(
+    width: int, heads: int, blocks: int, dropout: float
+) -> ml_collections.ConfigDict:
+    """A Transformer with Re-Attention over items or characters."""
+    return ml_collections.ConfigDict(
+        {
+            "kind": "re_attention",  # or vanilla, gru, lstm
+            "width": width,
+            "heads": heads,
+            "blocks": blocks,
+            "dropout": dropout,
+            "tied": True,
+            "correction": "before_softmax",
+        }
+    )
+
+
+def sequence_privacy() -> ml_collections.ConfigDict:
+    """DP-SGD at ε = 8; an example is a user or a window."""
+    return ml_collections.ConfigDict(
+        {
+            "method": "dp_sgd",  # or none
+            "epsilon": 8.0,
+            "delta": 0.0,  # 0 is 1 / examples
+            "clip_norm": 1.0,
+            # A public file, a fraction of examples in each line; or noisy counts.
+            "frequencies": "",
+            "frequency_share": 0.02,  # of ε, for the noisy counts
+        }
+    )

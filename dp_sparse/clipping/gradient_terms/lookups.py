@@ -1,0 +1,205 @@
+"""Lookups of rows: norms of what an example adds to each row, and sums on the rows chosen.
+
+A table that is the output layer too: its norms without a per-example gradient of the table.
+
+Source: "Phantom Clipping" of the tied-embedding paper. Its formula,
+`n_in + ‖RᵀH‖² + 2 Σ R[t, s_l]·⟨G_l, H_t⟩`, may cancel in floating point; here all terms are
+squares. With one position, the rows that an example looked up are summed explicitly and the others
+are those of an outer product, at the cost of the logits and the lookups themselves. With several
+positions, gradients are summed explicitly, of a few examples at a time, which costs what the
+gradient of the output layer costs.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import keras
+import tensorflow as tf
+
+from dp_sparse.clipping.gradient_terms import numerics
+from dp_sparse.clipping.gradient_terms.numerics import exact, flat, never_cancelled, squares
+from dp_sparse.clipping.gradient_terms.product import Product
+from dp_sparse.core import UnsupportedLayerError, grouped, xla
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Lookups in a table.
+
+    Attributes:
+        row_ids: int64 `[batch, lookups]`.
+        valid: bool `[batch, lookups]`: false for masked lookups, which do not train their row.
+        cotangents: ∂L/∂(looked-up rows), float32 `[batch, lookups, width]`.
+        places: int32 `[batch, lookups]`: which of the step's rows a lookup belongs to, -1 for none;
+            set by `restricted`.
+    """
+
+    float_fields: ClassVar[tuple[str, ...]] = ("cotangents",)
+    holds_gradients: ClassVar[bool] = False
+    row_ids: tf.Tensor
+    valid: tf.Tensor
+    cotangents: tf.Tensor
+    places: tf.Tensor | None = None
+
+    def restricted(self, places: tf.Tensor) -> "Rows":
+        """These lookups without those of unchosen rows (place -1) and masked ones."""
+        return dataclasses.replace(self, places=tf.where(self.valid, places, -1))
+
+    def squared_norms(self) -> tf.Tensor:
+        """Σ over the distinct chosen rows of an example of ‖Σ of its cotangents for that row‖².
+
+        Costs O(lookups · width).
+        """
+        chosen = tf.cast(self.valid if self.places is None else self.places >= 0, tf.float32)
+        if self.row_ids.shape[1] == 1:
+            return squares(self.cotangents) * chosen[:, 0]
+        cotangents = exact(self.cotangents * chosen[..., tf.newaxis])
+        batch = tf.shape(self.row_ids, tf.int64)[0]
+        example = tf.repeat(tf.range(batch), tf.shape(self.row_ids)[1])
+        num_rows = tf.reduce_max(tf.concat([[0], tf.reshape(self.row_ids, [-1])], 0)) + 1
+        groups = grouped(example * num_rows + tf.reshape(self.row_ids, [-1]), -1)
+        pairs, position = groups.values, groups.places
+        sums = tf.math.unsorted_segment_sum(flat(cotangents), position, tf.size(pairs))
+        squared = tf.reduce_sum(tf.square(sums), axis=1)
+        norms = tf.math.unsorted_segment_sum(squared, pairs // num_rows, batch)
+        masses = tf.reduce_sum(tf.norm(cotangents, axis=2), axis=1)
+        return never_cancelled(norms, masses)
+
+    def clipped_sum(self, factors: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
+        """Σ_i f_i g_i on the step's rows, float64 `[num_rows, width]`; place -1 is dropped."""
+        places, cotangents = tf.reshape(self.places, [-1]), flat(self.cotangents)
+        if self.row_ids.shape[1] != 1:
+            factors = tf.repeat(factors, tf.shape(self.places)[1])
+        if not xla.static_shapes():  # most lookups may be of rows that were not chosen
+            chosen = tf.where(places >= 0)[:, 0]
+            places, cotangents, factors = (
+                tf.gather(each, chosen) for each in (places, cotangents, factors)
+            )
+        scaled = exact(cotangents * factors[:, tf.newaxis])
+        return tf.math.unsorted_segment_sum(scaled, places, num_rows)
+
+    def joined_with(self, others: Sequence["Rows"]) -> "Rows":
+        """The lookups of all of them, none restricted yet."""
+        names = ("row_ids", "valid", "cotangents")
+        parts = [[getattr(term, name) for term in (self, *others)] for name in names]
+        return Rows(*(tf.concat(part, axis=1) for part in parts))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tied:
+    """W `[rows, width]`, looked up and used as `logits = H·Wᵀ`; either may be missing.
+
+    Attributes:
+        num_rows: Rows of W.
+        row_ids: s, int64 `[batch, lookups]`.
+        valid: bool `[batch, lookups]`: false for masked lookups.
+        row_cotangents: G, float32 `[batch, lookups, width]`.
+        hidden: H, float32 `[batch, positions, width]`.
+        logit_cotangents: R, float32 `[batch, positions, rows]`.
+    """
+
+    float_fields: ClassVar[tuple[str, ...]] = ("row_cotangents", "hidden", "logit_cotangents")
+    holds_gradients: ClassVar[bool] = False
+    num_rows: int
+    row_ids: tf.Tensor
+    valid: tf.Tensor
+    row_cotangents: tf.Tensor
+    hidden: tf.Tensor
+    logit_cotangents: tf.Tensor
+
+    @classmethod
+    def of_lookups(cls, variable: keras.Variable, term: Rows) -> "Tied":
+        """The same lookups, in a variable that is no table: each of its rows gets noise."""
+        num_rows, width = variable.shape
+        batch = tf.shape(term.row_ids)[0]
+        hidden, logits = (tf.zeros([batch, 0, size]) for size in (width, num_rows))
+        return cls(num_rows, term.row_ids, term.valid, term.cotangents, hidden, logits)
+
+    def squared_norms(self) -> tf.Tensor:
+        """‖g_i‖² = Σ over the rows of ‖(RᵀH) + Σ of G for that row‖².
+
+        With at most one position, time and memory O(batch · (rows + lookups · width)). With more,
+        time O(batch · positions · rows · width), as the output layer itself, and the memory of one
+        example's gradient, or of 2²⁰ entries: the clipped sum takes more.
+        """
+        few = self.hidden.shape[1] in (0, 1)
+        norms = self._of_one_position() if few else self._of_several_positions()
+        given = tf.sqrt(numerics.squares(self._given(), 2))
+        hidden, logits = (
+            numerics.squares(self.hidden, 2),
+            numerics.squares(self.logit_cotangents, 2),
+        )
+        masses = tf.reduce_sum(given, 1) + tf.reduce_sum(tf.sqrt(hidden) * tf.sqrt(logits), 1)
+        return numerics.never_cancelled(norms, masses)
+
+    def joined_with(self, others: Sequence["Tied"]) -> "Tied":
+        """All calls of the layer as one term."""
+        parts, names = [self, *others], ("row_ids", "valid", *self.float_fields)
+        whole = {name: _concatenated([getattr(part, name) for part in parts]) for name in names}
+        return dataclasses.replace(self, **whole)
+
+    def clipped_sum(self, factors: tf.Tensor) -> tf.Tensor:
+        """Σ_i f_i g_i, float64 `[rows, width]`."""
+        as_output = Product(self.logit_cotangents, self.hidden).clipped_sum(factors)
+        given = self._given() * numerics.expanded(factors, self.row_cotangents)
+        indices = tf.reshape(self.row_ids, [-1, 1])
+        return tf.tensor_scatter_nd_add(
+            numerics.exact(as_output), indices, numerics.exact(numerics.flat(given))
+        )
+
+    def _given(self) -> tf.Tensor:
+        """G without masked lookups."""
+        return self.row_cotangents * tf.cast(self.valid, tf.float32)[..., tf.newaxis]
+
+    def _of_one_position(self) -> tf.Tensor:
+        """‖·‖² over the rows looked up, and ‖r‖²‖h‖² over the others."""
+        pairs, sums = self._looked_up()
+        r, h = tf.reduce_sum(self.logit_cotangents, axis=1), tf.reduce_sum(self.hidden, axis=1)
+        as_output = numerics.exact(tf.gather_nd(r, pairs))[:, tf.newaxis] * numerics.exact(
+            tf.gather(h, pairs[:, 0])
+        )
+        squared = tf.reduce_sum(tf.square(sums + as_output), axis=1)
+        norms = tf.math.unsorted_segment_sum(squared, pairs[:, 0], tf.shape(h)[0])
+        others = tf.tensor_scatter_nd_update(r, pairs, tf.zeros(tf.shape(pairs)[:1]))
+        return tf.cast(norms, tf.float32) + numerics.squares(others) * numerics.squares(h)
+
+    def _of_several_positions(self) -> tf.Tensor:
+        """‖·‖² of the whole gradients, a few examples at a time."""
+        pairs, sums = self._looked_up()
+        batch = tf.shape(self.hidden)[0]
+        begins = tf.searchsorted(pairs[:, 0], tf.range(tf.cast(batch, tf.int64) + 1))
+
+        def of_part(begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+            hidden = numerics.part_of(self.hidden, begin, size)
+            cotangents = numerics.part_of(self.logit_cotangents, begin, size)
+            gradients = tf.matmul(cotangents, hidden, transpose_a=True)  # [part, rows, width]
+            own = slice(begins[begin], begins[begin + size])  # the pairs of these examples
+            given = tf.cast(sums[own], tf.float32)
+            first = tf.stack([tf.cast(begin, tf.int64), 0])
+            return numerics.squares(tf.tensor_scatter_nd_add(gradients, pairs[own] - first, given))
+
+        return numerics.by_part(batch, self.num_rows * self.hidden.shape[2], of_part)
+
+    def _looked_up(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Each example's distinct rows, in the order of the examples, and the sums of their G.
+
+        (example, row), int64 `[distinct, 2]`, and float64 `[distinct, width]`.
+        """
+        if xla.static_shapes():
+            raise UnsupportedLayerError(
+                "Tied embeddings have no static shapes yet: compile with jit_compile=False, or "
+                "untie the output layer."
+            )
+        example = tf.range(tf.shape(self.row_ids, tf.int64)[0])[:, tf.newaxis]
+        keys = tf.boolean_mask(example * self.num_rows + self.row_ids, self.valid)
+        distinct, slot = tf.unique(keys)
+        given = numerics.exact(tf.boolean_mask(self.row_cotangents, self.valid))
+        sums = tf.math.unsorted_segment_sum(given, slot, tf.size(distinct))
+        return tf.stack([distinct // self.num_rows, distinct % self.num_rows], axis=1), sums
+
+
+def _concatenated(parts: list[tf.Tensor]) -> tf.Tensor:
+    """Along axis 1; a part alone is not copied: cotangents of logits are the step's largest."""
+    filled = [part for part in parts if part.shape[1] != 0]
+    return tf.concat(filled, axis=1) if len(filled) > 1 else (filled or parts)[0]

@@ -1,0 +1,308 @@
+"""One forward and one backward pass over a batch: losses, and the gradient terms of variables.
+
+The clipped sums of one batch: a pass over it, the step's rows, clipping.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dp_sparse import clipping, noise
+from dp_sparse.clipping import Amounts, ClippedSums, Rows, Terms, Tied
+from dp_sparse.core import UnsupportedLayerError, replicas, xla
+from dp_sparse.optimizers import PrivateOptimizer, rows_of_replicas
+from dp_sparse.sampling import Examples, real_examples
+from dp_sparse.selection import StepRows, TableLookups
+from dp_sparse.step import metrics
+from dp_sparse.step.losses import per_example_losses
+
+StepRowsByTable = Mapping[int, StepRows]  # by the id of the table
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """A forward pass, and the backward pass to what was recorded.
+
+    Attributes:
+        outputs: The model's predictions.
+        losses: Per-example losses, float32 `[batch]`, 0 for padding.
+        output_losses: The same for each output whose loss Keras tracks by itself.
+        terms: The joined term of each variable; of the tables also those not looked up.
+    """
+
+    outputs: Any
+    losses: tf.Tensor
+    output_losses: list[tf.Tensor]
+    terms: Terms
+
+
+def passed(
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    examples: Examples,
+    draw: noise.Draw,
+    part: tf.Tensor | int = 0,
+) -> Pass:
+    """One forward and one backward pass over a part of the batch, 0 being all of it.
+
+    Args:
+        model: As `private_train_step`.
+        optimizer: Its optimizer.
+        examples: The batch, or a part of it.
+        draw: The step's streams.
+        part: Which part it is.
+
+    Raises:
+        PrivacyError: When the step runs, if something that is recorded does not lead with the
+            batch; nothing of the losses can be used then.
+        UnsupportedLayerError: A layer whose per-example gradients cannot be had.
+    """
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        settle = None if xla.static_shapes() else optimizer.before_lookup(draw)
+        recording = record(model, optimizer, examples.x, tape, draw, settle, part)
+        losses, of_outputs = losses_with_padding(model, examples, recording.outputs)
+        total = tf.reduce_sum(losses)
+    with clipping.guarded():
+        cotangents = tape.gradient(total, recording.targets)
+    used = _terms(optimizer, recording, cotangents, tf.shape(losses)[0])
+    losses = led_by_batch(used, losses, examples.present)
+    return Pass(recording.outputs, losses, of_outputs, used)
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """A forward pass alone.
+
+    Attributes:
+        outputs: The model's predictions.
+        terms: As of `Pass`, with zeros for gradients.
+    """
+
+    outputs: Any
+    terms: Terms
+
+
+def forward(
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
+) -> Forward:
+    """A pass over the whole batch without losses, of which only what is asked for is computed.
+
+    With losses all of it would be: TensorFlow runs every assertion of a traced function, and a loss
+    may assert that its labels have the shape of the outputs.
+    """
+    recording = record_forward(model, optimizer, examples.x, draw)
+    nothing = [tf.zeros_like(target) for target in recording.targets]
+    used = _terms(optimizer, recording, nothing, tf.shape(examples.present)[0])
+    return Forward(recording.outputs, used)
+
+
+def led_by_batch(terms: Terms, losses: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
+    """The losses, once they and all that was recorded were found to have one lead, the batch's."""
+    named = clipping.recorded_tensors(terms, losses)
+    checks = clipping.require_batch_leads(named, present)
+    with tf.control_dependencies(checks):
+        return tf.identity(losses)
+
+
+def record(
+    model: keras.Model,
+    optimizer: PrivateOptimizer,
+    x: Any,
+    tape: tf.GradientTape,
+    draw: noise.Draw,
+    before_lookup: clipping.BeforeLookup | None,
+    part: tf.Tensor | int = 0,
+) -> clipping.Recording:
+    """The forward pass alone, under the seeds of this part."""
+    seeds = secret_seeds(draw, part)
+    return clipping.record(model, x, tape, optimizer.examples_in_memory, seeds, before_lookup)
+
+
+def record_forward(
+    model: keras.Model, optimizer: PrivateOptimizer, x: Any, draw: noise.Draw
+) -> clipping.Recording:
+    """The same of the whole batch, without gradients; noise that is due to its rows is added."""
+    with tf.GradientTape(watch_accessed_variables=False) as unused:
+        return record(model, optimizer, x, unused, draw, optimizer.before_lookup(draw))
+
+
+def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:
+    """Seeds of the pass's random layers.
+
+    Masks must come from secret randomness: one example more gives every later example the mask of
+    another position, which is another draw of the same distribution only to who does not know it.
+    """
+    return functools.partial(
+        noise.seed_state, draw, part * replicas.count() + replicas.own_number()
+    )
+
+
+def checked_examples(run: Pass, examples: Examples) -> tf.Tensor:
+    """`real_examples`, once what the pass records was found to lead with the batch."""
+    with tf.control_dependencies([run.losses]):
+        return tf.identity(real_examples(examples))
+
+
+def losses_with_padding(
+    model: keras.Model, examples: Examples, y_pred: Any
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Per-example losses, 0 for padding, and those of each output."""
+    present = examples.present
+    sample_weight = tf.nest.map_structure(lambda w: w * _column(present, w), examples.sample_weight)
+    return per_example_losses(model, examples.y, y_pred, sample_weight)
+
+
+def _column(present: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
+
+
+def _terms(
+    optimizer: PrivateOptimizer,
+    recording: clipping.Recording,
+    cotangents: list[tf.Tensor | None],
+    batch: tf.Tensor,
+) -> Terms:
+    with clipping.guarded():
+        joined = recording.terms(cotangents)
+    used = [(variable, _as_split(optimizer, variable, term)) for variable, term in joined]
+    return [*used, *_unused_tables(optimizer, used, batch)]
+
+
+def _as_split(
+    optimizer: PrivateOptimizer, variable: keras.Variable, term: clipping.GradientTerm
+) -> Any:
+    """The term of a variable as a table or as a dense variable, as the optimizer holds it.
+
+    Raises:
+        UnsupportedLayerError: A table is read whole, as it was not when the optimizer was built.
+    """
+    is_table = any(variable is table for table in optimizer.tables)
+    if is_table and not isinstance(term, Rows):
+        raise UnsupportedLayerError(
+            f"{variable.path}: used as a table in some calls and as a matrix in others. Untie the "
+            "output layer (tie_weights=False), or call it in every pass."
+        )
+    if isinstance(term, Rows) and not is_table:
+        return Tied.of_lookups(variable, term)
+    return term
+
+
+def _unused_tables(optimizer: PrivateOptimizer, terms: Terms, batch: tf.Tensor) -> Terms:
+    """Tables that this batch never looked up: they get false rows, or dense noise, all the same."""
+    used = {id(variable) for variable, _ in terms}
+    ids = tf.zeros([batch, 0], tf.int64)
+    return [
+        (table, Rows(ids, tf.cast(ids, tf.bool), tf.zeros([batch, 0, table.shape[1]])))
+        for table in optimizer.tables
+        if id(table) not in used
+    ]
+
+
+def at_once(
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
+) -> tuple[ClippedSums, dict[str, Any]]:
+    """Sums over the examples, and Keras' logs over those that are real."""
+    run, sums = _run(model, optimizer, examples, draw)
+    return sums, metrics.update(model, examples, run.outputs, run.losses, run.output_losses)
+
+
+def in_one_kernel(
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
+) -> tuple[ClippedSums, dict[str, Any]]:
+    """The same with all but the metrics in one kernel of XLA; the batch has its full capacity.
+
+    What must be written before rows are read is written before the kernel, in a pass of which
+    TensorFlow keeps no more than the ids.
+    """
+    if optimizer.delays_noise:
+        record_forward(model, optimizer, examples.x, draw)
+
+    def body() -> dict[str, Any]:
+        run, sums = _run(model, optimizer, examples, draw)
+        return {
+            "sums": (sums.amounts, list(sums.row_ids)),
+            "losses": (run.losses, run.output_losses),
+            "outputs": run.outputs,
+        }
+
+    got = xla.compiled(body)
+    sums = _without_filler(optimizer, *got["sums"])
+    return sums, metrics.update(model, examples, got["outputs"], *got["losses"])
+
+
+def _run(
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
+) -> tuple[Pass, ClippedSums]:
+    run = passed(model, optimizer, examples, draw)
+    real = checked_examples(run, examples)
+    step_rows = rows_of_step(optimizer, run.terms, real, draw)
+    return run, clipped_sums(optimizer, run, step_rows, real)
+
+
+def _without_filler(
+    optimizer: PrivateOptimizer, amounts: Amounts, row_ids: list[tf.Tensor]
+) -> ClippedSums:
+    """The rows that there are, of those that XLA filled up to their capacity."""
+    tables = optimizer.tables
+    there = [own < table.shape[0] for own, table in zip(row_ids, tables, strict=True)]
+    rows, row_ids = (
+        [tf.boolean_mask(values, kept) for values, kept in zip(each, there, strict=True)]
+        for each in (amounts.rows, row_ids)
+    )
+    return ClippedSums(optimizer.dense_variables, tables, row_ids, amounts._replace(rows=rows))
+
+
+def rows_of_step(
+    optimizer: PrivateOptimizer, terms: Terms, real: tf.Tensor, draw: noise.Draw
+) -> StepRowsByTable:
+    """The step's rows, chosen over all tables at once, before any clipping."""
+    use_of = {id(variable): term for variable, term in terms if isinstance(term, Rows)}
+    with tf.control_dependencies([real]):  # which follows the check of shapes
+        row_ids = {id(table): tf.identity(use_of[id(table)].row_ids) for table in optimizer.tables}
+    lookups = [
+        TableLookups(
+            table.shape[0],
+            row_ids[id(table)],
+            term.valid & (real > 0)[:, tf.newaxis],
+            term.cotangents,
+        )
+        for table, term in ((table, use_of[id(table)]) for table in optimizer.tables)
+    ]
+    of_tables = rows_of_replicas(optimizer, lookups, draw)
+    return {id(t): rows for t, rows in zip(optimizer.tables, of_tables, strict=True)}
+
+
+def clipped_sums(
+    optimizer: PrivateOptimizer,
+    run: Pass,
+    step_rows: StepRowsByTable,
+    real: tf.Tensor,
+) -> ClippedSums:
+    """Clips each example's gradient, restricted to the chosen rows, and sums.
+
+    Variables that the records of this batch did not reach get zeros, and noise all the same.
+    """
+    clip_norm, style = optimizer.current_clip_norm, optimizer.clipping
+    num_rows = {key: tf.size(rows.row_ids) for key, rows in step_rows.items()}
+    with tf.control_dependencies([run.losses]):  # which follow the check of shapes
+        restricted: Terms = [
+            (
+                variable,
+                term.restricted(step_rows[id(variable)].places) if isinstance(term, Rows) else term,
+            )
+            for variable, term in run.terms
+        ]
+        found = clipping.scaled(restricted, clip_norm, run.losses, real, style)
+        reached, of_tables = found.dense_sums(), found.row_sums(num_rows)
+    dense, tables = optimizer.dense_variables, optimizer.tables
+    amounts = Amounts(
+        [reached[id(v)] if id(v) in reached else tf.zeros(v.shape) for v in dense],
+        [of_tables[id(table)] for table in tables],
+        found.counts(real),
+        style.statistic(found.squared_norms, clip_norm, real),
+    )
+    return ClippedSums(dense, tables, [step_rows[id(t)].row_ids for t in tables], amounts)
