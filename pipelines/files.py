@@ -3,21 +3,34 @@
 from pathlib import Path
 from typing import IO
 
-from dp_sparse.core import exclusive, whole_file
+from dp_sparse.core import StateFile, exclusive, whole_file
 
-__all__ = ["lock", "remove_unfinished", "whole_file"]
+__all__ = ["StateFile", "lock", "only_one", "state_file", "whole_file"]
 
 
-def remove_unfinished(path: Path) -> None:
-    """Removes what processes that were killed wrote for `path`, and had not named yet.
-
-    Beside a release that is drawn anew, such a file would tell more than one release does.
-    """
-    for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
-        unfinished.unlink()
+def state_file(path: Path) -> StateFile:
+    """A JSON file in the folder of a run, which reads and writes it; damage is an error."""
+    return StateFile(path, "Restore it, or begin in another folder, which spends again.")
 
 
 def lock(path: Path) -> IO[str] | None:
     """`exclusive`, in a folder that is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return exclusive(path)
+
+
+def only_one(directory: Path) -> IO[str]:
+    """Keeps other runs out of a directory as long as the file is open.
+
+    What is made once and paid once, such as selected rows, two of them would make twice.
+
+    Raises:
+        ValueError: Another run is there.
+    """
+    held = lock(directory / "lock")
+    if held is None:
+        raise ValueError(
+            f"Expected nobody else in {directory}, got a run that has not ended: wait until its "
+            "process is gone, or name another directory."
+        )
+    return held

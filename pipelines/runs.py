@@ -7,15 +7,13 @@ counted before its plan was calibrated.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import keras
 import ml_collections
 import tensorflow as tf
 
 import dp_sparse
-from pipelines.files import lock, whole_file
 
 REFUSALS = (ValueError, OSError, ImportError, dp_sparse.PrivacyError)
 """Errors that a command prints without a traceback."""
@@ -129,41 +127,3 @@ class Run:
     def timed(self, batches: tf.data.Dataset) -> tf.data.Dataset:
         """The batches, with the monitor's clock if it writes times."""
         return self._run.timed(batches)
-
-
-def only_one(directory: Path) -> IO[str]:
-    """Keeps other runs out of a directory as long as the file is open.
-
-    What is made once and paid once, such as selected rows, two of them would make twice.
-
-    Raises:
-        ValueError: Another run is there.
-    """
-    held = lock(directory / "lock")
-    if held is None:
-        raise ValueError(
-            f"Expected nobody else in {directory}, got a run that has not ended: wait until its "
-            "process is gone, or name another directory."
-        )
-    return held
-
-
-def restored(checkpoint: dp_sparse.PrivateCheckpoint, model: keras.Model, mark: Path) -> int:
-    """Restores a run, and marks that it has begun; returns how many of its steps are spent.
-
-    Args:
-        checkpoint: Of the run.
-        model: As in `PrivateCheckpoint.restore`.
-        mark: A file outside the checkpoints: where it is, they must be.
-
-    Raises:
-        PrivacyError: As `PrivateCheckpoint.restore`.
-    """
-    spent = checkpoint.restore(model, begun=mark.exists())
-    _write(mark, {"begun": True})
-    return spent
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    with whole_file(path) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode())

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ from configs import criteo_time_series
 from dp_sparse.sampling.offline import poisson
 from pipelines.criteo.generate import generate_days
 from pipelines.criteo.records import PrepareError
-from pipelines.criteo.time_series.days import day_files, periods_of
+from pipelines.criteo.time_series.days import Period, day_files, periods_of
 from pipelines.criteo.time_series.exports import PeriodExports
-from pipelines.criteo.time_series.periods import FREQUENCIES, Frequencies, PeriodPlans
+from pipelines.criteo.time_series.periods import FREQUENCIES, Frequencies, PeriodPlans, PeriodRuns
 from pipelines.criteo.time_series.reading import DrawnReader, JoinedRecords, RecordReader
 from pipelines.criteo.time_series.train import Run, TimeSeriesResult, train
 from tests.subprocesses import HANG
@@ -53,6 +54,13 @@ def config_of(days: str, **changes: Any) -> ml_collections.ConfigDict:
     config.selection.rows = 100
     config.update_from_flattened_dict(changes)
     return config
+
+
+def plans_of(
+    config: ml_collections.ConfigDict, folder: Path, periods: Sequence[Period]
+) -> PeriodPlans:
+    reader = RecordReader(config, folder)
+    return PeriodPlans(config, reader, PeriodRuns(config, reader), periods, 1e-3)
 
 
 def plans_in(folder: Path) -> dict[str, dp_sparse.PrivacyPlan]:
@@ -144,21 +152,61 @@ class TestARun:
         self, days: str, running: tuple[TimeSeriesResult, Path], tmp_path: Path
     ) -> None:
         folder = shutil.copytree(running[1], tmp_path / "run")
-        shutil.rmtree(folder / "period-001" / "checkpoint")
+        shutil.rmtree(folder / "period-001" / "checkpoints")
         changes = {"method": "dp_adafest_plus", "data.reading": "drawn"}
         with pytest.raises(dp_sparse.PrivacyError, match="the checkpoints of a run that has begun"):
             train(config_of(days, **changes), folder)
 
+    @pytest.mark.parametrize(
+        ("lost", "message"),
+        [
+            (["period-001/rows.npz"], "period-001/rows.npz is missing"),
+            (["period-000/plan.json"], "period-000/plan.json is missing"),
+            (["period-000/plan.json", "period-000/begun.json"], "got no plan"),
+        ],
+    )
+    def test_what_was_paid_and_is_lost_is_not_made_again(
+        self,
+        days: str,
+        running: tuple[TimeSeriesResult, Path],
+        tmp_path: Path,
+        lost: list[str],
+        message: str,
+    ) -> None:
+        folder = shutil.copytree(running[1], tmp_path / "run")
+        for name in lost:
+            (folder / name).unlink()
+        changes = {"method": "dp_adafest_plus", "data.reading": "drawn"}
+        with pytest.raises(ValueError, match=message):
+            train(config_of(days, **changes), folder)
+        assert not (folder / lost[0]).exists()
+
 
 def test_a_histogram_that_a_killed_process_drew_goes(days: str, tmp_path: Path) -> None:
     """Beside the one that is drawn anew it would tell more than one of them."""
-    reader = RecordReader(config_of(days, method="dp_fest"), tmp_path)
-    period = periods_of(day_files(days), 1)[0]
-    folder = reader.folder_of(period)
-    folder.mkdir(parents=True)
+    periods, folder = periods_of(day_files(days), 1), tmp_path / "period-000"
+    folder.mkdir()
     (folder / ".histogram.npz.123.tmp").write_bytes(b"whole")
-    reader.prepare(period, 1.0, None)
-    assert [path.name for path in folder.iterdir()] == ["histogram.npz"]
+    (folder / "histogram_noise.json").write_text("1.0")
+    plans_of(config_of(days, method="dp_fest"), tmp_path, periods).prepare(periods[0])
+    assert [path.name for path in folder.glob("*histogram.npz*")] == ["histogram.npz"]
+    assert not list(folder.glob(".*"))
+
+
+def test_a_lost_histogram_is_not_drawn_again(days: str, tmp_path: Path) -> None:
+    """The plan of its period paid for one, and a later period would use the second."""
+    periods, folder = periods_of(day_files(days), 1), tmp_path / "period-000"
+    plans = plans_of(config_of(days, method="dp_fest"), tmp_path, periods)
+    folder.mkdir()
+    (folder / "histogram_noise.json").write_text("1.0")
+    plans.prepare(periods[0])
+    sampling = dp_sparse.PoissonSampling(ROWS, 80, 3)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(8.0, 1e-3), sampling).with_noise(1.0)
+    plans._runs.of(periods[0]).plan_once(lambda: plan)
+    plans._runs.close()
+    (folder / "histogram.npz").unlink()
+    with pytest.raises(ValueError, match="histogram.npz is missing, which the plan of this run"):
+        plans.prepare(periods[0])
 
 
 @pytest.mark.slow
@@ -323,7 +371,9 @@ class TestRefused:
         with pytest.raises(ValueError, match=r"exports of this run.* of the run in .*/run: name"):
             Run.of(config, tmp_path / "other")
 
-    def test_exports_without_their_run(self, days: str, tmp_path: Path) -> None:
+    def test_exports_without_their_run(
+        self, days: str, running: tuple[TimeSeriesResult, Path], tmp_path: Path
+    ) -> None:
         """A run that begins would take them for its own; one that goes on may."""
         config = config_of(days, export=str(tmp_path / "exports"))
         Run.of(config, tmp_path / "run")
@@ -332,18 +382,17 @@ class TestRefused:
         with pytest.raises(ValueError, match="without exports for a run that begins.*period-000"):
             Run.of(config, tmp_path / "run")
         gc.collect()
-        mark = tmp_path / "run" / "period-000" / "begun.json"
-        mark.parent.mkdir()
-        mark.write_text("{}")
+        shutil.rmtree(tmp_path / "run" / "period-000")
+        shutil.copytree(running[1] / "period-000", tmp_path / "run" / "period-000")
         Run.of(config, tmp_path / "run")
         gc.collect()
         (tmp_path / "exports" / "run.txt").unlink()  # as of the versions that wrote none
         Run.of(config, tmp_path / "run")
 
     def test_a_folder_of_exports_that_was_taken_away(self, days: str, tmp_path: Path) -> None:
-        exports = PeriodExports(tmp_path / "exports", tmp_path / "run", begun=False)
+        exports = PeriodExports(tmp_path / "exports", tmp_path / "run", trained=False)
         shutil.rmtree(tmp_path / "exports")
-        PeriodExports(tmp_path / "exports", tmp_path / "other", begun=False)
+        PeriodExports(tmp_path / "exports", tmp_path / "other", trained=False)
         period = periods_of(day_files(days), 1)[0]
         with pytest.raises(ValueError, match=r"exports of this run.* of the run in .*/other: name"):
             exports.write(keras.Model(), period, {})  # type: ignore[arg-type]
@@ -381,7 +430,7 @@ def test_batches_on_which_something_else_may_have_trained_stay_claimed(
     train(config_of(days, **changes), tmp_path)
     gc.collect()
     period = tmp_path / "period-000"
-    shutil.rmtree(period / "checkpoint")
+    shutil.rmtree(period / "checkpoints")
     (period / "done.json").unlink()
     if lost == "plan":
         (period / "plan.json").unlink()
@@ -427,8 +476,7 @@ def test_periods_of_one_size_share_the_noise_of_what_they_release(
     days: str, tmp_path: Path
 ) -> None:
     """A period that pays for a histogram has less left for training than one that does not."""
-    config = config_of(days)
-    plans = PeriodPlans(config, RecordReader(config, tmp_path), [], 1e-3)
+    plans = plans_of(config_of(days), tmp_path, [])
     sampling = dp_sparse.StreamSampling(100, 10)
     found = []
     for noise in (None, 2.0, 2.0, 1.0):
@@ -493,7 +541,7 @@ def test_a_killed_run_goes_on_and_ends_at_the_epsilon_of_an_undisturbed_one(
             command(days, folder, *more, *resume), cwd=ROOT, env=environment()
         )
         until = time.monotonic() + HANG
-        while not list(folder.glob(f"period-{number:03d}/checkpoint/*")):
+        while not list(folder.glob(f"period-{number:03d}/checkpoints/*")):
             assert time.monotonic() < until and process.poll() is None
             time.sleep(0.05)
         time.sleep(0.3 * number)

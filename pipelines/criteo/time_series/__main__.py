@@ -4,7 +4,6 @@
 --config.data.days='FOLDER/day_*.gz'`; with `--resume`, a run that was stopped goes on.
 """
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from absl import app, flags
 
 from pipelines import command
 from pipelines.criteo.time_series.train import Run, TimeSeriesResult
-from pipelines.files import whole_file
+from pipelines.files import state_file
 from pipelines.runs import REFUSALS, difference, settings_of
 
 _SETTINGS = "config.json"
@@ -33,8 +32,7 @@ def main(arguments: list[str]) -> int:
         _check_folder(folder, settings)
         run = Run.of(config, folder)
         _check_folder(folder, settings)  # once more, now that nobody else is there
-        with whole_file(folder / _SETTINGS) as file:  # from now on a run has begun here
-            file.write(json.dumps(settings, indent=1).encode())
+        state_file(folder / _SETTINGS).write(settings)  # from now on a run has begun here
         result = run.result()
     except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
@@ -45,14 +43,15 @@ def main(arguments: list[str]) -> int:
 
 def _check_folder(folder: Path, settings: dict[str, str]) -> None:
     """Raises ValueError unless a run with these settings may begin here, or go on."""
-    if not (folder / _SETTINGS).exists():
+    begun = state_file(folder / _SETTINGS)
+    if not begun.exists():
         return
     if not _RESUME.value:
         raise ValueError(
             f"Expected a new folder, got directory={folder}, in which a run has begun: pass "
             "--resume to go on with it, or name another folder."
         )
-    changed = difference(json.loads((folder / _SETTINGS).read_text()), settings)
+    changed = difference(begun.read(dict), settings)
     if changed is not None:
         raise ValueError(
             f"Expected the config with which the run in {folder} was begun, got {changed}: go on "
@@ -77,8 +76,7 @@ def _report(result: TimeSeriesResult, folder: Path) -> None:
         "steps": result.steps,
         "statement": result.statement,
     }
-    with whole_file(folder / "result.json") as file:
-        file.write(json.dumps(described, indent=1).encode())
+    state_file(folder / "result.json").write(described)
 
 
 if __name__ == "__main__":

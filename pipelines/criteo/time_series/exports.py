@@ -13,8 +13,7 @@ import keras
 
 import dp_sparse
 from pipelines.criteo.time_series.days import Period
-from pipelines.files import whole_file
-from pipelines.runs import only_one
+from pipelines.files import only_one, whole_file
 
 
 class PeriodExports:
@@ -23,13 +22,13 @@ class PeriodExports:
     Args:
         folder: Where to. It belongs to one run from its begin on, and nobody else is in it.
         run: The folder of the run, which is alone in it.
-        begun: Whether training on the first period has begun there.
+        trained: Whether the first period has been trained on there, to its last step.
 
     Raises:
-        ValueError: The folder is another run's, or has exports while this one has yet to begin.
+        ValueError: The folder is another run's, or has exports while this one has yet to write any.
     """
 
-    def __init__(self, folder: Path, run: Path, begun: bool) -> None:
+    def __init__(self, folder: Path, run: Path, trained: bool) -> None:
         if folder.resolve() == run.resolve():
             raise ValueError(
                 f"Expected a folder for exports alone, got export={str(folder)!r}, the folder of "
@@ -38,7 +37,7 @@ class PeriodExports:
         self._folder, self._owner, self._own = folder, folder / "run.txt", _name_of(run)
         self._lock = only_one(folder)
         there = sorted([*folder.glob("period-*"), *folder.glob("delta-*")])
-        if there and not begun:
+        if there and not trained:
             raise ValueError(
                 f"Expected a folder without exports for a run that begins, got export="
                 f"{str(folder)!r} with {there[0].name}: name another one."

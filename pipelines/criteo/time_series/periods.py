@@ -1,27 +1,25 @@
-"""The plan, the rows and the optimizer of a period.
+"""The plan and the rows of a period, and the `dp_sparse.Run` that keeps them.
 
 Every period has a plan of its own, of the whole budget: its N, q, T and σ, and for DP-FEST the
-noisy histogram of its examples. Plan and rows are kept in the period's folder, so that a run which
-goes on pays for nothing twice.
+noisy histogram of its examples. Plan, histogram, rows and checkpoints are those of a run in the
+period's folder, so that a process which goes on pays for nothing twice.
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_collections
 
 import dp_sparse
 from pipelines.criteo.methods import table_names
+from pipelines.criteo.prepare.job import HISTOGRAM
 from pipelines.criteo.time_series.days import Period
 from pipelines.criteo.time_series.reading import Reader
-from pipelines.files import whole_file
+from pipelines.files import state_file
 from pipelines.methods import WITH_ROWS
 
 FIRST_DAY, ALL_DAYS, RUNNING = FREQUENCIES = ("first_day", "all_days", "running")
-_PLAN, _ROWS = "plan.json", "rows.npz"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +56,46 @@ class Frequencies:
         return list(self.periods if self.kind == ALL_DAYS else self.periods[: period.number + 1])
 
 
+class PeriodRuns:
+    """The run of each period, which is opened when it is first asked for.
+
+    Args:
+        config: Of the run over all periods.
+        reader: How it reads periods; their folders are those of their runs.
+    """
+
+    def __init__(self, config: ml_collections.ConfigDict, reader: Reader) -> None:
+        self._config, self._reader = config, reader
+        self._open: dict[int, dp_sparse.Run] = {}
+
+    def of(self, period: Period) -> dp_sparse.Run:
+        """The run of a period.
+
+        Raises:
+            ValueError: Another process is at it, or it has lost its `run.json`.
+            PrivacyError: That file is damaged.
+        """
+        if period.number not in self._open:
+            self._open[period.number] = dp_sparse.Run(
+                self._reader.folder_of(period),
+                every_seconds=self._config.checkpoint_seconds,
+                log_every=None,
+            )
+        return self._open[period.number]
+
+    def close(self) -> None:
+        """Closes those that are open, and with them the optimizers that they hold."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
 class PeriodPlans:
     """Makes plans and rows of periods, or finds them.
 
     Args:
-        config: Of the run.
+        config: Of the run over all periods.
         reader: How it reads periods.
+        runs: Those of the periods.
         periods: All of them.
         delta: Of the budget of every period.
     """
@@ -72,10 +104,11 @@ class PeriodPlans:
         self,
         config: ml_collections.ConfigDict,
         reader: Reader,
+        runs: PeriodRuns,
         periods: Sequence[Period],
         delta: float,
     ) -> None:
-        self._config, self._reader = config, reader
+        self._config, self._reader, self._runs = config, reader, runs
         self._budget = dp_sparse.PrivacyBudget(config.privacy.epsilon, delta)
         self._with_rows = config.method in WITH_ROWS
         self._frequencies = Frequencies(config.selection.frequencies, periods)
@@ -89,49 +122,65 @@ class PeriodPlans:
     def prepare(self, period: Period) -> None:
         """Makes the period's examples ready, and every histogram that its rows come from."""
         for other in self.read_for(period):
-            self._reader.prepare(other, self._noise_of(other), self._frequencies.counted(other))
+            if self._with_rows and self._frequencies.has_histogram(other):
+                noise = self._noise_of(other)
+                self._reader.prepare(other, noise, self._frequencies.counted(other))
+                self._histogram(other)
+            else:
+                self._reader.prepare(other, None, None)
 
-    def _noise_of(self, period: Period) -> float | None:
-        """That of the period's histogram, drawn once; None if it has none."""
-        if not self._with_rows or not self._frequencies.has_histogram(period):
-            return None
-        path = self._reader.folder_of(period) / "histogram_noise.json"
-        if not path.exists():
-            _write_json(path, self._histogram_noise(period))
-        return float(json.loads(path.read_text()))
+    def _noise_of(self, period: Period) -> float:
+        """The noise multiplier of the period's histogram, calibrated once."""
+        kept = state_file(self._reader.folder_of(period) / "histogram_noise.json")
+        if not kept.exists():
+            kept.write(self._histogram_noise(period))
+        return kept.read(float)
+
+    def _histogram(self, period: Period) -> dp_sparse.NoisyHistogram:
+        """That of a prepared period, drawn once; the period's plan pays for it."""
+
+        def drawn() -> dp_sparse.NoisyHistogram:
+            counted = self._frequencies.counted(period)
+            return self._reader.histogram(period, self._noise_of(period), counted)
+
+        return self._runs.of(period).release(HISTOGRAM, drawn, dp_sparse.NoisyHistogram.load)
 
     def found(self, period: Period) -> dp_sparse.PrivacyPlan:
         """The plan of a period that has begun.
 
         Raises:
-            FileNotFoundError: It has not.
+            ValueError: It has not, or its plan is lost.
+            PrivacyError: The plan is damaged.
         """
-        path = self._reader.folder_of(period) / _PLAN
-        return dp_sparse.PrivacyPlan.from_config(json.loads(path.read_text()))
+        return self._runs.of(period).plan
 
     def of(self, period: Period) -> tuple[dp_sparse.PrivacyPlan, dp_sparse.SelectedRows | None]:
-        """The plan and the rows of a prepared period."""
+        """The plan and the rows of a prepared period, made once.
+
+        Raises:
+            ValueError: One of them is lost, and was paid for.
+            PrivacyError: The plan is damaged.
+        """
         rows = self._rows(period) if self._with_rows else None
-        path = self._reader.folder_of(period) / _PLAN
-        if not path.exists():
+
+        def made() -> dp_sparse.PrivacyPlan:
             releases = (rows.release,) if rows is not None and rows.costs else ()
             sampling = self._reader.sampling(period)
             plan = dp_sparse.PrivacyPlan(self._budget, sampling, releases=releases)
-            _write_json(path, self._calibrated(plan).get_config())
-        return self.found(period), rows
+            return self._calibrated(plan)
+
+        return self._runs.of(period).plan_once(made), rows
 
     def _rows(self, period: Period) -> dp_sparse.SelectedRows:
-        path = self._reader.folder_of(period) / _ROWS
-        if not path.exists():
-            summed = self._frequencies.of(period)
-            histograms = {p.number: self._reader.histogram(p) for p in summed}
-            own = histograms.get(period.number)
-            rows = dp_sparse.select_from_histograms(
-                list(histograms.values()), self._config.selection.rows, own=own
+        def selected() -> dp_sparse.SelectedRows:
+            histograms = {p.number: self._histogram(p) for p in self._frequencies.of(period)}
+            return dp_sparse.select_from_histograms(
+                list(histograms.values()),
+                self._config.selection.rows,
+                own=histograms.get(period.number),
             )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            rows.save(path)
-        return dp_sparse.SelectedRows.load(path)
+
+        return self._runs.of(period).release("rows.npz", selected, dp_sparse.SelectedRows.load)
 
     def _calibrated(self, plan: dp_sparse.PrivacyPlan) -> dp_sparse.PrivacyPlan:
         """The plan with its noise, which periods of the same size and releases have alike."""
@@ -164,8 +213,3 @@ class PeriodPlans:
 
 def _size(sampling: Any) -> tuple[object, ...]:
     return sampling.num_examples, sampling.expected_batch_size, sampling.steps
-
-
-def _write_json(path: Path, content: object) -> None:
-    with whole_file(path) as file:
-        file.write(json.dumps(content).encode())

@@ -1,14 +1,13 @@
 """Makes a period's examples ready: memory-mapped records, or batches drawn before training.
 
 Both give its N, a Poisson sampler and a data source, and a noisy histogram of its lookups where
-one is wanted. Records are read at random; drawn batches in the order of their steps, as terabytes
-need it (`docs/streams.md`).
+one is wanted, for the caller to keep. Records are read at random; drawn batches in the order of
+their steps, as terabytes need it (`docs/streams.md`).
 """
 
 import abc
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from pipelines.criteo.records import PrepareError, Tally, prepared_in
 from pipelines.criteo.schema import RECORD_DTYPE, examples_from_fields, examples_from_records
 from pipelines.criteo.shards import blocks_of
 from pipelines.criteo.time_series.days import Period
-from pipelines.files import remove_unfinished, whole_file
+from pipelines.files import state_file
 
 
 class JoinedRecords:
@@ -87,7 +86,13 @@ class Reader(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, period: Period, histogram_noise: float | None, counted: int | None) -> None:
-        """Makes the period ready, with a histogram of its first `counted` files, or of all."""
+        """Makes the period ready, with what a histogram of this noise needs, if there is one."""
+
+    @abc.abstractmethod
+    def histogram(
+        self, period: Period, noise: float, counted: int | None
+    ) -> dp_sparse.NoisyHistogram:
+        """That of a prepared period: of its first `counted` files, or of all."""
 
     @abc.abstractmethod
     def sampling(self, period: Period) -> dp_sparse.PoissonSampling:
@@ -107,10 +112,6 @@ class Reader(abc.ABC):
         """Takes away this claim, of a process of which nobody has seen anything."""
         raise AssertionError(f"{period.name} has no claim to take away: {claim}")
 
-    def histogram(self, period: Period) -> dp_sparse.NoisyHistogram:
-        """That of a prepared period."""
-        return dp_sparse.NoisyHistogram.load(self.folder_of(period) / HISTOGRAM)
-
 
 class RecordReader(Reader):
     """Each day as a file of records, read at random."""
@@ -128,16 +129,17 @@ class RecordReader(Reader):
         return found
 
     def prepare(self, period: Period, histogram_noise: float | None, counted: int | None) -> None:
-        """Counts lookups and draws noise, unless that was done."""
-        path = self.folder_of(period) / HISTOGRAM
-        if histogram_noise is None or path.exists():
-            return
+        """Prepares its records."""
+        self.count(period)
+
+    def histogram(
+        self, period: Period, noise: float, counted: int | None
+    ) -> dp_sparse.NoisyHistogram:
+        """Counts lookups and draws noise, at each call."""
         first = list(period.files)[:counted]
         joined = JoinedRecords([self._prepared(path).path for path in first])
         counts = joined.counts(self.config.data.vocabularies)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(path)
-        counts.histogram(histogram_noise, _counted(period, counted)).save(path)
+        return counts.histogram(noise, _counted(period, counted))
 
     def sampling(self, period: Period) -> dp_sparse.PoissonSampling:
         """Of all its records."""
@@ -187,10 +189,13 @@ class DrawnReader(Reader):
             counted=counted,
         )
         prepare(job, list(self.config.data.beam))
-        if histogram_noise is not None:
-            drawn = dp_sparse.NoisyHistogram.load(self._batches(period) / HISTOGRAM)
-            named = dataclasses.replace(drawn, data=_counted(period, counted))
-            named.save(self.folder_of(period) / HISTOGRAM)
+
+    def histogram(
+        self, period: Period, noise: float, counted: int | None
+    ) -> dp_sparse.NoisyHistogram:
+        """The one that the preparation drew."""
+        drawn = dp_sparse.NoisyHistogram.load(self._batches(period) / HISTOGRAM)
+        return dataclasses.replace(drawn, data=_counted(period, counted))
 
     def sampling(self, period: Period) -> dp_sparse.PoissonSampling:
         """That of the draw."""
@@ -224,12 +229,11 @@ class DrawnReader(Reader):
 
     def _tallies(self, period: Period) -> list[int]:
         """Well-formed rows of each file, kept beside the period."""
-        path = self.folder_of(period) / "counts.json"
-        if not path.exists():
-            counts = [_well_formed(file, self.config.data.vocabularies) for file in period.files]
-            with whole_file(path) as file:
-                file.write(json.dumps(counts).encode())
-        return list(json.loads(path.read_text()))
+        kept = state_file(self.folder_of(period) / "counts.json")
+        if not kept.exists():
+            sizes = self.config.data.vocabularies
+            kept.write([_well_formed(path, sizes) for path in period.files])
+        return kept.read(list)
 
 
 READERS: Mapping[str, Callable[[ml_collections.ConfigDict, Path], Reader]] = {

@@ -1,11 +1,11 @@
 """Trains on one period after the other, evaluates on the days behind them, goes on after a stop.
 
-A period that has ended leaves `done.json` beside its last checkpoint. A run that goes on skips
-those that have ended, loads the last one of them, and takes the checkpoint of the one it was in.
+Each period is a `dp_sparse.Run` in a folder of its own, and leaves `done.json` there when it has
+ended. A run over all periods that goes on skips those that have ended, loads the last one of them,
+and takes the checkpoint of the one it was in.
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import ml_collections
 import numpy as np
+import tensorflow as tf
 
 import dp_sparse
 from models.pctr import pctr
@@ -21,7 +22,7 @@ from pipelines.criteo.days import check_different
 from pipelines.criteo.records import PrepareError
 from pipelines.criteo.time_series.days import Period, day_files, periods_of
 from pipelines.criteo.time_series.exports import PeriodExports
-from pipelines.criteo.time_series.periods import PeriodPlans
+from pipelines.criteo.time_series.periods import PeriodPlans, PeriodRuns
 from pipelines.criteo.time_series.reading import (
     READERS,
     JoinedRecords,
@@ -31,14 +32,11 @@ from pipelines.criteo.time_series.reading import (
 )
 from pipelines.criteo.train import exact_auc
 from pipelines.exports import require_private
-from pipelines.files import whole_file
+from pipelines.files import StateFile, only_one, state_file
 from pipelines.methods import METHODS, NON_PRIVATE, optimizer_under, stand_in, stand_in_rows
 from pipelines.optimizers import optimizer_of
-from pipelines.runs import only_one, restored
 from pipelines.scores import log_loss, mean_prediction
 from pipelines.steps import stock_batches
-
-_DONE = "done.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +96,7 @@ def _check_private(config: ml_collections.ConfigDict) -> None:
     sampling = dp_sparse.PoissonSampling(num_examples=2, expected_batch_size=1, steps=1)
     plan = stand_in(dp_sparse.PrivacyPlan(budget, sampling))
     optimizer_under(config, plan, stand_in_rows(config))
-    _checkpoint(config, Path())
-
-
-def _checkpoint(config: ml_collections.ConfigDict, folder: Path) -> dp_sparse.PrivateCheckpoint:
-    """That of a period whose folder is given."""
-    return dp_sparse.PrivateCheckpoint(
-        str(folder / "checkpoint"), every_seconds=config.checkpoint_seconds, keep=2
-    )
+    dp_sparse.PrivateCheckpoint("unused", every_seconds=config.checkpoint_seconds)
 
 
 class Run:
@@ -141,32 +132,32 @@ class Run:
         self._config, self._folder, self._periods = config, folder, periods
         self._lock = only_one(folder)
         self._reader: Reader = READERS[config.data.reading](config, folder)
+        self._runs = PeriodRuns(config, self._reader)
         self._model = pctr(config.data.vocabularies, hidden=config.hidden)
         self._digests: dict[str, list[str]] = {}
         self._exports = None
         if config.export:
-            begun = self._mark(periods[0]).exists()
-            self._exports = PeriodExports(Path(config.export), folder, begun)
+            trained = self._runs.of(periods[0]).finished
+            self._runs.close()
+            self._exports = PeriodExports(Path(config.export), folder, trained)
         self._held_out = _held_out(config, folder, held_out)
-
-    def _mark(self, period: Period) -> Path:
-        """A file that is there once training on the period has begun."""
-        return self._reader.folder_of(period) / "begun.json"
 
     def result(self) -> TimeSeriesResult:
         """Trains on what is left, and evaluates."""
         return self.without_privacy() if self._config.method == NON_PRIVATE else self.private()
 
     def private(self) -> TimeSeriesResult:
-        """A plan, an optimizer and a checkpoint for each period."""
+        """A run and an optimizer for each period."""
         total = sum(self._reader.count(period) for period in self._periods)
         delta = self._config.privacy.delta or 1 / total
-        plans = PeriodPlans(self._config, self._reader, self._periods, delta)
-        ended = [p for p in self._periods if (self._reader.folder_of(p) / _DONE).exists()]
+        plans = PeriodPlans(self._config, self._reader, self._runs, self._periods, delta)
+        ended = [period for period in self._periods if self._done(period).exists()]
         previous = None
         for period in self._periods[max(0, len(ended) - 1) :]:
             previous = self._trained(period, plans, previous, period in ended)
-        return self._result({p.name: plans.found(p) for p in self._periods})
+        result = self._result({p.name: plans.found(p) for p in self._periods})
+        self._runs.close()
+        return result
 
     def _trained(
         self, period: Period, plans: PeriodPlans, previous: Any, ended: bool
@@ -180,26 +171,37 @@ class Run:
         self._compile(optimizer)
         if previous is not None:
             optimizer.take_slots(previous)
-        checkpoint = _checkpoint(self._config, self._reader.folder_of(period))
-        mark = self._mark(period)
-        claim = json.loads(mark.read_text()).get("claim") if mark.exists() else None
-        spent = restored(checkpoint, self._model, mark)
-        if claim is not None and not spent:  # nobody has seen anything of that process
-            self._reader.begin_anew(period, claim)
+        run = self._runs.of(period)
+        spent = run.restore(self._model)
         report = dp_sparse.PrivacyReport(points=1)
         if spent < plan.sampling.steps:
-            batches = self._reader.batches(period, plan, spent)
-            _write_json(mark, {"begun": True, "claim": self._reader.claim(period)})
             self._model.fit(
-                batches,
+                self._batches(period, run, spent),
                 steps_per_epoch=plan.sampling.steps - spent,
-                callbacks=[checkpoint, report],
+                callbacks=[*run.callbacks(), report],
                 verbose=self._config.verbose,
             )
         if not ended:
             self._export(period, plans)
             self._end(period, plan.sampling.steps, report.reduction() if report.model else None)
+        self._runs.close()
         return optimizer
+
+    def _batches(self, period: Period, run: dp_sparse.Run, spent: int) -> tf.data.Dataset:
+        """The batches that are left of a period's run, which is restored.
+
+        Of batches drawn before, the run keeps the claim that it has on them: if it is killed before
+        a step is published, nobody has seen anything of it, and it may have them anew. The claim is
+        among the checkpoints so as to be lost with them, since then nothing is known of the steps.
+        """
+        kept = state_file(run.folder / "checkpoints" / "claim.json")
+        if kept.exists() and not spent:
+            self._reader.begin_anew(period, kept.read(str))
+        batches = self._reader.batches(period, run.plan, spent)
+        claim = self._reader.claim(period)
+        if claim is not None:
+            kept.write(claim)
+        return batches
 
     def _export(self, period: Period, plans: PeriodPlans) -> None:
         if self._exports is not None:
@@ -239,9 +241,9 @@ class Run:
 
     def _digests_of(self, period: Period) -> list[str]:
         """Those of the files that were read when the period was; they must still be the same."""
-        path = self._reader.folder_of(period) / "digests.json"
+        kept = state_file(self._reader.folder_of(period) / "digests.json")
         files = [[file.stat().st_size, file.stat().st_mtime_ns] for file in period.files]
-        found = json.loads(path.read_text()) if path.exists() else None
+        found = kept.read(dict) if kept.exists() else None
         if found is not None and found["files"] == files:
             return list(found["digests"])
         digests = self._reader.digests(period)
@@ -251,7 +253,7 @@ class Run:
                 f"{', '.join(map(str, period.files))}: rows of one period could train in another "
                 "one, too. Put the files back under their names, or begin anew in another folder."
             )
-        _write_json(path, {"files": files, "digests": digests})
+        kept.write({"files": files, "digests": digests})
         return digests
 
     def _end(self, period: Period, steps: int, reduction: float | None) -> None:
@@ -271,11 +273,14 @@ class Run:
             "steps": steps,
             "reduction": reduction,
         }
-        _write_json(self._reader.folder_of(period) / _DONE, done)
+        self._done(period).write(done)
+
+    def _done(self, period: Period) -> StateFile:
+        """What a period has ended with."""
+        return state_file(self._reader.folder_of(period) / "done.json")
 
     def _result(self, plans: Mapping[str, dp_sparse.PrivacyPlan]) -> TimeSeriesResult:
-        paths = {p.name: self._reader.folder_of(p) / _DONE for p in self._periods}
-        done = {name: json.loads(path.read_text()) for name, path in paths.items()}
+        done: dict[str, Any] = {p.name: self._done(p).read(dict) for p in self._periods}
         last, steps = list(done.values())[-1], sum(period["steps"] for period in done.values())
         common = {
             "auc": last["auc"],
@@ -317,8 +322,3 @@ def _held_out(
         labels.append(clicked)
     joined = {name: np.concatenate([of_day[name] for of_day in x]) for name in x[0]}
     return joined, np.concatenate(labels)
-
-
-def _write_json(path: Path, content: object) -> None:
-    with whole_file(path) as file:
-        file.write(json.dumps(content).encode())
