@@ -162,3 +162,22 @@ def test_waits_for_other_processes_end_when_they_hang() -> None:
 def test_test_files_are_short() -> None:
     tests = (ROOT / "tests").rglob("*.py")
     assert not [str(path) for path in tests if len(path.read_text().splitlines()) > 600]
+
+
+def literal(node: ast.expr) -> str:
+    """The text of a message, without what is filled in."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(literal(part) for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def test_errors_are_read_at_a_glance() -> None:
+    """What is wrong, where and what to do, in at most three lines of 100 characters."""
+    raised = [
+        (f"{path}:{node.lineno}", literal(node.exc.args[0]))
+        for path in LIBRARY
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args
+    ]
+    assert len(raised) > 100
+    assert not [where for where, text in raised if len(text) > 300 or text.count("\n") > 2]
