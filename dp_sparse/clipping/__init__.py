@@ -37,6 +37,7 @@ from dp_sparse.clipping.recording import (
     recorded_tensors,
     require_batch_leads,
 )
+from dp_sparse.clipping.rules import name_of_rule
 from dp_sparse.clipping.styles import (
     STYLES,
     AutomaticClipping,
@@ -74,6 +75,7 @@ __all__ = [
     "guarded",
     "lets_nan_through",
     "metric_variables",
+    "name_of_rule",
     "named_inputs",
     "record",
     "recorded_tensors",

@@ -139,11 +139,11 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
             )
         model(examples.x)
     specs = signature_of(model, None if examples is None else examples.x)
-    find_rules = clipping.find_rules(model)
-    rules = _rules(model, find_rules)
+    found = clipping.find_rules(model)
+    rules = _rules(model, found)
     problems = [
         *replaced_methods(model, getattr(model, "loss", None)),
-        *find_rules.problems,
+        *found.problems,
         *_of_variables(model, rules),
     ]
     if not problems and specs is not None:
@@ -160,17 +160,15 @@ def check_model(model: keras.Model, batch: Any = None, batch_size: int = 2048) -
     return ModelCheck(rules, problems, specs is not None, compared, warnings)
 
 
-def _rules(model: keras.Model, find_rules: clipping.LayerRules) -> dict[str, str]:
-    owners = {id(v): rule for layer, rule in find_rules.taps for v in layer.trainable_variables}
+def _rules(model: keras.Model, found: clipping.LayerRules) -> dict[str, str]:
+    owners = {id(v): rule for layer, rule in found.taps for v in layer.trainable_variables}
     return {
         variable.path: _label(owners.get(id(variable))) for variable in model.trainable_variables
     }
 
 
 def _label(rule: Any) -> str:
-    if rule is None:
-        return "none"
-    return rule.__module__.rpartition(".")[2].replace("_", " ")
+    return "none" if rule is None else clipping.name_of_rule(rule)
 
 
 def _of_variables(model: keras.Model, rules: dict[str, str]) -> list[str]:

@@ -32,8 +32,8 @@ def test_every_variable_has_its_rule() -> None:
         "embedding",
         "dense",
         "dense",
-        "normalization",
-        "normalization",
+        "layer normalization",
+        "layer normalization",
         "fallback",
     ]
     assert "table/embeddings" in str(check) and "fallback" in str(check)

@@ -54,6 +54,7 @@ __all__ = [
     "covers_inner_layers",
     "fallback_for",
     "may_read_table_whole",
+    "name_of_rule",
     "rule_for",
     "tables_of",
 ]
@@ -82,6 +83,12 @@ def may_read_table_whole(layer: keras.layers.Layer) -> bool:
 def fallback_for(layer: keras.layers.Layer) -> Rule:
     """The rule for any layer that works on each example alone."""
     return fallback.call_any_layer
+
+
+def name_of_rule(rule: Rule) -> str:
+    """What users read of a rule, such as "dense"."""
+    own = rule.__name__.removeprefix("call_").replace("_", " ")
+    return "fallback" if rule is fallback.call_any_layer else own
 
 
 def covers_inner_layers(rule: Rule) -> bool:

@@ -157,7 +157,7 @@ def test_tokens_and_positions(tied: bool, masked: bool, length: int, seed: int) 
     model = after(x, layer(x))
     assert_as_brute_force(model, ids(4, length, seed=seed))
     check = dp_sparse.check_model(model)
-    assert check.rules[layer.token_embedding.embeddings.path] == "embedding"
+    assert check.rules[layer.token_embedding.embeddings.path] == "reversible embedding"
     assert check.rules[layer.position_embedding.position_embeddings.path] == "position embedding"
 
 
