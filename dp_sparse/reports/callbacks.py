@@ -58,7 +58,7 @@ class RunHistory:
     validation: dict[str, list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
     diagnostics: dict[str, list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
     signals: list[Signal] = dataclasses.field(default_factory=list)
-    run_diagnosis: list[str] = dataclasses.field(default_factory=list)
+    findings: list[str] = dataclasses.field(default_factory=list)
 
 
 class PrivacyReport(keras.callbacks.Callback):
@@ -171,8 +171,8 @@ class PrivacyReport(keras.callbacks.Callback):
         if step:
             self.history.epsilon[-1] = self._optimizer.plan.spent(step).epsilon
         self._find()
-        if self.history.run_diagnosis:
-            warnings.warn("\n".join(["Of this run:", *self.history.run_diagnosis]), stacklevel=2)
+        if self.history.findings:
+            warnings.warn("\n".join(["Of this run:", *self.history.findings]), stacklevel=2)
         self._write()
 
     def _find(self) -> None:
@@ -185,7 +185,7 @@ class PrivacyReport(keras.callbacks.Callback):
         unclipped = None
         if self.diagnostics == "non_private":
             unclipped = 1 - counts_without_noise(self._first, self._totals)["clip_fraction"]
-        self.history.run_diagnosis = run_diagnosis.findings_of(
+        self.history.findings = run_diagnosis.findings_of(
             self._optimizer, begin, end, self.history.signals, unclipped
         )
 
@@ -210,8 +210,8 @@ class PrivacyReport(keras.callbacks.Callback):
             spent = {"epsilon": (history.steps, history.epsilon)}
             chart = report_page.text(self._spent()) + report_page.chart("step", "epsilon", spent)
             sections.append(("Privacy spent", chart))
-        if history.run_diagnosis:
-            said = report_page.text("\n".join(history.run_diagnosis))
+        if history.findings:
+            said = report_page.text("\n".join(history.findings))
             sections.insert(0, ("What went wrong", said))
         if history.signals:
             sections.append(("Gradients and their noise", _signals_table(history.signals)))
