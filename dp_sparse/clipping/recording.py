@@ -16,7 +16,7 @@ The variable guard: it refuses what a forward pass may not do with variables.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -48,6 +48,7 @@ class VariableGuard(keras.StatelessScope):
         self.covers_all = False  # True while a rule runs that also records the layers inside
         self._seeds = seeds
         self._trainable = {id(variable) for variable in model.trainable_variables}
+        self.read: dict[int, str] = {}  # trainable variables, where their rule records them
         self._of_metrics = {id(variable) for variable in metric_variables(model)}
         self._covered: dict[int, keras.Variable] = {}
         self._written: list[str] = []
@@ -76,9 +77,11 @@ class VariableGuard(keras.StatelessScope):
         if self._seeds is not None and _is_seed(variable):
             with own_operations():
                 return self._seeds(self._seeds_drawn, variable.dtype)
-        recorded = id(variable) in self._covered or is_stop_gradient_read()
-        if id(variable) in self._trainable and not recorded:
-            self._outside.append(variable.path)
+        if id(variable) in self._trainable and not is_stop_gradient_read():
+            if id(variable) in self._covered:
+                self.read[id(variable)] = variable.path
+            else:
+                self._outside.append(variable.path)
         if id(variable) in self._of_metrics:
             self._statistics.append(variable.path)
         if id(variable) in self._filled:
@@ -137,11 +140,13 @@ class Recording:
         outputs: The model's predictions.
         records: One per tapped call, in the order of the calls.
         seeds_drawn: How many random seeds the pass drew, for dropout and the like.
+        read: The trainable variables that the pass read, as paths by id.
     """
 
     outputs: Any
     records: list[Record]
     seeds_drawn: int
+    read: Mapping[int, str]
 
     @property
     def targets(self) -> list[tf.Tensor]:
@@ -154,8 +159,8 @@ class Recording:
         """Each trained variable's joined term, from the cotangents of `targets`.
 
         Raises:
-            UnsupportedLayerError: A target has no cotangent, or a variable was used both as a table
-                and as a matrix.
+            UnsupportedLayerError: A target has no cotangent, a variable was used both as a table
+                and as a matrix, or one that was read has no term.
         """
         by_variable: dict[int, tuple[keras.Variable, list[GradientTerm]]] = {}
         remaining = iter(cotangents)
@@ -163,6 +168,12 @@ class Recording:
             own = [_as_float(next(remaining), target, record.path) for target in record.targets]
             for variable, term in record.terms_of(own):
                 by_variable.setdefault(id(variable), (variable, []))[1].append(term)
+        missing = [path for key, path in self.read.items() if key not in by_variable]
+        if missing:
+            raise UnsupportedLayerError(
+                f"{', '.join(missing)}: the clipping rule of the layer gave no gradient term, so "
+                "it would not train. Freeze it with trainable=False, and report the layer."
+            )
         return [(variable, _joined(variable, terms)) for variable, terms in by_variable.values()]
 
 
@@ -207,7 +218,7 @@ def record(
             outputs = model(x, training=True)
         guard.refuse()  # first, since it names variables
         refuse_rounded_ids(model, _operations()[start:])
-    return Recording(outputs, records, guard.seeds_drawn())
+    return Recording(outputs, records, guard.seeds_drawn(), guard.read)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from dp_sparse import UnsupportedLayerError, clipping, noise
+from dp_sparse.clipping import rules
 from dp_sparse.step.forward_backward import secret_seeds
 from tests.clipping.brute_force import assert_as_brute_force, clipped, refusal, values
 from tests.replicas import strategy_of
@@ -420,3 +421,22 @@ def test_a_vocabulary_that_was_set_by_hand_is_refused_by_the_layers_name() -> No
 def test_layers_with_public_statistics_are_fine() -> None:
     layers = [keras.layers.Normalization(mean=0.0, variance=1.0), keras.layers.Dense(1)]
     assert len(clipping.tapped_layers(keras.Sequential([keras.Input((3,)), *layers]))) == 1
+
+
+def unwatched(layer: Any, call: Any, tap: Any, x: tf.Tensor, **options: Any) -> tf.Tensor:
+    return call(x)
+
+
+def without_terms(layer: Any, call: Any, tap: Any, x: tf.Tensor, **options: Any) -> tf.Tensor:
+    outputs = call(x)
+    tap.watch([outputs], lambda cotangents: [])
+    return outputs
+
+
+@pytest.mark.parametrize("rule", [unwatched, without_terms])
+def test_a_rule_that_leaves_a_variable_out(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would get noise alone."""
+    monkeypatch.setitem(rules._RULES, keras.layers.Dense, rule)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="out")])
+    message = refusal(model, 3)
+    assert "out/kernel, " in message and "gave no gradient term" in message
