@@ -13,7 +13,7 @@ import dp_accounting
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.core import Registered, fingerprint, marked
+from dp_sparse.core import PrivacyError, Registered, fingerprint, marked
 from dp_sparse.sampling import data_source, held_out, input_guard, row_check
 from dp_sparse.sampling.batch import (
     Marker,
@@ -209,6 +209,11 @@ def _gathered_batch(
     mark: Marker,
     compared: bool = False,
 ) -> Any:
+    if len(np.unique(indices)) != len(indices):
+        raise PrivacyError(
+            "Expected each example at most once in a batch, got one twice in batch "
+            f"{mark.position} of the sampler: it would count more than clipping allows."
+        )
     begin, end = part
     own = indices[begin:end]
 

@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from dp_sparse.sampling.batch import checked_weights, padded, presence
+from dp_sparse.sampling.base import gathered_batches
+from dp_sparse.sampling.batch import Marker, checked_weights, padded, presence
+from dp_sparse.sampling.data_source import as_data_source
 
 
 def test_padded() -> None:
@@ -98,3 +101,12 @@ def test_bad_class_weights_are_refused(weight: float) -> None:
 def test_class_weights_of_several_outputs_are_refused(labels: Any) -> None:
     with pytest.raises(ValueError, match="Expected one output with class_weight"):
         checked_weights(None, 2, {0: 1.0}, labels)
+
+
+def test_an_example_twice_in_a_batch_is_refused() -> None:
+    """It would add twice the clip norm, whatever sampler made the batch."""
+    source = as_data_source((np.arange(6.0), np.ones(6)))
+    draws = lambda: iter([(np.array([1, 4, 1]), Marker(7, 2, 0))])  # noqa: E731
+    batches = gathered_batches(source, draws, (0, 4), 1)
+    with pytest.raises(tf.errors.OpError, match="at most once in a batch, got one twice"):
+        next(iter(batches))
