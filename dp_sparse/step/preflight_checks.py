@@ -139,7 +139,7 @@ class Preflight:
             self._isolation = self._made_anew()
         parts = [_of_replica(self._model, data, number) for number in range(_replicas(self._model))]
         there = [self._proves(batch_of(part).examples, new, n) for n, part in enumerate(parts)]
-        self._passed.add(_signature(parts[0]))
+        self._passed.update(map(_signature, parts))  # an odd capacity has parts of two sizes
         if any(there):
             self._signatures.add(_signature(data))
             if due:

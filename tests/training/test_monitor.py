@@ -153,7 +153,6 @@ def test_other_ways_to_run_steps(
         assert told == pytest.approx(model.optimizer.diagnostics.rows.numpy()[index])
 
 
-@pytest.mark.slow
 def test_on_two_replicas(tmp_path: pathlib.Path) -> None:
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = compiled(plan_of(4))
