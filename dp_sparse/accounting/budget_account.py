@@ -47,11 +47,11 @@ class Charge:
     draw: str = ""
 
 
-def charge_of(plan: PrivacyPlan, note: str) -> Charge:
-    """That of a calibrated plan, now."""
+def _charge(name: str, plan: PrivacyPlan, note: str) -> Charge:
+    """That of a plan's budget, now."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     budget = plan.budget
-    return Charge(plan.run_id, budget.epsilon, budget.delta, str(note), now, _draw_of(plan))
+    return Charge(name, budget.epsilon, budget.delta, str(note), now, _draw_of(plan))
 
 
 def refuse_without_epsilon(plan: Any) -> None:
@@ -220,14 +220,31 @@ class BudgetAccount:
         """The plans so far, in the order in which they were charged."""
         return self._read()[2]
 
-    def require(self, budget: PrivacyBudget) -> None:
-        """Raises PrivacyError if a budget is beyond what is left; charges nothing."""
+    def reserve(self, plan: PrivacyPlan, name: str, note: str = "") -> None:
+        """Charges a plan's budget before it is calibrated, for what is released before training.
+
+        Args:
+            plan: With the budget and the sampling of the plan to come.
+            name: Of the reservation, which `charge(plan, reserved=name)` turns into the plan's
+                charge; a second reservation of this name is free.
+            note: As in `charge`.
+
+        Raises:
+            ValueError: As `charge`.
+            PrivacyError: The budget is beyond what is left.
+        """
         with self._locked() as noted:
-            own, _, charges = self._read_whole(noted)
-            self._refuse_beyond(own, charges, budget)
+            budget, relation, charges = self._read_whole(noted)
+            if name in [charge.run_id for charge in charges]:
+                return
+            self._refuse_other(relation, plan)
+            self._refuse_beyond(budget, charges, plan.budget)
+            charges = [*charges, _charge(name, plan, note)]
+            self._write(budget, plan.sampling.neighbouring, charges)
+            _write_number(noted, len(charges))
 
     def charge(
-        self, plan: PrivacyPlan, note: str = "", *, resumed: bool = False
+        self, plan: PrivacyPlan, note: str = "", *, resumed: bool = False, reserved: str = ""
     ) -> PrivacyBudget | None:
         """Adds a plan's whole budget; one that this process has charged already is free.
 
@@ -236,6 +253,7 @@ class BudgetAccount:
             note: What to remember it by; it must not tell of the data.
             resumed: Whether this process goes on with the run of the plan, from its checkpoint, if
                 an earlier process charged it: then that is free, too. A plan pays for one run.
+            reserved: The name of a reservation, which the charge replaces.
 
         Returns:
             What is left, or None if nothing is: neither ε nor δ may be 0 in a plan.
@@ -257,10 +275,11 @@ class BudgetAccount:
             if is_charged(plan, charges):
                 refuse_second_run(charges, plan, resumed or here in _CHARGED_HERE)
             else:
+                others = [charge for charge in charges if charge.run_id != reserved]
                 self._refuse_other(relation, plan)
-                refuse_same_draw(charges, plan)
-                self._refuse_beyond(budget, charges, plan.budget)
-                charges = [*charges, charge_of(plan, note)]
+                refuse_same_draw(others, plan)
+                self._refuse_beyond(budget, others, plan.budget)
+                charges = [*others, _charge(plan.run_id, plan, note)]
                 self._write(budget, plan.sampling.neighbouring, charges)
                 _write_number(noted, len(charges))
             _CHARGED_HERE.add(here)

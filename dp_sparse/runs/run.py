@@ -139,10 +139,11 @@ class Run:
     def plan_once(self, make: Callable[[], PrivacyPlan]) -> PrivacyPlan:
         """As `plan`, for a plan that is made only now; `make` is called when the run begins."""
         if self._plan is None:
+            is_new = not self._folder.has_plan
             plan = self._folder.plan(lambda: self._paying(make()))
             if self._given is not None:
                 _refuse_other(self._given, plan, self.folder)
-            self._charge(plan)
+            self._charge(plan, is_new)
             require_checkpoint(plan.run_id)
             self._plan = self._checkpoint.plan = plan
         return self._plan
@@ -158,17 +159,35 @@ class Run:
             )
         return plan
 
-    def _charge(self, plan: PrivacyPlan) -> None:
+    def _charge(self, plan: PrivacyPlan, is_new: bool) -> None:
+        """Charges the account once for the folder; a new plan that is refused is forgotten."""
         if self._account is None:
             return
         self._folder.begin()
-        before = self._folder.charging(plan.run_id)
+        before = self._folder.is_charged(plan.run_id)
         try:
-            self._account.charge(plan, note=self.folder.name, resumed=before)
-        except Exception:
             if not before:
+                self._refuse_charged(plan)
+                self._folder.note_charge(plan.run_id)
+            self._account.charge(
+                plan,
+                note=self.folder.name,
+                resumed=before,
+                reserved=self._folder.reservation(),
+            )
+        except Exception:
+            if is_new:
                 self._folder.forget()
             raise
+
+    def _refuse_charged(self, plan: PrivacyPlan) -> None:
+        assert self._account is not None
+        if plan.run_id in [charge.run_id for charge in self._account.charges]:
+            raise PrivacyError(
+                f"{self._account.path} has a charge for the plan of {self.folder}, which another "
+                "run made: one plan pays for one run.\nGive each Run a plan of its own, by "
+                "plan.calibrate(), and leave account.charge to it."
+            )
 
     def select_top_k(
         self,
@@ -204,8 +223,6 @@ class Run:
             )
 
         asked = {"k": k, "tables": {name: _rows_of(table) for name, table in tables.items()}}
-        if self._account is not None and not self._resumed:
-            self._account.require(self._require_given().budget)
 
         def make() -> SelectedRows:
             noise = source or calibrate_top_k(self._require_given(), tables, k, share=share).source
@@ -232,6 +249,11 @@ class Run:
             raise ValueError(
                 f"Expected release({name!r}) before the first use of run.plan, which pays for it: "
                 "call it first."
+            )
+        if self._account is not None and not self._folder.has_plan:
+            self._folder.begin()
+            self._account.reserve(
+                self._require_given(), self._folder.reservation(), self.folder.name
             )
         made = self._folder.release(name, make)
         return load(self.folder / name) if made is None else made

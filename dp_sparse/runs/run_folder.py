@@ -1,11 +1,12 @@
 """The folder of a run: what is made once, since making it again would spend again.
 
-`run.json` has the settings that the run began with, `plan.json` its plan, and each release that
-was paid for is a file of its own. `begun.json` says that there must be checkpoints. `lock` keeps
-other processes out.
+`run.json` has the settings that the run began with, `plan.json` its plan, and each release that was
+paid for is a file of its own, named in `released.json`. `begun.json` says that there must be
+checkpoints. `lock` keeps other processes out.
 """
 
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
@@ -25,6 +26,7 @@ T = TypeVar("T", bound=_Saved)
 
 _OTHERWISE = "Restore it, or use another folder and plan, which spends again."
 _RUN, _PLAN, _BEGUN, _CHARGED = "run.json", "plan.json", "begun.json", "charged.json"
+_RELEASED, _RESERVED = "released.json", "reserved.json"
 
 
 def locked(path: Path) -> IO[str]:
@@ -74,7 +76,13 @@ class RunFolder:
             raise ValueError(f'Expected a file name that ends with ".npz", got {name!r}.')
         path = self.path / name
         if path.exists():
+            self._note_release(name)
             return None
+        if name in self._releases():
+            raise ValueError(
+                f"{path} is missing, which this run has released.\nRestore the file, or begin in "
+                "another folder, which spends again."
+            )
         if self.has_checkpoints or (self.resumes and (self.path / _PLAN).exists()):
             raise ValueError(
                 f"{path} is missing, which the plan of this run paid for.\nRestore the file, or "
@@ -86,7 +94,18 @@ class RunFolder:
         (self.path / _PLAN).unlink(missing_ok=True)  # of a start that failed before
         self.begin()
         made.save(path)
+        self._note_release(name)
         return made
+
+    def _releases(self) -> list[str]:
+        """The names of what was released."""
+        file = self._file(_RELEASED)
+        return file.read(list) if file.exists() else []
+
+    def _note_release(self, name: str) -> None:
+        noted = self._releases()
+        if name not in noted:
+            self._file(_RELEASED).write([*noted, name])
 
     def same(self, name: str, asked: dict[str, Any]) -> None:
         """Keeps what a release was made from; raises ValueError if that was something else."""
@@ -130,13 +149,21 @@ class RunFolder:
         """Whether a plan was made."""
         return (self.path / _PLAN).exists()
 
-    def charging(self, run_id: str) -> bool:
-        """Notes that the plan is being charged for this folder; returns whether it was before."""
+    def reservation(self) -> str:
+        """The name under which an account reserves the budget of this folder's plan."""
+        file = self._file(_RESERVED)
+        if not file.exists():
+            file.write({"name": f"reserved-{secrets.token_hex(16)}"})
+        return file.read(lambda found: str(found["name"]))
+
+    def is_charged(self, run_id: str) -> bool:
+        """Whether a process has begun to charge the plan for this folder."""
         file = self._file(_CHARGED)
-        if file.exists() and file.read(lambda found: found["run_id"] == run_id):
-            return True
-        file.write({"run_id": run_id})
-        return False
+        return file.exists() and bool(file.read(lambda found: found["run_id"] == run_id))
+
+    def note_charge(self, run_id: str) -> None:
+        """Notes that the plan is being charged for this folder."""
+        self._file(_CHARGED).write({"run_id": run_id})
 
     def forget(self) -> None:
         """Nothing was charged: another plan may be made."""

@@ -48,6 +48,14 @@ class Schedule:
         """Whether one of the next so many batches is to be checked."""
         return self.batches + within > self._due_at
 
+    @property
+    def turns_whole(self) -> bool:
+        """Whether the check that is due takes whole batches: the first, and the first later one.
+
+        By then weights that began as zeros, and hid what is behind them, have been trained.
+        """
+        return self.checks in (0, _FIRST)
+
     def passed(self) -> None:
         """Records that the next batch was checked, since it was due."""
         self.checks += 1
@@ -135,10 +143,11 @@ class Preflight:
 
     def _check(self, data: Any) -> None:
         new, due = _signature(data) not in self._signatures, self.schedule.due()
+        whole = new or (due and self.schedule.turns_whole)
         if new:  # the step may be traced anew, too
             self._isolation = self._made_anew()
         parts = [_of_replica(self._model, data, number) for number in range(_replicas(self._model))]
-        there = [self._proves(batch_of(part).examples, new, n) for n, part in enumerate(parts)]
+        there = [self._proves(batch_of(part).examples, whole, n) for n, part in enumerate(parts)]
         self._passed.update(map(_signature, parts))  # an odd capacity has parts of two sizes
         if any(there):
             self._signatures.add(_signature(data))

@@ -5,9 +5,13 @@ Up to which step checkpoints hold a run, which its logs wait for.
 What a log tells of a step must not be seen while the step may still run again with other noise.
 """
 
+import atexit
+import os
+import sys
 import threading
 import time
 import warnings
+import weakref
 from typing import Any
 
 import keras
@@ -19,6 +23,7 @@ from dp_sparse.step import CheckpointedSteps, checkpointed_steps_of, set_checkpo
 from dp_sparse.training.checkpoint_files import CheckpointFolder
 from dp_sparse.training.plan_steps import TERMINATED, Sigterm
 
+_RESTORED: weakref.WeakSet["PrivateCheckpoint"] = weakref.WeakSet()  # of this process
 _NONE = "compile it with one, or use keras.callbacks.BackupAndRestore"
 
 
@@ -88,6 +93,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         self._saving = self._closed = False
         self._one_saves = threading.RLock()  # an export of another thread also does
         self._sigterm = Sigterm()
+        self._process = 0
 
     @property
     def steps(self) -> list[int]:
@@ -137,6 +143,7 @@ class PrivateCheckpoint(keras.callbacks.Callback):
             raise ValueError(
                 f"Expected a built model, got {model.name}: call it on a batch of inputs first."
             )
+        self._settle()
         self._folder.lock()
         plan = optimizer.plan.fingerprint
         published = self._folder.published(plan)
@@ -159,6 +166,8 @@ class PrivateCheckpoint(keras.callbacks.Callback):
         set_checkpointed_steps(optimizer, self._covered)
         self._restored, self._optimizer = model, optimizer
         optimizer.before_publishing = self._save
+        self._process = os.getpid()
+        _RESTORED.add(self)
         return self._step()
 
     def _load_newest(self, model: keras.Model, plan: int, published: int) -> None:
@@ -178,10 +187,24 @@ class PrivateCheckpoint(keras.callbacks.Callback):
 
         Otherwise that happens when this process ends. The run does not go on in this object.
         """
-        if self._restored is not None and self._restored.optimizer is self._optimizer:
-            self._save()
+        self._settle()
         self._closed, self._restored = True, None
         self._folder.unlock()
+
+    def _settle(self) -> None:
+        """Saves what is not saved; steps of a model that was compiled anew are spent without."""
+        if self._restored is None:
+            return
+        if self._restored.optimizer is self._optimizer:
+            self._save()
+        elif self._step() > self._covered.step:
+            self._folder.publish(self._optimizer.plan.fingerprint, self._step())
+            self._covered.step = self._step()
+
+    def save_at_exit(self) -> None:
+        """Saves steps that this process took since the last checkpoint, if the run is its own."""
+        if not self._closed and self._process == os.getpid():
+            self._settle()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks that the run goes on where the folder says, and waits for SIGTERM."""
@@ -254,3 +277,15 @@ class PrivateCheckpoint(keras.callbacks.Callback):
             self._sigterm.end()
             self._covered.exiting()
             raise SystemExit(TERMINATED)
+
+
+@atexit.register
+def _save_at_exit() -> None:
+    """What was trained in this process may have been seen, so a later one may not repeat it."""
+    for checkpoint in list(_RESTORED):
+        try:
+            checkpoint.save_at_exit()
+        except Exception as error:
+            print(
+                f"dp_sparse: a run was not saved when its process ended: {error}", file=sys.stderr
+            )

@@ -137,6 +137,7 @@ _REPLACED = (
     *_HELD_OUT,
     *_EXAMPLES,
     *_PUBLISHERS,
+    "get_weights",
 )
 
 
@@ -251,7 +252,9 @@ def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> No
     model.save = _refusing_legacy_files(model.save)
     model.fit = plan_steps.around_fit()(fit_arguments.checked_fit(model.fit))
     for name in _EXAMPLES:
-        setattr(model, name, fit_arguments.taking_text(name, getattr(model, name)))
+        taking = fit_arguments.taking_text(name, getattr(model, name))
+        setattr(model, name, _saved_first(optimizer, taking))
+    model.get_weights = _saved_first(optimizer, model.get_weights)
     steps = plan_steps.of_fit(model)
     model.make_train_function = _making_train_function(model, optimizer, steps, preflight)
     model._maybe_symbolic_build = _building_for_batches(model, optimizer, steps)
@@ -313,6 +316,17 @@ def _covered_first(optimizer: PrivateOptimizer, write: Callable[..., Any]) -> Ca
         result = write(*args, **kwargs)
         check()
         return result
+
+    return run
+
+
+def _saved_first(optimizer: PrivateOptimizer, show: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that shows weights, once a checkpoint holds them if the run has any."""
+
+    @functools.wraps(show)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        optimizer.before_publishing()
+        return show(*args, **kwargs)
 
     return run
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import dp_sparse
 from dp_sparse.core.errors import PrivacyError
+from dp_sparse.step import Schedule
 from tests.guards.test_isolation import MIXES, MIXING, N, fit, private_model
 from tests.training_cases import checks_of, marked_dataset, plan_for
 
@@ -165,3 +166,11 @@ def test_all_batches_of_one_call_are_looked_at() -> None:
     empty = marked_dataset(plan, x, y, present=[0] * N)
     with pytest.raises(PrivacyError, match=MIXES):
         model.fit(empty.concatenate(marked_dataset(plan, x, y, steps=2)), verbose=0)
+
+
+def test_the_first_check_and_the_first_later_one_take_whole_batches() -> None:
+    schedule, whole = Schedule(), []
+    for _ in range(6):
+        whole.append(schedule.turns_whole)
+        schedule.passed()
+    assert whole == [True, False, False, True, False, False]

@@ -189,7 +189,7 @@ def test_rows_are_not_selected_beyond_the_account(tmp_path: Path) -> None:
 
 def test_a_charged_plan_pays_for_one_folder(tmp_path: Path) -> None:
     """Also where the other one made a release first, which begins a run."""
-    account = dp_sparse.BudgetAccount(tmp_path / "b.json", BUDGET)
+    account = dp_sparse.BudgetAccount(tmp_path / "b.json", dp_sparse.PrivacyBudget(4.0, 2e-3))
     plan = plan_of().calibrate()
     assert dp_sparse.Run(tmp_path / "a", plan, account=account).plan == plan
     other = dp_sparse.Run(tmp_path / "b", plan, account=account)

@@ -201,8 +201,8 @@ class _Steps:
             for replica in np.flatnonzero(there):
                 part = parts[replica]
                 given, present = device_step.made_up(self._tables, part), part["examples"].present
-                first, seed = not self._schedule.checks, self._schedule.batches
-                refuse_coupled(self._isolation, given, present, seed, first, int(replica))
+                whole, seed = self._schedule.turns_whole, self._schedule.batches
+                refuse_coupled(self._isolation, given, present, seed, whole, int(replica))
             if any(there):
                 self._schedule.passed()
         self._schedule.batches += 1

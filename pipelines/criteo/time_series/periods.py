@@ -18,6 +18,7 @@ from pipelines.criteo.time_series.days import Period
 from pipelines.criteo.time_series.reading import Reader
 from pipelines.files import state_file
 from pipelines.methods import WITH_ROWS
+from pipelines.runs import settings_of
 
 FIRST_DAY, ALL_DAYS, RUNNING = FREQUENCIES = ("first_day", "all_days", "running")
 
@@ -78,10 +79,15 @@ class PeriodRuns:
         if period.number not in self._open:
             self._open[period.number] = dp_sparse.Run(
                 self._reader.folder_of(period),
+                settings=settings_of(self._config.privacy, ()) | self._of_rows(),
                 every_seconds=self._config.checkpoint_seconds,
                 log_every=None,
             )
         return self._open[period.number]
+
+    def _of_rows(self) -> dict[str, str]:
+        """What decides which histograms a period needs, and what its plan pays for."""
+        return {"method": self._config.method, **settings_of(self._config.selection, ())}
 
     def close(self) -> None:
         """Closes those that are open, and with them the optimizers that they hold."""
