@@ -78,15 +78,15 @@ class RunFolder:
         if path.exists():
             self._note_release(name)
             return None
-        if name in self._releases():
-            raise ValueError(
-                f"{path} is missing, which this run has released.\nRestore the file, or begin in "
-                "another folder, which spends again."
-            )
         if self.has_checkpoints or (self.resumes and (self.path / _PLAN).exists()):
             raise ValueError(
                 f"{path} is missing, which the plan of this run paid for.\nRestore the file, or "
                 "begin in another folder, which spends again."
+            )
+        if name in self._releases():
+            raise ValueError(
+                f"{path} is missing, which this run has released.\nRestore the file, or begin in "
+                "another folder, which spends again."
             )
         for unfinished in self.path.glob(f".{name}.*.tmp"):
             unfinished.unlink()  # two noisy versions of one release would reveal more
