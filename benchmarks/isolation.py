@@ -50,20 +50,21 @@ def steps_by_check(model: keras.Model, batches: Iterator[object], rounds: int) -
     traced = preflight._isolation
     preflight._made_anew = lambda: traced  # its trace belongs to the first step
 
-    def step(checks: int, whole: bool = False) -> object:
+    def step(checks: int, batches_before: int, checks_after: int) -> object:
         preflight.schedule = type(preflight.schedule)()
         for _ in range(checks):
             preflight.schedule.passed()
-        if whole:
+        preflight.schedule.batches = batches_before
+        if not checks:
             preflight._signatures.clear()
         logs = model.train_function(iter([next(batches)]))
-        assert preflight.schedule.checks == max(checks, 1)
+        assert preflight.schedule.checks == checks_after
         return logs
 
     candidates = {
-        "first": lambda: step(0, whole=True),
-        "later": lambda: step(0),
-        "none": lambda: step(1),
+        "first": lambda: step(0, 0, 1),
+        "later": lambda: step(1, 1, 2),
+        "none": lambda: step(1, 0, 1),
     }
     return harness.in_turns(candidates, rounds - 1, WARM_UP)
 
