@@ -206,7 +206,7 @@ def test_training_of_what_is_frozen_now_is_named() -> None:
 def test_an_optimizer_that_the_hook_did_not_see_is_named(monkeypatch: Any) -> None:
     """As one that was built before the package was imported."""
     model = head(table())
-    monkeypatch.setattr(training_history, "remember", lambda optimizer: None)
+    monkeypatch.setattr(training_history, "record", lambda optimizer: None)
     by_fit(model)
     monkeypatch.undo()
     under_a_plan(model)
