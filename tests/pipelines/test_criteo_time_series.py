@@ -375,7 +375,8 @@ class TestRefused:
         self, days: str, running: tuple[TimeSeriesResult, Path], tmp_path: Path
     ) -> None:
         """A run that begins would take them for its own; one that goes on may."""
-        config = config_of(days, export=str(tmp_path / "exports"))
+        changes = {"method": "dp_adafest_plus", "data.reading": "drawn"}  # as of `running`
+        config = config_of(days, export=str(tmp_path / "exports"), **changes)
         Run.of(config, tmp_path / "run")
         gc.collect()
         (tmp_path / "exports" / "period-000").mkdir()
@@ -434,6 +435,7 @@ def test_batches_on_which_something_else_may_have_trained_stay_claimed(
     (period / "done.json").unlink()
     if lost == "plan":
         (period / "plan.json").unlink()
+        (period / "run.json").unlink()
         changes["privacy.epsilon"] = 2.0
     (period / "begun.json").unlink()
     poisson._Process.renew()

@@ -64,7 +64,9 @@ class TestGoingOn:
     def test_lost_frequencies_are_not_counted_again(self, path: Path, tmp_path: Path) -> None:
         config = self.begin(path, tmp_path / "run")
         (tmp_path / "run" / "frequencies.npz").unlink()
-        with pytest.raises(ValueError, match="Expected the counted frequencies of this run"):
+        with pytest.raises(
+            ValueError, match="frequencies.npz is missing, which the plan of this run"
+        ):
             run.run(config, plans.run_of(config, resume=True, monitor=0))
 
     def test_a_run_that_keeps_nothing_cannot_go_on(self, path: Path) -> None:
