@@ -124,11 +124,6 @@ class Run:
         """What must be among the callbacks of `fit`."""
         return self._run.callbacks()
 
-    @property
-    def finished(self) -> bool:
-        """Whether all steps of the plan are spent: `restore` then loads the weights."""
-        return self._run.finished
-
     def batches(self, source: Any, **options: Any) -> tf.data.Dataset:
         """The batches that are left of the run, with the monitor's clock if it writes times."""
         return self._run.batches(source, **options)

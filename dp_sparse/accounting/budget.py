@@ -1,6 +1,6 @@
 """The budget of a training run.
 
-Runs that stop by what they saw: the lengths for which δ is spent, and what then holds.
+It also says what holds if a run stops because of what it showed: which lengths share its δ.
 
 What a run of t steps costs is known for every t. A rule that stops at the t where the releases look
 worst for an example makes more of it than any single t does: for a Gaussian mechanism the δ at the

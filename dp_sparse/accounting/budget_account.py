@@ -3,7 +3,7 @@
 Anyone who trains again on the same data spends again. The account adds up the budgets of all plans
 and refuses a plan beyond its own budget.
 
-One plan on a `BudgetAccount`: what it says of it, and which plans are refused.
+A `Charge` is one plan on the account. Plans that cannot be charged are refused by reason.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 ε falls about as a power of the noise, so its logarithm is interpolated, and halving is what is left
 where that does not help. Whether a noise meets the budget is always evaluated, never interpolated.
 
-What no noise can meet, said before a search for it.
+A budget that no noise can meet is refused before the search.
 """
 
 import math

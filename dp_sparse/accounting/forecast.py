@@ -6,7 +6,7 @@ Expected numbers of rows are sums of these probabilities, which are computed on 
 lookup, the same holds with K + 1 lookups of its row in the batch. Time O(rows), or O(1) of a table
 whose frequencies are assumed.
 
-How often an example looks each row of a table up: as given, or by Zipf's law.
+It needs how often an example looks up each row of a table: as given, or by Zipf's law.
 
 Zipf's law says that the row of rank r is looked up in proportion to 1/r^s. Words, items and clicked
 categories follow it roughly, with s near 1 (Newman 2005, Contemporary Physics 46).

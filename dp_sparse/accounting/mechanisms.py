@@ -1,8 +1,7 @@
 """What one step releases of its batch, as events of the accountant.
 
-The formulas of DP-AdaFEST's noise and threshold (Ghazi et al. 2023, Algorithm 1).
-
-What else is computed from the training data, and what it costs.
+It also has the formulas of DP-AdaFEST's noise and threshold (Ghazi et al. 2023, Algorithm 1), and
+the releases besides training, with their cost.
 """
 
 import abc

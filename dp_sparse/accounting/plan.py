@@ -4,7 +4,7 @@
 `statement` say what a run of a given length costs. All costs come from privacy loss distributions
 (interval 1e-4), rounded up. One evaluation takes 0.3 to 1 s for any number of steps.
 
-A plan as a description for JSON, and back.
+A plan can be written as JSON, and read again.
 """
 
 import dataclasses

@@ -192,7 +192,7 @@ def _curve(dense: pld_pmf.DensePLDPmf) -> np.ndarray:
 
 
 def _sums_from(values: np.ndarray) -> np.ndarray:
-    """Of the values from each index on, and 0 at the end."""
+    """Sums of the values from each index on, and 0 at the end."""
     return np.concatenate([np.cumsum(values[::-1])[::-1], [0.0]])
 
 

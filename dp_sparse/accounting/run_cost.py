@@ -1,6 +1,6 @@
 """What some steps and all other releases of a plan cost together, at one noise multiplier.
 
-ε of a run that may fail: batches beyond their capacity, and noise that ends too early.
+A run may fail, by a batch beyond its capacity or by noise that ends too early: that costs δ, too.
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
 Guarantee, Against an attacker, Not covered, Assumptions, Mechanism: at most 17 short lines below
 them, and one more where the length of the run matters. Other releases make their line longer.
 
-The highest true-positive rate of a membership test, from a curve δ(ε).
+It also computes the highest true-positive rate of a membership test from a curve δ(ε).
 
 A membership test sees everything released and decides whether an example was in the data. Its
 false-positive rate is the probability that it says yes for an example that was not. Its

@@ -4,7 +4,7 @@ Two runs, each with its own plan, canaries and coins: the first one chooses atta
 the second one is judged. Costs twice what training costs, and reads the weights of the probe after
 each step.
 
-What an audit found, in words and as a picture.
+An `AuditResult` says what it found, in words and as a picture.
 
 A Python file that describes an audit, for the command line.
 """

@@ -14,7 +14,7 @@ example whose loss is that weight, times a large number: its gradient is clipped
 one coordinate (a Dirac canary; Nasr et al., USENIX Security 2023). The examples' own outputs do not
 count for it, and the probe's do not for the other examples.
 
-Where canaries stand among the examples, and which steps may use them.
+`Placement` says where canaries stand among the examples, and which steps may use them.
 """
 
 import abc
@@ -55,7 +55,7 @@ class Survival:
 
     @classmethod
     def of(cls, optimizer: PrivateOptimizer, rows: int) -> "Survival | None":
-        """Of a probe table of so many rows, the optimizer's last; None if no row is chosen."""
+        """The chance of rows of the probe table, the optimizer's last; None if no row is chosen."""
         if not isinstance(optimizer, DPAdaFESTOptimizer) or not optimizer.tables:
             return None
         sizes = [table.shape[0] for table in optimizer.tables]
@@ -141,7 +141,7 @@ class Probe:
         )(hot)
 
     def weights(self, copy: keras.Model) -> np.ndarray:
-        """Of all coordinates, float64 `[coordinates]`."""
+        """One value for each coordinate, float64 `[coordinates]`."""
         (weight,) = copy.get_layer("probe").trainable_variables
         return weight.numpy().astype(np.float64)[int(self.rows) :, 0]
 

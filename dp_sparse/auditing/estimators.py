@@ -9,7 +9,7 @@ Three estimators, each at a confidence and at a threshold that was chosen on oth
 - `one_run_fdp_bound`: the same for a family of trade-off functions (Mahloujifar, Melis and
   Chaudhuri 2024, Algorithm 3).
 
-What an attack says of its canaries, and how often a threshold is right.
+`CanaryScores` are what an attack says of its canaries; they tell how often a threshold is right.
 """
 
 import dataclasses

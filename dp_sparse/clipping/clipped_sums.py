@@ -75,7 +75,7 @@ class ClippedSums:
 
     @property
     def slices(self) -> list[tf.IndexedSlices]:
-        """Of each table its sum, with the rows of the choice."""
+        """The sum of each table, with the chosen rows."""
         pairs = zip(self.amounts.rows, self.row_ids, strict=True)
         return [tf.IndexedSlices(values, row_ids) for values, row_ids in pairs]
 

@@ -10,7 +10,7 @@ Of what is traced inside `guarded`, only assignments to `writable` outlive the s
 number can be predicted from constants, and nothing that trains reads a statistic without noise.
 Code that runs eagerly is not guarded, so private steps are always traced.
 
-The update guard: it refuses an update that uses more of its batch than the noisy means.
+The update guard refuses an update that uses more of its batch than the noisy means.
 
 Schedules, regularizers, constraints and optimizers are code of users, and run beside tensors that
 no noise covers yet. The graph of an update shows what each of its operations was computed from.

@@ -1,6 +1,6 @@
 """Which layers of a model are recorded, by which rules, and which cannot be trained privately.
 
-Which layers that could be tied output layers are: those that a model calls with `reverse=True`.
+A layer is a tied output layer if the model calls it with `reverse=True`.
 
 Models such as keras-hub's BERT hold their words in a layer that could multiply with its table but
 only look rows up in it. A pass over the model tells, which is traced and computes nothing.

@@ -4,7 +4,7 @@ Keras pairs a dict with a functional model's inputs by their sorted places: one 
 `dict(frame)` gives, and each input behind it gets the column of another. Here a model gets the
 columns that it names, and no others. A subclassed model takes the dict as it is.
 
-Ids that were floats: which of them a float cannot hold, and which are no numbers.
+The module also rejects ids that were floats before, where a float cannot hold all of them.
 
 bfloat16 holds every integer up to 2⁸, float16 up to 2¹¹, float32 up to 2²⁴; above that an id
 becomes that of another row, in silence. Read from the traced graph, at no cost to a step.

@@ -1,6 +1,6 @@
 """What a rule uses to record a layer call: watch a tensor, and say what its cotangent will mean.
 
-Weights read without a gradient, as constants of a forward pass.
+It also reads weights without a gradient, as constants of a forward pass.
 
 What is computed from weights alone, as the error propagation of Re-Attention, reads them outside of
 the layers that own them. The guards refuse that, since such a read would have a gradient that is

@@ -6,7 +6,7 @@ that failure, and `translated` takes it out again, so that the user reads the se
 check that holds costs one operation: its sentence is a constant, and the values are filled in only
 when a failure is read.
 
-What the process writes to its standard error, TensorFlow's own log included.
+It also filters what the process writes to standard error, TensorFlow's own log included.
 """
 
 import base64

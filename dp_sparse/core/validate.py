@@ -1,6 +1,6 @@
 """Central validators; every message reads like `Expected clip_norm > 0, got clip_norm=-1.0`.
 
-Libraries that the package can do without.
+It also asks for libraries that the package can do without.
 """
 
 import math

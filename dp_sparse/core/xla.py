@@ -5,7 +5,7 @@ therefore postponed: its condition leaves the kernel with the results, and no re
 all conditions were found true. Code that needs a static shape there asks `static_shapes`. The step
 with an embedding layer, which a TPU compiles, is traced in the same way on any device.
 
-The distinct values of a list, and places in a sorted list; under XLA with static shapes.
+It also finds distinct values and places in a sorted list, under XLA with static shapes.
 """
 
 import contextlib

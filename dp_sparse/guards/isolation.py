@@ -30,7 +30,7 @@ of one part, but 64 at least.
 
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -88,7 +88,6 @@ class Isolation:
             whole: Whether to take all examples, and to try values that the batch does not hold.
             replica: The replica whose part of a batch it is.
         """
-        self._replica = replica
         size = self._at_once or len(present)
         parts = [slice(begin, begin + size) for begin in range(0, len(present), size)]
         parts = [part for part in parts if np.any(present[part] > 0)]
@@ -96,22 +95,25 @@ class Isolation:
             parts = [parts[np.random.default_rng([seed, 1]).integers(len(parts))]] if parts else []
         for part in parts:
             own = tf.nest.map_structure(lambda leaf, part=part: leaf[part], batch)
-            found = self._of_part(own, present[part], seed, whole)
+            found = self._of_part(own, present[part], _Setting(seed, replica), whole)
             if found is not None:
                 return found
         return None
 
-    def _of_part(self, batch: Any, present: np.ndarray, seed: int, whole: bool) -> str | None:
-        places = rebatching.order(present, seed)
+    def _of_part(
+        self, batch: Any, present: np.ndarray, setting: "_Setting", whole: bool
+    ) -> str | None:
+        places = rebatching.order(present, setting.seed)
         if not whole:
             share = places[: max(len(present) // _SHARE, _LEAST)]
-            trial = self._trial(*_some(batch, present, share), seed)
-            return trial.coupled(trial.of_the_data((seed % 2 > 0,)))
+            trial = self._trial(*_some(batch, present, share), setting)
+            return trial.coupled(trial.of_the_data((setting.seed % 2 > 0,)))
         some = _some(batch, present, np.sort(places[:_SOME]))
         for fill in (False, True):
             most = _some(batch, present, np.sort(places[: _MOST_FILLED if fill else _MOST]))
-            found = self._whole(batch, present, most, seed, fill)
-            found = found or self._of_other_values(*some, seed, fill)
+            own = setting._replace(fill=fill)
+            found = self._whole(batch, present, most, own)
+            found = found or self._of_other_values(*some, own)
             if found is not None:
                 return found
         return None
@@ -121,42 +123,38 @@ class Isolation:
         batch: Any,
         present: np.ndarray,
         most: tuple[Any, np.ndarray],
-        seed: int,
-        fill: bool,
+        setting: "_Setting",
     ) -> str | None:
         """With the batch's own values; a model may also compute by a size that Python sees."""
-        trial = self._trial(most[0], most[1], seed, fill)
+        trial = self._trial(*most, setting)
         found = trial.coupled(trial.of_the_data((False, True)))
         if found is not None or not self._own_size:
             return found
-        trial = self._trial(batch, present, seed, fill, own_size=True)
+        trial = self._trial(batch, present, setting, own_size=True)
         places = trial.places
         halves = [rebatching.half_replaced(places, present, first) for first in (False, True)]
         return trial.coupled(iter(halves))
 
-    def _of_other_values(
-        self, batch: Any, present: np.ndarray, seed: int, fill: bool
-    ) -> str | None:
+    def _of_other_values(self, batch: Any, present: np.ndarray, setting: "_Setting") -> str | None:
         if not any(tf.nest.flatten(self._sketcher(batch).alterable)):
             return None
-        trial = self._trial(batch, present, seed, fill)
+        trial = self._trial(batch, present, setting)
         found = trial.coupled(trial.of_other_values())
-        return found or (self._of_holes(trial) if trial.sketcher.takes_nan else None)
+        return found or (self._of_holes(trial, setting) if trial.sketcher.takes_nan else None)
 
-    def _of_holes(self, trial: "_Trial") -> str | None:
+    def _of_holes(self, trial: "_Trial", setting: "_Setting") -> str | None:
         """Tries few examples with NaN in some of their floats, and copies of a half."""
         batch, present = _some(trial.batch, trial.present, trial.places[: rebatching.FEW])
         holed = rebatching.with_holes(batch, trial.sketcher.alterable)
-        few = self._trial(holed, present, 0, trial.fill)
+        few = self._trial(holed, present, setting._replace(seed=0, fill=trial.fill))
         half = rebatching.half_replaced(few.places, present, True)
         found = few.coupled(iter([half]))
         return None if found is None else f"{found}, once values are missing"
 
     def _trial(
-        self, batch: Any, present: np.ndarray, seed: int, fill: bool = False, own_size: bool = False
+        self, batch: Any, present: np.ndarray, setting: "_Setting", own_size: bool = False
     ) -> "_Trial":
-        sketcher = self._sketcher(batch, own_size)
-        return _Trial(sketcher, batch, present, seed, fill, self._replica)
+        return _Trial(self._sketcher(batch, own_size), batch, present, setting)
 
     def _sketcher(self, batch: Any, own_size: bool = False) -> Sketcher:
         """The pass for batches of this signature, of any size or of this one."""
@@ -171,6 +169,20 @@ class Isolation:
             of_data = self._of_data(batch)
             self._sketchers[key] = Sketcher(self._model, self._recorded, signature, of_data)
         return self._sketchers[key]
+
+
+class _Setting(NamedTuple):
+    """How the batches of a trial are run.
+
+    Attributes:
+        seed: Which examples stay.
+        replica: In whose context.
+        fill: Whether weights of 0 are replaced.
+    """
+
+    seed: int
+    replica: int
+    fill: bool = False
 
 
 class _Trial:
@@ -188,15 +200,13 @@ class _Trial:
         sketcher: Sketcher,
         batch: Any,
         present: np.ndarray,
-        seed: int,
-        fill: bool,
-        replica: int,
+        setting: _Setting,
     ) -> None:
         self.sketcher, self.batch, self.present = sketcher, batch, present
-        self.places = rebatching.order(present, seed)
-        self._drawn, self._replica = secrets.randbelow(2**31), replica
-        self.fill = fill
-        if fill:
+        self.places = rebatching.order(present, setting.seed)
+        self._drawn, self._replica = secrets.randbelow(2**31), setting.replica
+        self.fill = setting.fill
+        if self.fill:
             self._fall_back()
         else:
             self._reference = self._sketch(batch)

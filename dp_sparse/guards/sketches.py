@@ -207,7 +207,7 @@ def worst(reference: Sketch, found: Sketch, rebatching: Rebatching) -> int | Non
 
 
 def _exceeded_by_a_tenth(norms: np.ndarray) -> np.ndarray:
-    """Of each tensor, float32 `[tensors]`: one example, however large, does not move it much."""
+    """The size of each tensor, float32 `[tensors]`, which one large example hardly moves."""
     ordered = -np.sort(-np.where(np.isfinite(norms), norms, 0), 0)
     there = np.count_nonzero(ordered > 0, 0)
     return ordered[there // 10, np.arange(norms.shape[1])]
@@ -258,7 +258,7 @@ def _flat(tensor: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def _measured(tensor: tf.Tensor, size: tf.Tensor, number: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Of `[batch, ...]`: `[batch, 2]` along two random directions, and norms `[batch]`.
+    """Sketches values `[batch, ...]`: `[batch, 2]` along two random directions, norms `[batch]`.
 
     The directions of a number are the same for every batch.
     """

@@ -245,7 +245,7 @@ def projected_variance(
     weight_variance: float,
     bias: bool,
 ) -> ProjectedVariance:
-    """Of what a projection gives, forward alone.
+    """The variance after a projection, for the forward pass alone.
 
     Args:
         mean: Inputs, float32 `[batch, positions, in]`.

@@ -203,7 +203,7 @@ class ReAttention(keras.layers.MultiHeadAttention):
     def _projected_variance(
         self, layer: keras.layers.EinsumDense, mean: tf.Tensor, variance: tf.Tensor
     ) -> ProjectedVariance:
-        """Of keys or values."""
+        """The variance of keys or of values."""
         mean, variance = _floats(mean, variance)
         kernel = stop_gradient_read(layer.kernel)
         return projected_variance(mean, variance, kernel, self.weight_variance, self.use_bias)

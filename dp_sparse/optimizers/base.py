@@ -4,7 +4,7 @@ They wrap a Keras optimizer and apply only what the private step hands them: `be
 step, `rows_of_step` selects, `release` adds noise, `update` applies what was released. A subclass
 says which rows a step may touch, and which noise each part of the sums gets.
 
-What a private optimizer is given, checked; each error says what to give instead.
+Arguments are checked here; each error says what to give instead.
 """
 
 import abc

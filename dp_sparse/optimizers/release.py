@@ -2,7 +2,7 @@
 
 Source: Ghazi et al., NeurIPS 2023, equation 1, where the realised batch size is printed.
 
-A clip norm that follows a quantile of the gradients' norms.
+`MovingClipNorm` follows a quantile of the gradients' norms.
 """
 
 from collections.abc import Sequence

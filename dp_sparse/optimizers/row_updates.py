@@ -5,7 +5,7 @@ gradient alone, so a step costs O(rows · width) whatever the size of the table.
 unique. A row that is not in the gradient keeps its weights and slots as they are (for Adam: the
 lazy variant).
 
-What an optimizer's updates have gathered, so that the optimizer of another plan may go on.
+Slots, which updates have gathered, can be passed on to the optimizer of another plan.
 """
 
 import functools

@@ -330,7 +330,7 @@ class PrivacyMonitor(keras.callbacks.Callback):
         self._start_interval(step)
 
     def _speed(self, steps: int) -> dict[str, float]:
-        """Of the steps since the line before; callbacks and validation do not count."""
+        """Times of the steps since the line before, without callbacks and validation."""
         assert self._waited is not None
         seconds = max(self._seconds, 1e-9)
         speed = {

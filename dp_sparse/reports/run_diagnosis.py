@@ -4,14 +4,10 @@ Signals follow from noisy gradients, the rows of each step and the weights: post
 the sentences, but for one of the clip norm that is made only of a count which the user asked for,
 and says that no ε covers it.
 
-The running totals of an optimizer at one time, and what two times tell of the steps between.
-
-Rows that were noised are released. The other counts are covered by no ε, and have functions of
-their own here, so that nobody writes them by accident.
-
-ε of a run step by step, for a few evaluations of the accountant.
-
-How long training steps wait for their batches. It depends on the data, and no ε covers it.
+`RunTotals` are an optimizer's running totals at one time; two of them tell of the steps between.
+Noised rows are released. The other counts are covered by no ε, and have functions of their own, so
+that nobody writes them by accident. `EpsilonPoints` has ε step by step for a few evaluations of the
+accountant. `InputWait` measures how long steps wait for batches: that depends on the data, too.
 """
 
 import dataclasses
@@ -242,7 +238,7 @@ def _of_clip_norm(
 
 
 def _deviation_of_count(optimizer: PrivateOptimizer) -> float:
-    """Of a step's released fraction: the count's noise, and at most the size of Poisson batches."""
+    """The deviation of a released fraction: the count's noise and the size of Poisson batches."""
     assert optimizer.plan.noise_multiplier is not None
     of_count = optimizer.clipping.noise_multipliers(optimizer.plan.noise_multiplier)[1]
     batch = optimizer.plan.sampling.expected_batch_size

@@ -1,6 +1,6 @@
 """The interface of every sampler: an event, a neighbouring relation and fixed-shape batches.
 
-Batches of examples that are read by their index, as a dataset; O(batch) a batch.
+`gathered_batches` makes a dataset of batches from indices, O(batch) a batch.
 """
 
 import abc

@@ -13,7 +13,7 @@ not whole: each would void the accounting. A nonce of 0 means that a seed made t
 sampling is not secret. A nonce of 1 means that its examples follow from its position, however often
 and by whom they are read.
 
-Batches of fixed shape: real examples first, then zeros of weight 0. O(batch).
+Batches have a fixed shape: real examples first, then zeros of weight 0.
 """
 
 import functools

@@ -4,7 +4,7 @@ A data source has `len(source)` and `source.gather(indices)`. Gathering B exampl
 whatever the number of examples, and a memory-mapped file keeps only the pages in memory that were
 read.
 
-Reads examples once, in chunks, from any kind of data source; memory is that of a chunk.
+`chunks_of` reads each example once from any kind of source, in the memory of one chunk.
 """
 
 import itertools

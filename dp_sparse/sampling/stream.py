@@ -3,7 +3,7 @@
 For data that a pipeline reads once, such as an online log or files too large to index. An example
 is in one batch of each pass, so a run of k passes composes k Gaussian mechanisms. O(batch) memory.
 
-Passes over a `tf.data.Dataset`, which may have another order each time that it is read.
+A `tf.data.Dataset` may have another order each time that it is read.
 
 A pass reads the dataset once, and the dataset must end with its last example. The marker of each
 batch names the iterator that made it, so parts of two readings cannot be joined to one pass.

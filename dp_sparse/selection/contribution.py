@@ -11,7 +11,7 @@ Adding, removing or zeroing out one example moves the map by at most `C1` in L2:
 down to whole units and summed as integers, so this holds to the last bit. Padding examples (weight
 0) and masked lookups contribute nothing.
 
-Scores of rows from the norms of their gradients, as unique (row, score) pairs.
+Exponential selection scores rows by the norms of their gradients, as unique (row, score) pairs.
 
 This is the baseline of Zhang et al. (2021), [57] of Ghazi et al., NeurIPS 2023. With n_i the norms
 of example i's gradient on each row of all tables, row j scores `Σ_i min(1, C3/‖n_i‖∞)·n_i[j]`.
@@ -173,7 +173,7 @@ def row_scores(tables: Sequence[TableLookups], clip_norm: float) -> RowScores:
 
 
 def _norms(table: TableLookups, start: int, total: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Of each (example, row) pair: example, row numbered through, norm of the summed cotangents.
+    """The (example, row) pairs: example, row numbered through, norm of the summed cotangents.
 
     What does not count is row `total` of example 0, of norm 0.
     """

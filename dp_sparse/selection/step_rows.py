@@ -1,6 +1,6 @@
 """The rows of one table that a step may touch; of DP-SGD those that its batch looked up.
 
-Rows numbered through over all tables, as the rows of each table.
+Rows that are numbered through over all tables are divided into the rows of each table.
 
 In a graph all tables are divided at once, since operations on each of many would cost more than the
 work; for XLA each gets the room of as many rows as there can be.

@@ -7,7 +7,7 @@ with `p0 = Ψ(τ / (σ1·C1))`, found by geometric skips over all c rows (the pa
 which breaks privacy when σ1·C1 < 1). A skip that lands on a looked-up row is discarded: exact,
 since that row had its own draw. No tensor of size c exists; the cost is O(lookups + false rows).
 
-Geometric skips: the successes of c independent trials of probability p.
+Geometric skips are the successes of c independent trials of probability p.
 
 Found without looking at the c trials. The gap to the next success is geometric; gaps come from
 float64 uniforms (k + ½)·2⁻⁵³ by `log1p(-p)` (float32 would cut the tail at 16.6 mean gaps). Time

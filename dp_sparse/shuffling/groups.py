@@ -6,7 +6,7 @@ elementwise or a normalisation of all units in between; or the heads of an atten
 within each head the units of query and key, and those of value and output. They are found by the
 structure of a model.
 
-Random permutations of groups, by index gathers. O(weights of the groups).
+Permutations are random and made by index gathers, in O(weights of the groups).
 """
 
 import dataclasses
@@ -119,7 +119,7 @@ def _dense_pairs(layers: list[Any], outputs: set[int]) -> Iterator[Group]:
 
 
 def _pair(chain: list[Any]) -> Group:
-    """Of two dense layers and what is between them."""
+    """The groups of two dense layers and what is between them."""
     first, *between, second = chain
     members = [Member(first.kernel, 1), Member(second.kernel, 0)]
     vectors = [first.bias]
@@ -200,7 +200,7 @@ def shuffle(groups: Sequence[Group], draw: noise.Draw, followers: FollowersOf) -
 
 
 def permutations(group: Group, draw: noise.Draw, number: int) -> list[tf.Tensor]:
-    """Of each part's units, int32 `[heads · size]`: which unit comes to each place.
+    """Which unit of its part comes to each place, int32 `[heads · size]`.
 
     Heads, and the units of each head and part, have uniform and independent permutations, of 53
     random bits each.

@@ -3,7 +3,7 @@
 The paper composes the theorem's steps by advanced composition, after amplification by sampling
 (its Theorems 1 and 2). Both ε stand in every plan: the claimed one, and that of plain DP-SGD.
 
-The noise that a theorem on shuffled DP-SGD asks for, which is no guarantee.
+The noise is what a theorem on shuffled DP-SGD asks for, which is no guarantee.
 
 "Shuffled DP-SGD", Theorem 6, equations 25 and 26: weights are permuted at random before they are
 released, so less noise is said to do. It does not: anyone who knows the weights before a step

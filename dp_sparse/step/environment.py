@@ -4,9 +4,8 @@ TensorFlow's graph optimizer can be set to drop assertions, which are the step's
 float32 to fewer bits, so that no clip norm holds. A model does not show this, so each run checks
 the settings before it begins, and again when they have changed.
 
-Where products of this machine let NaN through to other examples, no example may hold any.
-
-The `tf.distribute` strategies under which a private step may run, and what they require.
+Where products of this machine let NaN through to other examples, no example may hold any. The
+module also knows under which `tf.distribute` strategies a private step may run.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """One forward and one backward pass over a batch: losses, and the gradient terms of variables.
 
-The clipped sums of one batch: a pass over it, the step's rows, clipping.
+The clipped sums of a batch follow from a pass over it, the step's rows and clipping.
 """
 
 import dataclasses
@@ -260,9 +260,9 @@ def rows_of_step(
     optimizer: PrivateOptimizer, terms: Terms, real: tf.Tensor, draw: noise.Draw
 ) -> StepRowsByTable:
     """The step's rows, chosen over all tables at once, before any clipping."""
-    use_of = {id(variable): term for variable, term in terms if isinstance(term, Rows)}
+    term_of = {id(variable): term for variable, term in terms if isinstance(term, Rows)}
     with tf.control_dependencies([real]):  # which follows the check of shapes
-        row_ids = {id(table): tf.identity(use_of[id(table)].row_ids) for table in optimizer.tables}
+        row_ids = {id(table): tf.identity(term_of[id(table)].row_ids) for table in optimizer.tables}
     lookups = [
         TableLookups(
             table.shape[0],
@@ -270,7 +270,7 @@ def rows_of_step(
             term.valid & (real > 0)[:, tf.newaxis],
             term.cotangents,
         )
-        for table, term in ((table, use_of[id(table)]) for table in optimizer.tables)
+        for table, term in ((table, term_of[id(table)]) for table in optimizer.tables)
     ]
     of_tables = rows_of_replicas(optimizer, lookups, draw)
     return {id(t): rows for t, rows in zip(optimizer.tables, of_tables, strict=True)}

@@ -1,6 +1,6 @@
 """A pass over a model that is traced to learn of it, and the examples or shapes that it takes.
 
-What the shapes of a model tell of its embedding tables: sizes, and lookups of an example.
+Shapes tell how large a model's tables are, and how many rows an example looks up.
 """
 
 from collections.abc import Mapping

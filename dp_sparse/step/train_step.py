@@ -3,7 +3,7 @@
 One recorded forward pass and one backward pass to the pre-activations, then selection, clipping and
 noise from the records (DP-AdaFEST, Algorithm 1). `compile_hook` gives it to a model.
 
-A logical batch of any size in fixed memory, part by part.
+With micro-batches, a logical batch of any size takes fixed memory, part by part.
 
 The rows of the whole batch are chosen first, from its ids alone; then each part is clipped with
 those and added up. Noise comes later and once, so micro-batches change neither the guarantee
@@ -58,7 +58,7 @@ def by_parts(
 def _step_rows(
     optimizer: PrivateOptimizer, whole: Forward, examples: Examples, draw: noise.Draw
 ) -> tuple[list[tf.Tensor], list[tuple[tf.Tensor, tf.Tensor]]]:
-    """Of each table the rows of the step, and of each lookup in it its row and its place."""
+    """The rows of the step in each table; for each lookup its row and its place."""
     real = _examples_with_ids(whole, examples)
     step_rows = forward_backward.rows_of_step(optimizer, whole.terms, real, draw)
     row_ids_of = {id(v): term.row_ids for v, term in whole.terms if isinstance(term, Rows)}

@@ -4,8 +4,6 @@ All but Keras' history and progress bar get released values alone, unless a
 `PrivacyReport(diagnostics="non_private")` accepts the leak. Refused are those that would write
 training metrics by another way, or publish steps that a killed run takes again.
 
-Callbacks of a private run get logs of released values alone.
-
 No ε covers training loss and metrics. Keras' history and progress bar keep them in the process and
 on the console; every other callback sees what is left: validation metrics, ε, the learning rate.
 One that asks for a training metric is told once that there is none to see.

@@ -1,8 +1,7 @@
 """`PrivateCheckpoint`: training that goes on after it was killed, within what its plan pays for.
 
-Up to which step checkpoints hold a run, which its logs wait for.
-
-What a log tells of a step must not be seen while the step may still run again with other noise.
+What anybody has seen of a step must not run again with other noise. So a checkpoint is written
+before validation, before the model's methods that show weights, and at the end of the process.
 """
 
 import atexit

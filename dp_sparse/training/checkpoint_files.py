@@ -197,7 +197,7 @@ class CheckpointFolder:
 
     @property
     def _own_prefix(self) -> str:
-        """Of folders of weights that are not published yet, also outside of a remote folder."""
+        """Begins the names of folders of unpublished weights, also outside of a remote folder."""
         return f"{_UNNAMED}{hashlib.sha256(self.path.encode()).hexdigest()[:12]}-"
 
     def _of(self, name: str) -> str:

@@ -4,7 +4,7 @@ Importing `dp_sparse` wraps the `compile` method that `keras.Model` inherits. Co
 a private optimizer gives it the private step; compiling it with another optimizer gives it Keras'
 own step again.
 
-Restores an optimizer's state completely, with the steps that it spent, or not at all.
+An optimizer's state is restored completely, with the steps that it spent, or not at all.
 
 Keras assigns the values whose paths it finds and ignores the others. So the state of an optimizer
 that has another name, or is not built yet, would restore weights and lose the spent steps. An

@@ -2,12 +2,6 @@
 
 Before a step is paid: what Keras would ignore beside batches of a sampler, and held-out text, of
 which Keras takes tensors alone.
-
-What a model or a loss does in place of Keras, so that the private step would leave it out.
-
-`compile` refuses it, and `check_model` says it before.
-
-Integers that an Input is too narrow for: Keras would cast them, and train the rows of others.
 """
 
 import functools

@@ -10,9 +10,8 @@ Keras takes all batches of a dataset in each epoch, and a sampler's have all ste
 
 `steps_per_epoch` is taken as it is given.
 
-Says that examples did not train, since something of them was not a finite number.
-
-What a fit does when its process is asked to end.
+A fit also warns of examples that did not train because they were not finite, and saves and ends
+when its process is asked to end.
 """
 
 import contextlib
@@ -210,17 +209,17 @@ class _Epochs(keras.callbacks.Callback):
         self, steps: FitSteps, run: weakref.ReferenceType[keras.callbacks.CallbackList]
     ) -> None:
         super().__init__()
-        self._steps, self._run, self._quarantine = steps, run, NonFiniteWarning()
+        self._steps, self._run, self._non_finite = steps, run, NonFiniteWarning()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._quarantine.begin(self.model.optimizer)
+        self._non_finite.begin(self.model.optimizer)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps.before_epoch(epoch, self._callbacks())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps.after_epoch(epoch, self._callbacks())
-        self._quarantine.warn(self.model.optimizer)
+        self._non_finite.warn(self.model.optimizer)
 
     def _callbacks(self) -> keras.callbacks.CallbackList:
         run = self._run()

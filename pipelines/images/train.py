@@ -77,7 +77,9 @@ def train(
     plan = plan.calibrate() if run is None else run.plan(plan.calibrate)
     _compile(model, config, plan)
     begun = time.perf_counter()
-    _fit(model, plan.sampling.batches((training.images, training.labels)), config, run)
+    examples = training.images, training.labels
+    batches = plan.sampling.batches(examples) if run is None else run.batches(examples)
+    _fit(model, batches, config, run)
     seconds = time.perf_counter() - begun
     return _result(model, plan, accuracy(model, held_out), evaluated_on, seconds)
 
@@ -91,7 +93,6 @@ def _fit(
     callbacks = [_report(config)]
     if run is not None:
         run.restore(model)
-        batches = run.timed(batches)
         callbacks += run.callbacks()
     if model.optimizer.steps_left:
         model.fit(batches, callbacks=callbacks, verbose=config.report.verbose)

@@ -203,7 +203,7 @@ FAULTS = (
     Fault(
         "examples_with_holes_never_compared",
         _ISOLATION,
-        "return found or (self._of_holes(trial) if trial.sketcher.takes_nan else None)",
+        "return found or (self._of_holes(trial, setting) if trial.sketcher.takes_nan else None)",
         "return found",
         (f"{_OF_ISOLATION}::test_a_whole_check_takes_the_batch_and_another_one_a_share",),
     ),

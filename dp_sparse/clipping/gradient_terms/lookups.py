@@ -1,6 +1,6 @@
 """Lookups of rows: norms of what an example adds to each row, and sums on the rows chosen.
 
-A table that is the output layer too: its norms without a per-example gradient of the table.
+`Tied` is a table that is the output layer, too: its norms need no per-example gradient.
 
 Source: "Phantom Clipping" of the tied-embedding paper. Its formula,
 `n_in + ‖RᵀH‖² + 2 Σ R[t, s_l]·⟨G_l, H_t⟩`, may cancel in floating point; here all terms are

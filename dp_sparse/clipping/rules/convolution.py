@@ -314,8 +314,8 @@ def call_convolution(
 ) -> tf.Tensor:
     """Runs Conv1D, Conv2D or Conv3D and records its kernel and its bias."""
     form = _geometry(layer, layer.kernel.shape, layer.groups)
-    use_of = functools.partial(_kernel_term, tap, layer.kernel, form)
-    return _recorded(layer, call, tap, inputs, layer.kernel, use_of)
+    term_of = functools.partial(_kernel_term, tap, layer.kernel, form)
+    return _recorded(layer, call, tap, inputs, layer.kernel, term_of)
 
 
 def call_transposed_convolution(
@@ -323,16 +323,16 @@ def call_transposed_convolution(
 ) -> tf.Tensor:
     """Runs Conv1DTranspose, Conv2DTranspose or Conv3DTranspose; records its kernel and its bias."""
     form = TransposedConvolution(_geometry(layer, layer.kernel.shape))
-    use_of = functools.partial(_kernel_term, tap, layer.kernel, form)
-    return _recorded(layer, call, tap, inputs, layer.kernel, use_of)
+    term_of = functools.partial(_kernel_term, tap, layer.kernel, form)
+    return _recorded(layer, call, tap, inputs, layer.kernel, term_of)
 
 
 def call_depthwise_convolution(
     layer: Any, call: Callable[..., Any], tap: Tap, inputs: tf.Tensor
 ) -> tf.Tensor:
     """Runs DepthwiseConv1D or DepthwiseConv2D and records its kernel and its bias."""
-    use_of = functools.partial(_depthwise_use, layer, layer.kernel)
-    return _recorded(layer, call, tap, inputs, layer.kernel, use_of)
+    term_of = functools.partial(_depthwise_term, layer, layer.kernel)
+    return _recorded(layer, call, tap, inputs, layer.kernel, term_of)
 
 
 def call_separable_convolution(
@@ -350,7 +350,7 @@ def call_separable_convolution(
 
     def terms_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, GradientTerm]]:
         x, dz = _channels_last(inputs, layer), _channels_last(cotangents[0], layer)
-        return [(depthwise, _depthwise_use(layer, depthwise, x, dz))]
+        return [(depthwise, _depthwise_term(layer, depthwise, x, dz))]
 
     if tap.trains(depthwise):
         tap.watch([between], terms_of)
@@ -361,8 +361,8 @@ def call_separable_convolution(
 
     ones = (1,) * layer.rank
     form = Convolution(tuple(pointwise.shape), ones, ones, "valid")
-    use_of = functools.partial(_kernel_term, tap, pointwise, form)
-    return _recorded(layer, second_step, tap, between, pointwise, use_of)
+    term_of = functools.partial(_kernel_term, tap, pointwise, form)
+    return _recorded(layer, second_step, tap, between, pointwise, term_of)
 
 
 def _recorded(
@@ -371,7 +371,7 @@ def _recorded(
     tap: Tap,
     inputs: tf.Tensor,
     kernel: keras.Variable,
-    use_of: Callable[[tf.Tensor, tf.Tensor], GradientTerm],
+    term_of: Callable[[tf.Tensor, tf.Tensor], GradientTerm],
 ) -> tf.Tensor:
     """Runs `call`; its pre-activation's cotangent gives `kernel`'s use and the bias."""
 
@@ -379,7 +379,7 @@ def _recorded(
         terms: list[tuple[keras.Variable, GradientTerm]] = []
         if tap.trains(kernel):
             x, dz = _channels_last(inputs, layer), _channels_last(cotangents[0], layer)
-            terms.append((kernel, use_of(x, dz)))
+            terms.append((kernel, term_of(x, dz)))
         if tap.trains(layer.bias):
             terms.append((layer.bias, Explicit(_bias_gradients(cotangents[0], layer))))
         return terms
@@ -401,7 +401,9 @@ def _kernel_term(
     return Linear((x,), (dz,), form)
 
 
-def _depthwise_use(layer: Any, kernel: keras.Variable, x: tf.Tensor, dz: tf.Tensor) -> GradientTerm:
+def _depthwise_term(
+    layer: Any, kernel: keras.Variable, x: tf.Tensor, dz: tf.Tensor
+) -> GradientTerm:
     """Per-example gradients, smaller than the outputs unless the kernel has more positions."""
     return Explicit(_geometry(layer, kernel.shape).depthwise_gradients(x, dz))
 

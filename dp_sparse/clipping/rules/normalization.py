@@ -3,7 +3,7 @@
 Their per-example gradients are sums over the positions of an example, and are summed before they
 are squared. UnitNormalization has no variables and needs no rule.
 
-PReLU: `z = max(x, 0) − α·max(−x, 0)`, with α shared over some axes.
+PReLU is here, too: `z = max(x, 0) − α·max(−x, 0)`, with α shared over some axes.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ cotangent of 0, so what is recorded of it does not matter.
 The time is that of the layer's own step and of the norms of two products. The memory is that of the
 projection's cotangent and the states of all steps, `[batch, time, (gates + 1) · units]`.
 
-Keras' own loop over time with another step: Keras handles masks, states, direction, flags.
+The loop is Keras' own with another step, so Keras handles masks, states, direction and flags.
 """
 
 import contextlib
@@ -272,9 +272,9 @@ def _terms(
     terms: list[tuple[keras.Variable, GradientTerm]] = []
     recurrent_inputs, recurrent_cotangents = recurrent(cell, trace, cotangents)
     if tap.trains(cell.kernel):
-        terms.append((cell.kernel, _product_use(cell, trace.inputs, cotangents)))
+        terms.append((cell.kernel, _product_term(cell, trace.inputs, cotangents)))
     if tap.trains(cell.recurrent_kernel):
-        term = _product_use(cell, recurrent_inputs, recurrent_cotangents)
+        term = _product_term(cell, recurrent_inputs, recurrent_cotangents)
         terms.append((cell.recurrent_kernel, term))
     if tap.trains(cell.bias):
         gradients = tf.reduce_sum(cotangents, axis=1)
@@ -285,7 +285,7 @@ def _terms(
     return terms
 
 
-def _product_use(cell: Any, inputs: list[tf.Tensor], cotangents: tf.Tensor) -> GradientTerm:
+def _product_term(cell: Any, inputs: list[tf.Tensor], cotangents: tf.Tensor) -> GradientTerm:
     """The use of a kernel whose columns all have the same input, or each block its own.
 
     With several inputs each but the first is for one gate; the first is for the rest.

@@ -266,7 +266,7 @@ def _gains(combiner: str, weights: tf.Tensor) -> tf.Tensor:
 
 
 def _first_of_example(row_ids: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """Of each valid lookup, the place of the example's first one of the same row; int32.
+    """For each valid lookup the place of the example's first one of the same row; int32.
 
     Of others, their own place.
     """

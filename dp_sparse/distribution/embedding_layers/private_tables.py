@@ -1,6 +1,6 @@
 """The configuration of an embedding layer: the user's features, and those for noise and updates.
 
-Feature and table configurations, of `tf.tpu.experimental.embedding` and of keras-rs.
+Features and tables may be of `tf.tpu.experimental.embedding` or of keras-rs.
 """
 
 import dataclasses

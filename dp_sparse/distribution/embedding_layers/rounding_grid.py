@@ -10,7 +10,7 @@ Gradients are rounded to the grid at random, by less than one step an entry. Exa
 so much less than C that they are within C when rounded. Rounded noise plus a point of the grid is
 the rounded sum: what is released is a post-processing of the Gaussian mechanism with sensitivity C.
 
-The updates of tables off TPU, which are those that a TPU makes.
+Off TPU, `RowUpdates` makes the updates that a TPU makes.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Training with an embedding layer: the host prepares a batch, the device trains on it.
 
-What a run with an embedding layer needs before its first step: checks, variables, its data.
+Before the first step it checks the setup, creates the variables and distributes the data.
 """
 
 from collections.abc import Callable, Sequence

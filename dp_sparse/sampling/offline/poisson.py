@@ -134,7 +134,7 @@ class _Process:
 
     @classmethod
     def renew(cls) -> None:
-        """Of a process that was forked."""
+        """Gives a forked process a name of its own."""
         cls.name = secrets.token_hex(8)
 
 
@@ -197,7 +197,7 @@ def _read_claim(path: str) -> dict[str, Any]:
 
 
 def _write_claim(folder: str, path: str, content: dict[str, int | str]) -> None:
-    """Of several processes that write at once, one does, on a local file system."""
+    """Writes the claim; on a local file system one of several processes does."""
     described = json.dumps(content) + "\n"
     if "://" not in path:
         first_file(path, described.encode())

@@ -7,7 +7,7 @@ Gaussian value rounded to the next integer, which is post-processing of the unro
 leaves no trace of floating-point arithmetic. Time and memory are those of the tables' rows, 8 bytes
 each, once a period.
 
-Rows with the largest sums of noisy histograms, and what training on them pays.
+`select_from_histograms` takes the rows with the largest sums, and says what training pays.
 """
 
 import dataclasses
@@ -300,7 +300,7 @@ def select_from_histograms(
 ) -> SelectedRows:
     """Selects `k` rows over all tables by the sums of noisy histograms of disjoint examples.
 
-    Of rows with equal sums the lower ones are selected.
+    Where sums are equal, the lower rows are selected.
 
     Args:
         histograms: Of disjoint sets of examples, such as periods of time; at least one.

@@ -10,7 +10,7 @@ largest noise values are drawn, by order statistics, and given to random ones of
 has exactly the distribution of a noisy histogram over all rows. It takes O(rows seen + k) time, and
 no vector of a table's size.
 
-How many of the k rows each table gets, and which tables must be counted for that.
+`allocate_rows` says how many of the k rows each table gets.
 """
 
 import dataclasses

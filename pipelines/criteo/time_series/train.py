@@ -190,9 +190,9 @@ class Run:
     def _batches(self, period: Period, run: dp_sparse.Run, spent: int) -> tf.data.Dataset:
         """The batches that are left of a period's run, which is restored.
 
-        Of batches drawn before, the run keeps the claim that it has on them: if it is killed before
-        a step is published, nobody has seen anything of it, and it may have them anew. The claim is
-        among the checkpoints so as to be lost with them, since then nothing is known of the steps.
+        The run keeps its claim on batches that were drawn before: if it is killed before a step is
+        published, nobody has seen anything of it, and it may have them anew. The claim lies among
+        the checkpoints, so that both are lost together: without them, steps are not known.
         """
         kept = state_file(run.folder / "checkpoints" / "claim.json")
         if kept.exists() and not spent:
