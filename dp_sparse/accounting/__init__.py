@@ -3,10 +3,9 @@
 May use: `core`, `noise` (how far its tails reach) and `sampling`. Nothing here imports Keras.
 """
 
-from dp_sparse.accounting.accountant import Accountant, epsilon_of
 from dp_sparse.accounting.budget import FIXED, PrivacyBudget
 from dp_sparse.accounting.budget_account import BudgetAccount
-from dp_sparse.accounting.calibration import signal_to_noise, smallest_meeting
+from dp_sparse.accounting.calibration import signal_to_noise
 from dp_sparse.accounting.disjoint_plans import DisjointPlans
 from dp_sparse.accounting.events import GumbelTopKDpEvent, event_config
 from dp_sparse.accounting.forecast import Forecast, frequencies_of
@@ -25,6 +24,7 @@ from dp_sparse.accounting.mechanisms import (
 from dp_sparse.accounting.not_private import not_private_plan
 from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.accounting.plan_table import PlanTable, plan_table
+from dp_sparse.accounting.release_noise import release_noise, smallest_noise
 from dp_sparse.accounting.run_cost import RunCost
 from dp_sparse.accounting.statement import EPSILONS, beside, rounded_up, true_positive_rate
 
@@ -33,7 +33,6 @@ __all__ = [
     "FALSE_ROWS",
     "FIXED",
     "NOISE_RATIO",
-    "Accountant",
     "BudgetAccount",
     "DisjointPlans",
     "ExponentialSelection",
@@ -49,14 +48,14 @@ __all__ = [
     "RunCost",
     "beside",
     "default_threshold",
-    "epsilon_of",
     "event_config",
     "frequencies_of",
     "not_private_plan",
     "plan_table",
+    "release_noise",
     "rounded_up",
     "signal_to_noise",
-    "smallest_meeting",
+    "smallest_noise",
     "split_noise",
     "survival_probability",
     "true_positive_rate",

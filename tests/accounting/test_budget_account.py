@@ -11,7 +11,8 @@ from pathlib import Path
 import dp_accounting
 import pytest
 
-from dp_sparse.accounting import BudgetAccount, PrivacyBudget, PrivacyPlan, epsilon_of
+from dp_sparse.accounting import BudgetAccount, PrivacyBudget, PrivacyPlan
+from dp_sparse.accounting.accountant import epsilon_of
 from dp_sparse.core import PrivacyError
 from dp_sparse.sampling import PoissonSampling, Sampling, StreamSampling
 from dp_sparse.sampling.offline import OfflinePoissonSampling

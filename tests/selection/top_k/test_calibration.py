@@ -11,13 +11,10 @@ from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
 from dp_sparse.accounting.accountant import Accountant
 from dp_sparse.accounting.plan import PrivacyBudget, PrivacyPlan, Release
+from dp_sparse.accounting.release_noise import smallest_joint_noise, smallest_noise
 from dp_sparse.sampling.poisson import PoissonSampling
 from dp_sparse.sampling.stream import StreamSampling
-from dp_sparse.selection.top_k.calibration import (
-    calibrate_top_k,
-    smallest_joint_noise,
-    smallest_noise,
-)
+from dp_sparse.selection.top_k.calibration import calibrate_top_k
 from dp_sparse.selection.top_k.counting import TopKTable
 from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,
