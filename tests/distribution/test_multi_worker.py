@@ -97,11 +97,12 @@ BY_HAND = """
         clicks(SIZE, VOCABULARIES), part, first_step=0
     )
     build_for(model, model.optimizer, batch_of(batches.element_spec).examples)
-    iterator = iter(strategy.distribute_datasets_from_function(lambda _: batches))
-    step = tf.function(lambda i: strategy.run(model.train_step, args=(next(i),)), autograph=False)
+    batch = next(iter(strategy.distribute_datasets_from_function(lambda _: batches)))
+    dp_sparse.preflight(model, batch)
+    step = tf.function(lambda b: strategy.run(model.train_step, args=(b,)), autograph=False)
     try:
         with translated():
-            step(iterator)
+            step(batch)
     except dp_sparse.PrivacyError as error:
         print(error)
         sys.stdout.flush()
