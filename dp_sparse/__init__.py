@@ -40,6 +40,12 @@ from dp_sparse.optimizers import (
     LazyDPSGDOptimizer,
     install_build_hook,
 )
+from dp_sparse.probabilities import (
+    Calibration,
+    ScoreHistogram,
+    calibrate_probabilities,
+    reserve_calibration,
+)
 from dp_sparse.reports import (
     ModelCheck,
     PrivacyMonitor,
@@ -91,6 +97,7 @@ __all__ = [
     "AutomaticClipping",
     "BadExampleError",
     "BudgetAccount",
+    "Calibration",
     "DPAdaFESTOptimizer",
     "DPFESTOptimizer",
     "DPSGDOptimizer",
@@ -127,6 +134,7 @@ __all__ = [
     "Release",
     "RowFrequencies",
     "Run",
+    "ScoreHistogram",
     "SelectedRows",
     "ShuffledDPSGDOptimizer",
     "StreamSampling",
@@ -135,6 +143,7 @@ __all__ = [
     "__version__",
     "apply_deltas",
     "auditing",
+    "calibrate_probabilities",
     "calibrate_top_k",
     "check_export",
     "check_model",
@@ -151,6 +160,7 @@ __all__ = [
     "plan_table",
     "preflight",
     "recommend",
+    "reserve_calibration",
     "select_from_histograms",
     "select_top_k",
     "theorem6_plan_not_a_guarantee",

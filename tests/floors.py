@@ -9,6 +9,6 @@ FLOORS = (
     {"step"},
     {"reports"},
     {"training"},
-    {"distribution", "export", "auditing", "shuffling"},
+    {"distribution", "export", "auditing", "shuffling", "probabilities"},
     {"runs"},
 )

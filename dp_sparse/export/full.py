@@ -8,7 +8,7 @@ import h5py
 import keras
 
 from dp_sparse.accounting import DisjointPlans, RestsOnRelease
-from dp_sparse.core import whole_folder
+from dp_sparse.core import PrivacyError, whole_folder
 from dp_sparse.export import keras_folder, manifest, saved_model, weights
 from dp_sparse.export.manifest import Export, Weight
 from dp_sparse.optimizers import PrivateOptimizer, private_optimizer_of, with_other_training
@@ -37,8 +37,8 @@ def export_model(
         path: A local folder that is not there yet. It appears when it is complete.
         plans: Of a model that trained on several parts of the data: the plans of all parts so far,
             the optimizer's own among them. The statement is then that of all of them.
-        as_model: Makes what is written of the trained model, whose weights are final by then: such
-            as the same model with LoRA merged, or with a tokenizer in front of it.
+        as_model: Makes what is written of the trained model, whose weights are final by then: a
+            `Calibration`, or the same model with LoRA merged or a tokenizer in front of it.
         note: Sentences in front of the statement, such as who an example is, and what of the data
             counts as public.
 
@@ -147,8 +147,19 @@ def released(
         own = _own(optimizer, plans)
         statement = plans.statement(taken if own is None else {**taken, own: steps})
     counted = [plan.run_id for plan in counting]
+    _require_paid_calibration(as_model, counted)
     variables = [*model.variables, *exported.variables]
     return steps, with_other_training(statement, variables, counted), exported
+
+
+def _require_paid_calibration(as_model: AsModel | None, counted: list[str]) -> None:
+    """Raises PrivacyError if a `Calibration` rests on a histogram that no counted plan pays for."""
+    payer = getattr(as_model, "paid_by", None)
+    if payer is not None and payer not in counted:
+        raise PrivacyError(
+            "The calibration was made from a histogram that another plan pays for, so this "
+            "export's statement would leave it out.\nCalibrate the model under its own plan."
+        )
 
 
 def written(
@@ -163,7 +174,8 @@ def written(
     with whole_folder(path) as folder, optimizer.settled():
         check = optimizer.watch_steps(f"the export {path} was written")
         steps, statement, model = released(model, optimizer, plans, as_model)
-        statement = f"{note}\n{statement}" if note else statement
+        own = getattr(as_model, "statement", "")  # of a Calibration that paid by itself
+        statement = "\n".join(part for part in (note, own, statement) if part)
         layout = keras_folder.layout(model)
         digests = keras_folder.write(model, layout, folder / manifest.KERAS)
         variables = {v.name: v.variable for v in layout.weights if v.variable is not None}

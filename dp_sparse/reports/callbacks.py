@@ -115,6 +115,7 @@ class PrivacyReport(keras.callbacks.Callback):
         self.points = validate.positive_integer("points", points)
         self.note = note
         self.history = RunHistory()
+        self._added: list[tuple[str, str]] = []
         self._ended: tuple[Any, int] | None = None  # the optimizer, and its steps, of the last fit
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -223,7 +224,7 @@ class PrivacyReport(keras.callbacks.Callback):
             sections.append(("Embedding rows noised per step", self.rows_chart()))
         if history.diagnostics:
             sections.append(("Covered by no epsilon", _diagnostics_table(history.diagnostics)))
-        return report_page.page("dp_sparse: private training", sections)
+        return report_page.page("dp_sparse: private training", [*sections, *self._added])
 
     def _statement(self) -> str:
         """What is guaranteed, to whom, and of which steps the page speaks, if not of all."""
@@ -249,6 +250,16 @@ class PrivacyReport(keras.callbacks.Callback):
             "Each point is of a run that was meant to end there. A run that stops because of what "
             f"it saw has the epsilon of all steps, {epsilon}."
         )
+
+    def add_section(self, heading: str, body: str) -> None:
+        """Adds a part to the page and writes it, such as `calibration.section()`.
+
+        Args:
+            heading: Its heading.
+            body: HTML, of what ε covers.
+        """
+        self._added.append((heading, body))
+        self._write()
 
     def rows_chart(self) -> str:
         """Rows noised per step, by table."""

@@ -8,8 +8,12 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dp_sparse.core import require_matplotlib, whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Points = tuple[Sequence[float], Sequence[float]]  # x, y
 
@@ -76,8 +80,13 @@ def chart(x_label: str, y_label: str, series: Mapping[str, Points], *, log_y: bo
             figure.legend(fontsize="xx-small", ncols=5, loc="outside lower center")
         elif len(series) > 1:
             axes.legend(fontsize="small")
-        drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
+        return svg(figure)
+
+
+def svg(figure: "Figure") -> str:
+    """A figure of matplotlib as inline SVG."""
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
     return drawn.getvalue()[drawn.getvalue().index("<svg") :]
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import tensorflow as tf
 from dp_sparse.accounting import BudgetAccount, PrivacyPlan
 from dp_sparse.core import PrivacyError, local_form
 from dp_sparse.export import Export, export_model
+from dp_sparse.probabilities import Calibration, ScoreHistogram, calibration_of, draw_histogram
 from dp_sparse.reports import PrivacyMonitor
 from dp_sparse.runs.run_folder import RunFolder, T, locked
 from dp_sparse.selection import SelectedRows, TopKTable, calibrate_top_k, select_top_k
@@ -20,7 +22,7 @@ from dp_sparse.step import require_checkpoint
 from dp_sparse.training import PrivateCheckpoint
 
 _OPEN: dict[Path, "Run"] = {}  # of this process
-_ROWS = "rows.npz"
+_ROWS, _SCORES = "rows.npz", "scores.npz"
 _LATER = ("noise_multiplier", "plan_id", "releases")  # what a plan gets in its run
 
 
@@ -233,6 +235,46 @@ class Run:
         self._rows = rows
         return rows
 
+    def calibrate_probabilities(
+        self, model: keras.Model, examples: Any, *, method: str = "platt", **options: Any
+    ) -> Calibration:
+        """Calibrates the trained model's predictions by a histogram that is drawn once and kept.
+
+        Reserve it in the plan that the run is given: `reserve_calibration(plan)`.
+
+        Args:
+            model: The trained model.
+            examples: Those that it trained on, as in `dp_sparse.calibrate_probabilities`.
+            method: "platt" or "isotonic".
+            **options: Further arguments of `dp_sparse.calibrate_probabilities`, but no `budget`.
+
+        Raises:
+            ValueError: As there, or the file of the histogram is lost.
+            PrivacyError: As there.
+
+        Warns:
+            UserWarning: The model has trained on since the histogram was drawn.
+        """
+        run_id = self.plan.run_id
+        self._checkpoint.refuse_other_plan(model)
+        made = self._folder.paid_release(
+            _SCORES, lambda: draw_histogram(model, examples, **options)
+        )
+        histogram = ScoreHistogram.load(self.folder / _SCORES) if made is None else made
+        if histogram.paid_by != run_id:
+            raise ValueError(
+                f"{self.folder / _SCORES} is the histogram of another run.\nRestore its own one, "
+                "or use another folder, which spends again."
+            )
+        spent = int(model.optimizer.steps_spent)
+        if histogram.steps != spent:
+            warnings.warn(
+                f"The score histogram of {self.folder} was drawn after {histogram.steps} steps, "
+                f"and the model has taken {spent}: its predictions may have moved since.",
+                stacklevel=2,
+            )
+        return calibration_of(histogram, examples, method)
+
     def release(self, name: str, make: Callable[[], T], load: Callable[[Path], T]) -> T:
         """Makes a release once, such as counts of your own; later processes load it.
 
@@ -373,7 +415,7 @@ class _RunCheckpoint(PrivateCheckpoint):
 
     def restore(self, model: keras.Model, *, begun: bool = False) -> int:
         """Restores the run, and notes that there are checkpoints from now on."""
-        self._refuse_other_plan(model)
+        self.refuse_other_plan(model)
         self._of.begin()
         spent = super().restore(model, begun=begun or self._of.has_checkpoints)
         self._of.note_checkpoints()
@@ -395,7 +437,8 @@ class _RunCheckpoint(PrivateCheckpoint):
                 "spent.\nrun.restore(model) loads its weights; check run.finished before fit."
             )
 
-    def _refuse_other_plan(self, model: keras.Model) -> None:
+    def refuse_other_plan(self, model: keras.Model) -> None:
+        """Raises PrivacyError if the model trains under another plan than the run's."""
         own = getattr(getattr(model, "optimizer", None), "plan", None)
         if own is not None and (self.plan is None or own.plan_id != self.plan.plan_id):
             raise PrivacyError(

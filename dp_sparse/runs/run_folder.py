@@ -83,19 +83,39 @@ class RunFolder:
                 f"{path} is missing, which the plan of this run paid for.\nRestore the file, or "
                 "begin in another folder, which spends again."
             )
-        if name in self._releases():
-            raise ValueError(
-                f"{path} is missing, which this run has released.\nRestore the file, or begin in "
-                "another folder, which spends again."
-            )
-        for unfinished in self.path.glob(f".{name}.*.tmp"):
-            unfinished.unlink()  # two noisy versions of one release would reveal more
+        self._refuse_lost(name)
         made = make()
         (self.path / _PLAN).unlink(missing_ok=True)  # of a start that failed before
         self.begin()
         made.save(path)
         self._note_release(name)
         return made
+
+    def paid_release(self, name: str, make: Callable[[], T]) -> T | None:
+        """As `release`, of what the plan pays for and the run makes after training.
+
+        Raises:
+            ValueError: It was made, and its file is lost.
+        """
+        path = self.path / name
+        if path.exists():
+            self._note_release(name)
+            return None
+        self._refuse_lost(name)
+        made = make()
+        made.save(path)
+        self._note_release(name)
+        return made
+
+    def _refuse_lost(self, name: str) -> None:
+        """Raises ValueError if a release that has no file was made; removes unfinished ones."""
+        if name in self._releases():
+            raise ValueError(
+                f"{self.path / name} is missing, which this run has released.\nRestore the file, "
+                "or begin in another folder, which spends again."
+            )
+        for unfinished in self.path.glob(f".{name}.*.tmp"):
+            unfinished.unlink()  # two noisy versions of one release would reveal more
 
     def _releases(self) -> list[str]:
         """The names of what was released."""

@@ -32,6 +32,7 @@ from dp_sparse.selection.top_k.noise_sources import (
     GumbelTopK,
     LaplaceTopK,
     PublicRows,
+    gaussian_values,
 )
 from dp_sparse.selection.top_k.select import select_top_k
 from dp_sparse.selection.top_k.selected_rows import SelectedRows
@@ -52,6 +53,7 @@ __all__ = [
     "TopKTable",
     "calibrate_top_k",
     "contribution_map",
+    "gaussian_values",
     "histogram_of_counts",
     "looked_up_rows",
     "most_skips",

@@ -15,6 +15,7 @@ from dp_sparse.step.building import (
 from dp_sparse.step.checkpointed_steps import (
     CheckpointedSteps,
     checkpointed_steps_of,
+    has_folder,
     require_checkpoint,
     set_checkpointed_steps,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "environment",
     "examples_of",
     "flush_hooks",
+    "has_folder",
     "inputs_of",
     "isolation_of",
     "led_by_batch",

@@ -52,6 +52,11 @@ def require_checkpoint(run_id: str) -> None:
     _PLANS.add(run_id)
 
 
+def has_folder(run_id: str) -> bool:
+    """Whether the run of a plan has a folder, which keeps what the plan pays for."""
+    return run_id in _PLANS
+
+
 def refuse_without_checkpoint(optimizer: PrivateOptimizer) -> None:
     """Raises PrivacyError if the plan has a folder that would not learn of the optimizer's steps.
 

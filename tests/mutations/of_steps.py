@@ -132,7 +132,7 @@ FAULTS = (
     Fault(
         "a_run_trains_under_another_plan",
         "dp_sparse/runs/run.py",
-        "        self._refuse_other_plan(model)\n",
+        "        self.refuse_other_plan(model)\n",
         "",
         ("tests/runs/test_run.py::test_an_optimizer_with_another_plan",),
     ),

@@ -72,6 +72,11 @@ def random_quantiles(count: int, rng: np.random.Generator) -> Quantile:
     return Quantile(tail, (words & np.uint64(1)).astype(bool))
 
 
+def gaussian_values(count: int) -> np.ndarray:
+    """Independent standard normal values, float64 `[count]`, by a fresh secret key."""
+    return GaussianTopK(1.0).quantiles(random_quantiles(count, secret_generator()))
+
+
 def largest_quantiles(draws: int, count: int, rng: np.random.Generator) -> Quantile:
     """Levels of the `count` largest of `draws` independent values, `[count]`, decreasing.
 
