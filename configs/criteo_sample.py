@@ -52,6 +52,8 @@ def get_config() -> ml_collections.ConfigDict:
             # The share of gradients that shall stay unclipped: the clip norm follows their norms.
             # Where most are clipped, probabilities drift from the true rate. 0: clip_norm stays.
             "clip_quantile": 0.95,
+            # The share of epsilon for the histogram that calibrates probabilities; 0 for none.
+            "calibration_share": 0.01,
         }
     )
     config.adafest = common.adafest()

@@ -43,6 +43,7 @@ def calibrated(
     select: Select,
     build: Build,
     run: Run | None = None,
+    calibration_share: float = 0.0,
 ) -> tuple[dp_sparse.PrivacyPlan, dp_sparse.SelectedRows | None]:
     """The calibrated plan of a run, and the rows of a method that selects them before training.
 
@@ -55,6 +56,7 @@ def calibrated(
         build: Makes the optimizer; called with stand-ins before rows are selected, which would be
             spent if it refused a setting only afterwards.
         run: What the run keeps; None if it keeps nothing.
+        calibration_share: The part of ε for calibrated probabilities; 0 for none.
 
     Raises:
         ValueError: A number of `config` is out of its range.
@@ -67,7 +69,12 @@ def calibrated(
         rows = selected() if run is None else run.rows(selected)
     releases = (rows.release,) if rows is not None and rows.costs else ()
     plan = dp_sparse.PrivacyPlan(plan.budget, plan.sampling, plan.mechanism, releases)
-    return (plan.calibrate() if run is None else run.plan(plan.calibrate)), rows
+
+    def make() -> dp_sparse.PrivacyPlan:
+        share = calibration_share
+        return (dp_sparse.reserve_calibration(plan, share) if share else plan).calibrate()
+
+    return (make() if run is None else run.plan(make)), rows
 
 
 def optimizer_under(

@@ -120,6 +120,10 @@ class Run:
         """
         return self._run.restore(model)
 
+    def calibrate_probabilities(self, model: keras.Model, examples: Any) -> dp_sparse.Calibration:
+        """Calibrated probabilities of the trained model, by a histogram that is drawn once."""
+        return self._run.calibrate_probabilities(model, examples)
+
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """What must be among the callbacks of `fit`."""
         return self._run.callbacks()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import scipy.special
 
+from dp_sparse.probabilities.predictions import log_odds
 from dp_sparse.probabilities.score_histogram import UNITS, ScoreHistogram
 from dp_sparse.probabilities.score_map import IDENTITY, ScoreMap, usable
 
@@ -75,8 +76,9 @@ def _measures(histogram: ScoreHistogram, score_map: ScoreMap) -> dict[str, float
         "calibrated_calibration_error": _calibration_error(cells, after),
     }
     if histogram.kind.name != "regression":
-        losses = _log_loss(cells, before), _log_loss(cells, after)
-        constant = _log_loss(cells, np.full(len(cells), found["rate"]))
+        middles = histogram.kind.middles
+        losses = _log_loss(cells, middles), _log_loss(cells, score_map(middles))
+        constant = _log_loss(cells, log_odds(np.full(len(cells), found["rate"])))
         found |= {"auc": _auc(cells), "log_loss": losses[0], "calibrated_log_loss": losses[1]}
         found |= {"log_loss_of_a_constant": constant}
     return found
@@ -91,9 +93,10 @@ def _calibration_error(cells: np.ndarray, predicted: np.ndarray) -> float:
     return float(np.abs(cells[:, 1] - cells.sum(axis=1) * predicted).sum() / cells.sum())
 
 
-def _log_loss(cells: np.ndarray, predicted: np.ndarray) -> float:
-    p = np.clip(predicted, 1e-7, 1 - 1e-7)
-    return float(-(cells[:, 0] @ np.log1p(-p) + cells[:, 1] @ np.log(p)) / cells.sum())
+def _log_loss(cells: np.ndarray, scores: np.ndarray) -> float:
+    """The mean over examples, each with the log odds of its bin."""
+    losses = cells[:, 0] @ np.logaddexp(0, scores) + cells[:, 1] @ np.logaddexp(0, -scores)
+    return float(losses / cells.sum())
 
 
 def _auc(cells: np.ndarray) -> float:

@@ -1,8 +1,9 @@
 """`ScoreHistogram`: how often examples of each score were positive, released with noise once.
 
-A score is a log odds, log(p / (1 − p)), in 34 bins: half a unit wide between −8 and 8, and one on
-either side; or, of a regression, the place of a prediction in the range of labels, in 32 bins and
-two outer ones. The bins are fixed here, so they cannot follow from data.
+A score is a log odds, log(p / (1 − p)), in 34 bins: half a unit wide between −4 and 4, wider up to
+±30, since a clipped model may be that sure, and one on either side; or, of a regression, the place
+of a prediction in the range of labels, in 32 bins and two outer ones. The bins are fixed here, so
+they cannot follow from data.
 
 ### Formal Guarantees
 Neighbouring datasets differ by one example added, removed or zeroed out. An example of score s,
@@ -32,7 +33,8 @@ from dp_sparse.selection import GaussianTopK, gaussian_values
 
 BINS = 34
 UNITS = 1024  # of a whole count
-_REACH = 8.0  # of log odds
+_POSITIVE = (*(n / 2 for n in range(1, 9)), 5.0, 6.0, 8.0, 10.0, 13.0, 17.0, 23.0, 30.0)
+_LOG_ODDS = np.array([*(-edge for edge in reversed(_POSITIVE)), 0.0, *_POSITIVE])
 _FORMAT = "dp-sparse-scores-1"
 _INNER = BINS - 2
 
@@ -57,15 +59,15 @@ class ScoreKind:
     @property
     def edges(self) -> np.ndarray:
         """What separates the bins, float64 `[33]`, in scores."""
-        low, high = (0.0, 1.0) if self.name == "regression" else (-_REACH, _REACH)
-        return np.linspace(low, high, _INNER + 1)
+        return np.linspace(0.0, 1.0, _INNER + 1) if self.name == "regression" else _LOG_ODDS
 
     @property
     def middles(self) -> np.ndarray:
         """The score that stands for each bin, float64 `[34]`."""
         edges = self.edges
-        half = (edges[1] - edges[0]) / 2
-        return np.concatenate([[edges[0] - half], edges[:-1] + half, [edges[-1] + half]])
+        halves = np.diff(edges) / 2
+        outer = [edges[0] - halves[0]], [edges[-1] + halves[-1]]
+        return np.concatenate([outer[0], edges[:-1] + halves, outer[1]])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

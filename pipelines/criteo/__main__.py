@@ -14,7 +14,7 @@ from absl import app, flags
 from pipelines import command
 from pipelines.criteo import exporting
 from pipelines.criteo.records import PreparedData, PrepareError, load_or_prepare, prepared_in
-from pipelines.criteo.report import console_table, notes, write_report
+from pipelines.criteo.report import console_table, costs, notes, write_report
 from pipelines.criteo.sources import title_of
 from pipelines.criteo.tables import tpu_strategy
 from pipelines.criteo.train import train
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
         return 1
     page = Path(config.report.directory) / "report.html"
     write_report(page, [result], data, title_of(config, data))
-    print("\n".join([console_table([result]), *notes([result])]))
+    print("\n".join([console_table([result]), *notes([result]), *costs([result])]))
     print(result.statement)
     print(f"report: {page}")
     if _EXPORT.value:

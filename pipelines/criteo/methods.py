@@ -8,7 +8,7 @@ import numpy as np
 
 import dp_sparse
 from pipelines.criteo.records import PreparedData
-from pipelines.criteo.schema import NUM_INTEGERS
+from pipelines.criteo.schema import NUM_INTEGERS, examples_from_records
 from pipelines.criteo.sources import Training, read_once, sampling_of
 from pipelines.methods import calibrated, noise_source_of, optimizer_under
 from pipelines.runs import Run
@@ -30,7 +30,30 @@ def private_optimizer(
     """
     select = functools.partial(_rows, config, data, training)
     build = functools.partial(optimizer_under, config)
-    return build(*calibrated(config, sampling_of(config, training, steps), select, build, run))
+    share = config.privacy.calibration_share if can_be_read_once(config, training) else 0.0
+    sampling = sampling_of(config, training, steps)
+    return build(*calibrated(config, sampling, select, build, run, share))
+
+
+def can_be_read_once(config: ml_collections.ConfigDict, training: Training) -> bool:
+    """Whether each example that trains can be predicted once, to calibrate probabilities."""
+    return config.tables == "keras" and not isinstance(training, dp_sparse.OfflineBatches)
+
+
+def calibration_of(
+    config: ml_collections.ConfigDict,
+    model: keras.Model,
+    data: PreparedData,
+    training: Training,
+    run: Run | None = None,
+) -> dp_sparse.Calibration | None:
+    """Calibrated probabilities of the trained model, if its plan pays for them."""
+    if not config.privacy.calibration_share or not can_be_read_once(config, training):
+        return None
+    examples = read_once(training, data, examples_from_records)
+    if run is not None:
+        return run.calibrate_probabilities(model, examples)
+    return dp_sparse.calibrate_probabilities(model, examples)
 
 
 def _rows(

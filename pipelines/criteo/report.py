@@ -4,15 +4,18 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from dp_sparse.reports import report_page
 from pipelines.criteo.records import PreparedData
 from pipelines.criteo.train import RunResult
 from pipelines.scores import constant_log_loss, of_probabilities
 
 _HEADERS = (
-    "method",
+    "run",
     "AUC",
     "log loss",
+    "calibrated",
     "mean prediction",
     "epsilon",
     "delta",
@@ -26,18 +29,39 @@ _CAVEAT = (
     "the non-private run, or step times. The number of rows, malformed ones left out, is taken to "
     "be public."
 )
+_TITLES = {
+    "non_private": "no privacy",
+    "dp_sgd": "DP-SGD",
+    "lazy_dp_sgd": "LazyDP",
+    "dp_adafest": "DP-AdaFEST",
+    "dp_adafest_plus": "DP-AdaFEST+",
+    "dp_fest": "DP-FEST",
+    "exponential": "exponential selection",
+}
+
+
+def is_private(result: RunResult) -> bool:
+    """Whether a run has an ε."""
+    return not math.isinf(result.epsilon)
+
+
+def title(result: RunResult) -> str:
+    """A run's method and ε, in the words of tables."""
+    name = _TITLES[result.method]
+    return f"{name}, epsilon={result.epsilon:.2g}" if is_private(result) else name
 
 
 def rows(results: Sequence[RunResult]) -> list[tuple[object, ...]]:
-    """One row of the comparison for each run."""
+    """One row of the comparison for each run; the mean prediction is of calibrated predictions."""
     return [
         (
-            result.method,
+            title(result),
             f"{result.auc:.4f}",
             f"{result.log_loss:.4f}",
-            f"{result.mean_prediction:.4f}",
-            "none" if math.isinf(result.epsilon) else f"{result.epsilon:.3f}",
-            "none" if math.isinf(result.epsilon) else f"{result.delta:.2g}",
+            f"{result.calibrated_log_loss:.4f}" if result.calibration else "",
+            f"{result.calibrated_mean_prediction:.4f}",
+            f"{result.epsilon:.3f}" if is_private(result) else "none",
+            f"{result.delta:.2g}" if is_private(result) else "none",
             f"{result.reduction:,.1f}x",
             f"{result.ms_per_step:.1f}",
             result.steps,
@@ -62,20 +86,69 @@ def notes(results: Sequence[RunResult]) -> list[str]:
     constant = (
         f"A constant has log loss {constant_log_loss(rate):.4f}; the true rate is {rate:.4f}."
     )
-    found = [of_probabilities(r.method, r.log_loss, r.mean_prediction, r.rate) for r in results]
+    found = [
+        of_probabilities(title(r), r.calibrated_log_loss, r.calibrated_mean_prediction, r.rate)
+        for r in results
+    ]
     return [constant, *(line for lines in found for line in lines)]
+
+
+def costs(results: Sequence[RunResult]) -> list[str]:
+    """What privacy and sparsity cost each run with selected rows, in AUC, a sentence each."""
+    free = [r.auc for r in results if not is_private(r)]
+    dense = {f"{r.epsilon:.2g}": r.auc for r in results if r.method == "dp_sgd"}
+    lines = []
+    for result in results:
+        if result.reduction <= 1 or not is_private(result):
+            continue
+        parts = [_apart(result.auc, auc, "no privacy") for auc in free]
+        if (auc := dense.get(f"{result.epsilon:.2g}")) is not None:
+            parts.append(_apart(result.auc, auc, "DP-SGD"))
+        of_entries = f"noise on 1 table entry of {result.reduction:,.0f} a step"
+        lines.append(f"{title(result)}: {', '.join([*parts, of_entries])}.")
+    return lines
+
+
+def _apart(auc: float, other: float, name: str) -> str:
+    side = "above" if auc > other else "below"
+    return f"{abs(auc - other):.3f} AUC {side} {name}"
+
+
+def statements(results: Sequence[RunResult]) -> list[str]:
+    """The whole statement of one run, and of each other one its first sentence."""
+    private = [r for r in results if is_private(r)]
+    shown = next((r for r in private if r.reduction > 1), private[0] if private else None)
+    lines = [
+        f"{title(result)}: {_first_sentence(result.statement)}"
+        for result in results
+        if result is not shown
+    ]
+    return lines if shown is None else [f"{title(shown)}:\n{shown.statement}", *lines]
+
+
+def _first_sentence(statement: str) -> str:
+    """The guarantee, without its heading."""
+    heading, *rest = statement.splitlines()
+    return rest[0].strip() if heading == "Guarantee" and rest else heading
 
 
 def write_report(path: Path, results: Sequence[RunResult], data: PreparedData, source: str) -> None:
     """One self-contained page of results.
 
-    The comparison, what is guaranteed, AUC and ε over steps, survivors per table.
+    A picture and a table of the comparison, what is guaranteed, AUC and ε over steps, calibrated
+    probabilities and survivors of each run with selected rows.
     """
-    compared = report_page.table(_HEADERS, rows(results))
-    sections = [("Comparison", compared + report_page.text("\n".join(notes(results))))]
-    curves = {r.method: ([s for s, _ in r.curve], [v for _, v in r.curve]) for r in results}
+    told = report_page.text("\n".join([*costs(results), *notes(results)]))
+    picture = report_page.svg(_picture(results)) if len(results) > 1 else ""
+    compared = picture + report_page.table(_HEADERS, rows(results)) + told
+    sections = [("Comparison", compared)]
+    guaranteed = report_page.text("\n\n".join(statements(results)))
+    sections.append(("What is guaranteed", guaranteed))
+    curves = {title(r): ([s for s, _ in r.curve], [v for _, v in r.curve]) for r in results}
     sections.append(("AUC on held-out rows", report_page.chart("step", "AUC", curves)))
     private = [r for r in results if r.report is not None]
+    if private:
+        sections.append(("Epsilon over steps", _epsilons(private)))
     for result in private:
         sections.extend(_private_sections(result))
     quarantine = [(reason, count) for reason, count in data.quarantined.items()] or [("none", 0)]
@@ -89,20 +162,48 @@ def write_report(path: Path, results: Sequence[RunResult], data: PreparedData, s
     report_page.write(path, report_page.page("Criteo pCTR", sections))
 
 
+def _picture(results: Sequence[RunResult]) -> Figure:
+    """AUC, log loss over a constant's, and the share of table entries that get noise."""
+    figure = Figure(figsize=(9, 0.5 + 0.45 * len(results)), layout="constrained")
+    names = [title(result) for result in results]
+    constant = constant_log_loss(results[0].rate)
+    panels = (
+        ("AUC: larger is better", [r.auc for r in results], 0.5),
+        ("log loss over a constant's", [r.calibrated_log_loss / constant for r in results], 0.0),
+    )
+    for axes, (heading, values, left) in zip(
+        figure.subplots(1, 2, sharey=True), panels, strict=True
+    ):
+        colours = ["tab:gray" if not is_private(r) else "tab:blue" for r in results]
+        bars = axes.barh(names, [value - left for value in values], left=left, color=colours)
+        axes.bar_label(bars, [f"{value:.3f}" for value in values], padding=3)
+        axes.set(title=heading, xlim=(left, left + 1.2 * (max(values) - left)))
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylim(len(results) - 0.5, -0.5)
+    return figure
+
+
+def _epsilons(private: Sequence[RunResult]) -> str:
+    series = {
+        title(r): (r.report.history.steps, r.report.history.epsilon)
+        for r in private
+        if r.report is not None
+    }
+    return report_page.chart("step", "epsilon", series)
+
+
 def _private_sections(result: RunResult) -> list[tuple[str, str]]:
     assert result.report is not None
-    history = result.report.history
-    spent = {"epsilon": (history.steps, history.epsilon)}
-    sections = [
-        (f"{result.method}: what is guaranteed", report_page.text(result.statement)),
-        (f"{result.method}: epsilon over steps", report_page.chart("step", "epsilon", spent)),
-    ]
+    history, sections = result.report.history, []
+    if result.calibration is not None and result.reduction > 1:
+        heading = f"{title(result)}: probabilities, by a histogram that epsilon covers"
+        sections.append((heading, result.calibration.section()))
     if history.rows:
-        sections.append(
-            (f"{result.method}: rows noised per step, by table", result.report.rows_chart())
-        )
+        heading = f"{title(result)}: rows noised per step, by table"
+        sections.append((heading, result.report.rows_chart()))
     if history.diagnostics:
         pairs = [(name, points[-1][1]) for name, points in history.diagnostics.items()]
-        heading = f"{result.method}: covered by no epsilon (diagnostics='non_private')"
+        heading = f"{title(result)}: covered by no epsilon (diagnostics='non_private')"
         sections.append((heading, report_page.table(("quantity", "last value"), pairs)))
     return sections

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 import dp_sparse
 from models.pctr import pctr
-from pipelines.criteo.methods import private_optimizer
+from pipelines.criteo.methods import calibration_of, private_optimizer
 from pipelines.criteo.records import PreparedData
 from pipelines.criteo.sources import batches_from, parts, schedule
 from pipelines.criteo.tables import LayerJob, examples_by_feature
@@ -45,6 +45,9 @@ class RunResult:
         log_loss: Mean log loss on them.
         mean_prediction: Mean probability of a click that is predicted for them.
         rate: The part of them that was clicked.
+        calibrated_log_loss: As `log_loss`, of calibrated probabilities; without any, the same.
+        calibrated_mean_prediction: Likewise.
+        calibration: What calibrated them; None if nothing did.
         validation_auc: AUC on the validation rows before them; None without any.
         scores: Logits of the held-out rows, float32 `[examples]`.
         steps: Steps taken; of a private run those that are spent, also if their weights were lost.
@@ -63,6 +66,9 @@ class RunResult:
     log_loss: float
     mean_prediction: float
     rate: float
+    calibrated_log_loss: float
+    calibrated_mean_prediction: float
+    calibration: dp_sparse.Calibration | None
     validation_auc: float | None
     scores: np.ndarray
     steps: int
@@ -134,9 +140,12 @@ def train(
         curve.on_epoch_end(epochs)
         report.history.steps.append(spent)
         report.history.epsilon.append(optimizer.plan.spent(spent).epsilon)
+    calibration = None
+    if report is not None:
+        calibration = calibration_of(config, model, data, training, run)
     if export:
-        dp_sparse.export_model(model, export)
-    return _result(config.method, model, timer, curve, validation, report, scores_of)
+        dp_sparse.export_model(model, export, as_model=calibration)
+    return _result(config.method, model, timer, curve, validation, report, scores_of, calibration)
 
 
 def _train_with_layer(
@@ -205,15 +214,15 @@ class _HeldOutScores(keras.callbacks.Callback):
 
     def __init__(self, held_out: dp_sparse.RecordFile, scores_of: Scores) -> None:
         super().__init__()
-        self._x, self._labels = held_out.gather(np.arange(len(held_out)))
-        self._scores_of, self.rate = scores_of, float(np.mean(self._labels > 0))
+        self._x, self.labels = held_out.gather(np.arange(len(held_out)))
+        self._scores_of, self.rate = scores_of, float(np.mean(self.labels > 0))
         self.points: list[tuple[int, float]] = []
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.scores = self._scores_of(self._x)
-        auc = exact_auc(self._labels, self.scores)
+        auc = exact_auc(self.labels, self.scores)
         self.points.append((int(self.model.optimizer.iterations.numpy()), auc))
-        self.log_loss = log_loss(self._labels, self.scores)
+        self.log_loss = log_loss(self.labels, self.scores)
         self.mean_prediction = mean_prediction(self.scores)
         if logs is not None:
             logs["val_auc"], logs["val_log_loss"] = auc, self.log_loss
@@ -232,18 +241,23 @@ def _result(
     validation: dp_sparse.RecordFile | None,
     report: dp_sparse.PrivacyReport | None,
     scores_of: Scores,
+    calibration: dp_sparse.Calibration | None = None,
 ) -> RunResult:
     milliseconds = 1000 * statistics.median(timer.seconds[1:] or timer.seconds or [math.nan])
     validation_auc = None
     if validation is not None:
         x, labels = validation.gather(np.arange(len(validation)))
         validation_auc = exact_auc(labels, scores_of(x))
+    calibrated = curve.scores if calibration is None else calibration.score_map(curve.scores)
     common = {
         "method": method,
         "auc": curve.points[-1][1],
         "log_loss": curve.log_loss,
         "mean_prediction": curve.mean_prediction,
         "rate": curve.rate,
+        "calibrated_log_loss": log_loss(curve.labels, calibrated),
+        "calibrated_mean_prediction": mean_prediction(calibrated),
+        "calibration": calibration,
         "validation_auc": validation_auc,
         "scores": curve.scores,
         "ms_per_step": milliseconds,

@@ -14,7 +14,7 @@ import dp_sparse
 from configs import criteo_sample, criteo_tpu
 from pipelines.criteo.generate import generate
 from pipelines.criteo.records import prepare
-from pipelines.criteo.report import console_table, notes, write_report
+from pipelines.criteo.report import console_table, notes, title, write_report
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 from pipelines.criteo.sparsity import sparsity
 from pipelines.criteo.tables import tpu_strategy
@@ -74,7 +74,9 @@ def test_every_method_and_one_report(generated, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     write_report(page, results, generated, "made up")
     body = page.read_text()
-    assert all(name in body for name in (*METHODS, "epsilon over steps", "rows noised per step"))
+    names = [title(result) for result in results]
+    assert len({*names}) == len(METHODS)
+    assert all(name in body for name in (*names, "Epsilon over steps", "rows noised per step"))
     assert "Malformed rows" not in body  # a count that no epsilon covers
     by_method = {result.method: result for result in results}
     assert [name for name, result in by_method.items() if result.epsilon > 1] == ["non_private"]
@@ -86,6 +88,7 @@ def test_every_method_and_one_report(generated, tmp_path: Path) -> None:
     assert len(console_table(results).splitlines()) == 1 + len(METHODS)
     constant, *_ = notes(results)
     assert constant.startswith("A constant has log loss 0.") and constant in body
+    assert [r.method for r in results if r.calibration is None] == ["non_private"]
 
 
 @pytest.mark.slow

@@ -88,12 +88,12 @@ def test_measures_are_those_of_the_reference(seed: int) -> None:
     cells = rng.integers(1, 500, (BINS, 2)).astype(float)
     score_map = ScoreMap((0.0,), (CONSTANT,), SLOPE)
     found = measures.measured(histogram(cells), score_map)
-    before = scipy.special.expit(BINARY.middles)
-    after = scipy.special.expit(SLOPE * BINARY.middles + CONSTANT)
+    before, after = BINARY.middles, SLOPE * BINARY.middles + CONSTANT
     assert found["auc"].value == pytest.approx(reference.auc(cells))
-    for prefix, predicted in (("", before), ("calibrated_", after)):
+    for prefix, scores in (("", before), ("calibrated_", after)):
+        predicted = scipy.special.expit(scores)
         loss = found[f"{prefix}log_loss"].value
-        assert loss == pytest.approx(reference.log_loss(cells, predicted))
+        assert loss == pytest.approx(reference.log_loss(cells, scores))
         error = found[f"{prefix}calibration_error"].value
         assert error == pytest.approx(reference.calibration_error(cells, predicted))
     assert found["rate"].value == pytest.approx(cells[:, 1].sum() / cells.sum())
@@ -110,3 +110,16 @@ def test_standard_errors_are_those_of_the_noise() -> None:
         seen = np.std([each[name].value for each in drawn])
         said = np.mean([each[name].standard_error for each in drawn])
         assert 0.6 * seen < said < 1.6 * seen
+
+
+@pytest.mark.parametrize(("spread", "apart"), [(1.0, 0.25), (8.0, 0.25), (20.0, 0.7)])
+def test_scores_of_any_spread_are_calibrated(spread: float, apart: float) -> None:
+    """A clipped model may give log odds of 20 where 1 is right."""
+    rng = np.random.default_rng(0)
+    right = rng.normal(-1, 1, 50_000)
+    labels = rng.random(50_000) < scipy.special.expit(right)
+    scores = spread * right
+    bins = np.searchsorted(BINARY.edges, scores, side="right")
+    cells = np.stack([np.bincount(bins[labels == k], minlength=BINS) for k in (0, 1)], axis=1)
+    found = fitted(histogram(cells.astype(float), 20.0), "platt")
+    np.testing.assert_allclose(found(scores), right, atol=apart)

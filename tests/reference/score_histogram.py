@@ -31,11 +31,11 @@ def auc(cells: np.ndarray) -> float:
     return won / pairs
 
 
-def log_loss(cells: np.ndarray, predicted: np.ndarray) -> float:
-    """The mean over examples, each predicted as its bin."""
+def log_loss(cells: np.ndarray, scores: np.ndarray) -> float:
+    """The mean over examples, each with the log odds of its bin."""
     total = 0.0
-    for (negatives, positives), p in zip(cells, predicted, strict=True):
-        total -= negatives * math.log(1 - p) + positives * math.log(p)
+    for (negatives, positives), score in zip(cells, scores, strict=True):
+        total += negatives * math.log1p(math.exp(score)) + positives * math.log1p(math.exp(-score))
     return total / float(cells.sum())
 
 
