@@ -35,7 +35,7 @@ def get_config() -> ml_collections.ConfigDict:
         }
     )
     config.training = ml_collections.ConfigDict(
-        {"batch_size": 2048, "epochs": 2.0, "evaluations": 8}
+        {"batch_size": 4096, "epochs": 2.0, "evaluations": 8}
     )
     config.optimizer = ml_collections.ConfigDict(
         {

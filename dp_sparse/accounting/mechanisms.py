@@ -18,7 +18,7 @@ from dp_sparse.accounting.events import PureDpEvent, checked_event, event_config
 from dp_sparse.core import Registered, validate
 from dp_sparse.noise import REACH
 
-NOISE_RATIO, FALSE_ROWS = 1.0, 10.0  # best around Adagrad (docs/results/defaults.md)
+NOISE_RATIO, FALSE_ROWS = 2.0, 10.0  # best around Adam (docs/results/defaults.md)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         clip_norm: C2 > 0, for each example's whole gradient, dense and sparse together.
         contribution_clip_norm: C1 > 0. Above √(lookups of an example) it only adds noise, and a
             warning says so.
-        noise_ratio: r = σ1/σ2 > 0; by default half of the budget chooses rows.
+        noise_ratio: r = σ1/σ2 > 0; 1/(1 + r²) of σ⁻² chooses rows, by default a fifth.
         threshold: τ, in units of the contribution map: an example with p distinct rows adds
             min(1, C1/√p) to each of its rows. By default such that `expected_false_rows` rows
             survive on noise alone.

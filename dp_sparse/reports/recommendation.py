@@ -14,6 +14,7 @@ import keras
 from dp_sparse import clipping
 from dp_sparse.accounting import (
     FALSE_ROWS,
+    NOISE_RATIO,
     Forecast,
     GaussianMechanism,
     PrivacyPlan,
@@ -34,7 +35,6 @@ from dp_sparse.step import inputs_of, lookups_of, tables_by_name, values_of_outp
 
 MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths of a second a step
 CLIP_NORM = 0.3
-TABLE_NOISE_RATIO = 2.0  # best around Adam (docs/results/defaults.md)
 RATE = 0.01  # of Adam, in runs of few steps
 WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
 # For a model of one output of one value, which is likely to be used as a probability or an amount:
@@ -249,7 +249,7 @@ def _dp_adafest(
     found: dict[str, Any],
     lookups: int,
 ) -> Recommendation:
-    options = {"noise_ratio": TABLE_NOISE_RATIO, "expected_false_rows": FALSE_ROWS}
+    options = {"noise_ratio": NOISE_RATIO, "expected_false_rows": FALSE_ROWS}
     forecast = plan.explain(found, lookups=lookups, **options)
     entries = dense + noised_entries(forecast, tables)
     signal = signal_per_weight(plan, forecast.gradient_noise_multiplier, entries)
@@ -266,7 +266,7 @@ def _dp_adafest(
         reasons=[
             f"DP-AdaFEST: the tables have {of_tables:,} entries in all, too many to give noise to "
             "each of them at every step.",
-            f"noise_ratio={TABLE_NOISE_RATIO:g}: most of the privacy is spent on gradients, and "
+            f"noise_ratio={NOISE_RATIO:g}: most of the privacy is spent on gradients, and "
             "rows of many lookups still stand above the threshold.",
             *own.reasons,
             "Adam keeps two numbers for each entry of a table, and changes those of trained rows.",

@@ -28,7 +28,7 @@ RUNS = (  # a method and its ε
     ("dp_sgd", 8.0),
     ("dp_adafest", 8.0),
 )
-_SECONDS, _SECONDS_PER_STEP = 12, 0.18  # of a run on two cores: to begin with, and a step
+_SECONDS, _SECONDS_PER_STEP = 15, 0.3  # of a run on two cores: to begin with, and a step
 
 
 def run(

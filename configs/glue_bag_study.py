@@ -1,0 +1,111 @@
+"""The study of the bag of words: what methods that choose rows lose where tables are everything.
+
+All runs have 270 steps. Every point is a line of the results: its group on the page, its name, ε,
+the changes of the base config, and its seeds.
+"""
+
+from typing import Any
+
+import ml_collections
+
+from configs import glue_bag
+
+SEEDS = (0, 1, 2)
+_PASSES_OF_1024 = 5.0
+
+Changes = dict[str, Any]
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The study."""
+    config = ml_collections.ConfigDict()
+    config.base = glue_bag.get_config()
+    config.points = tuple(_points())
+    return config
+
+
+def _points() -> list[dict[str, Any]]:
+    first = [
+        _point("methods", "no privacy", None, {"method": "non_private"}),
+        *(
+            _point("methods", name, epsilon, changes)
+            for epsilon in (3.0, 1.0, 8.0)
+            for name, changes in _methods().items()
+        ),
+    ]
+    one = (0,)
+    grid = [
+        _point("grid", f"{ratio:g}, {false:g}", 3.0, _adafest(false, ratio), one)
+        for ratio in (0.5, 1.0, 2.0, 5.0)
+        for false in (30.0, 100.0, 300.0, 1000.0)
+    ]
+    clipped = [
+        _point(
+            "contribution clip norm",
+            f"{norm:g}",
+            3.0,
+            {**_adafest(1000.0), "adafest.contribution_clip_norm": norm},
+            one,
+        )
+        for norm in (1.0, 4.0, 16.0)
+    ]
+    fest = [
+        _point("rows selected before", f"{source}, k={rows}", 3.0, _fest(rows, source), one)
+        for source in ("gaussian", "public")
+        for rows in (300, 1000, 3000)
+    ]
+    lora = [
+        _point("LoRA", name, 3.0, changes, one)
+        for rank in (1, 2, 4)
+        for name, changes in {
+            f"rank {rank}, DP-SGD": {"method": "dp_sgd", **_lora(rank)},
+            f"rank {rank}, 1,000 false rows": {**_adafest(1000.0), **_lora(rank)},
+            f"rank {rank}, 100 false rows": {**_adafest(100.0), **_lora(rank)},
+        }.items()
+    ]
+    batches = [
+        _point("batch size", f"{name}, {size:,}", 3.0, {**changes, **_batch(size)}, one)
+        for size in (1024, 2048, 4096, 8192)
+        for name, changes in _methods().items()
+        if name in ("DP-SGD", "DP-AdaFEST", "LoRA + DP-AdaFEST")
+    ]
+    return [*first, *lora, *batches, *fest, *clipped, *grid]
+
+
+def _methods() -> dict[str, Changes]:
+    return {
+        "DP-SGD": {"method": "dp_sgd"},
+        "DP-AdaFEST": _adafest(1000.0),
+        "DP-FEST": _fest(1000, "gaussian"),
+        "DP-AdaFEST+": {**_adafest(1000.0), "method": "dp_adafest_plus", "selection.rows": 3000},
+        "LoRA": {"method": "dp_sgd", **_lora(1)},
+        "LoRA + DP-AdaFEST": {**_adafest(1000.0), **_lora(1)},
+        "frozen table": {"method": "dp_sgd", "model.words": "frozen"},
+    }
+
+
+def _point(
+    group: str, name: str, epsilon: float | None, changes: Changes, seeds: tuple[int, ...] = SEEDS
+) -> dict[str, Any]:
+    return {"group": group, "name": name, "epsilon": epsilon, "changes": changes, "seeds": seeds}
+
+
+def _adafest(false_rows: float, ratio: float = 1.0) -> Changes:
+    return {
+        "method": "dp_adafest",
+        "adafest.expected_false_rows": false_rows,
+        "adafest.noise_ratio": ratio,
+    }
+
+
+def _fest(rows: int, source: str) -> Changes:
+    return {"method": "dp_fest", "selection.rows": rows, "selection.source": source}
+
+
+def _lora(rank: int) -> Changes:
+    return {"model.words": "lora", "model.word_rank": rank}
+
+
+def _batch(size: int) -> Changes:
+    """As many steps."""
+    return {"training.batch_size": size, "training.epochs": _PASSES_OF_1024 * size / 1024}
