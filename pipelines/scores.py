@@ -47,5 +47,6 @@ def of_probabilities(name: str, loss: float, mean: float, rate: float) -> list[s
         return []
     return [
         f"{name}: do not use its predictions as probabilities ({'; '.join(wrong)}). They order the "
-        "examples; calibrate them on public or held-out examples before anybody bids with them."
+        "examples; calibrate them (dp_sparse.calibrate_probabilities) before anybody bids with "
+        "them."
     ]

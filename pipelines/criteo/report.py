@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dp_sparse.reports import report_page
@@ -164,24 +165,41 @@ def write_report(path: Path, results: Sequence[RunResult], data: PreparedData, s
 
 def _picture(results: Sequence[RunResult]) -> Figure:
     """AUC, log loss over a constant's, and the share of table entries that get noise."""
-    figure = Figure(figsize=(9, 0.5 + 0.45 * len(results)), layout="constrained")
-    names = [title(result) for result in results]
+    figure = Figure(figsize=(11, 0.7 + 0.45 * len(results)), layout="constrained")
+    quality, loss, noise = figure.subplots(1, 3, sharey=True)
     constant = constant_log_loss(results[0].rate)
-    panels = (
-        ("AUC: larger is better", [r.auc for r in results], 0.5),
-        ("log loss over a constant's", [r.calibrated_log_loss / constant for r in results], 0.0),
-    )
-    for axes, (heading, values, left) in zip(
-        figure.subplots(1, 2, sharey=True), panels, strict=True
-    ):
-        colours = ["tab:gray" if not is_private(r) else "tab:blue" for r in results]
-        bars = axes.barh(names, [value - left for value in values], left=left, color=colours)
-        axes.bar_label(bars, [f"{value:.3f}" for value in values], padding=3)
-        axes.set(title=heading, xlim=(left, left + 1.2 * (max(values) - left)))
-        axes.invert_yaxis()
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylim(len(results) - 0.5, -0.5)
+    aucs = [result.auc for result in results]
+    losses = [result.calibrated_log_loss / constant for result in results]
+    shares = [1 / r.reduction if is_private(r) else math.nan for r in results]
+    _bars(quality, "AUC: larger is better", results, aucs, [f"{auc:.3f}" for auc in aucs], 0.5)
+    labels = [f"{value:.3f}" for value in losses]
+    _bars(loss, "log loss over a constant's: smaller is better", results, losses, labels, 0.0)
+    one_in = [
+        "none" if math.isnan(s) else "all" if s == 1 else f"1 in {1 / s:,.0f}" for s in shares
+    ]
+    heading = "table entries that get noise in a step"
+    _bars(noise, heading, results, shares, one_in, 1e-6)
+    noise.set(xscale="log", xlim=(1e-6, 30))
+    quality.set_ylim(len(results) - 0.5, -0.5)
     return figure
+
+
+def _bars(
+    axes: Axes,
+    heading: str,
+    results: Sequence[RunResult],
+    values: Sequence[float],
+    labels: Sequence[str],
+    left: float,
+) -> None:
+    """One bar for each run, from `left` to its value."""
+    lengths = [0.0 if math.isnan(value) else value - left for value in values]
+    colours = ["tab:blue" if is_private(result) else "tab:gray" for result in results]
+    bars = axes.barh([title(r) for r in results], lengths, left=left, color=colours)
+    axes.bar_label(bars, labels, padding=3)
+    axes.set_title(heading, fontsize="medium")
+    axes.set_xlim(left, left + 1.2 * max(lengths))
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _epsilons(private: Sequence[RunResult]) -> str:
