@@ -36,6 +36,7 @@ from dp_sparse.step import inputs_of, lookups_of, tables_by_name, values_of_outp
 MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths of a second a step
 CLIP_NORM = 0.3
 RATE = 0.01  # of Adam, in runs of few steps
+WIDE = 16  # of a table for which LoRA is named
 WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
 # For a model of one output of one value, which is likely to be used as a probability or an amount:
 CLIP_NORM_OF_ONE_VALUE = 1.0  # where it begins
@@ -270,6 +271,7 @@ def _dp_adafest(
             "rows of many lookups still stand above the threshold.",
             *own.reasons,
             "Adam keeps two numbers for each entry of a table, and changes those of trained rows.",
+            *_of_wide(tables),
             _of_signal(signal, entries),
         ],
         warnings=[
@@ -280,6 +282,17 @@ def _dp_adafest(
             *rare,
         ],
     )
+
+
+def _of_wide(tables: list[keras.Variable]) -> list[str]:
+    """What LoRA on wide tables saves beside the selection of rows."""
+    width = max(table.shape[1] for table in tables)
+    if width < WIDE:
+        return []
+    return [
+        f"Tables are {width} wide: keras.layers.Embedding(..., lora_rank=1) lets noise fall on "
+        f"1/{width} of these entries; a bag of words lost little by it (docs/results/bag.md)."
+    ]
 
 
 def _of_signal(per_weight: float, entries: float) -> str:

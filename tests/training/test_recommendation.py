@@ -225,3 +225,8 @@ def test_two_tables_of_one_name_go_by_their_paths(few_dense: None) -> None:
 def test_small_batches_are_told_only_where_larger_ones_fit() -> None:
     small = [dp_sparse.recommend(model(), plan_of(examples=n, batch=512)) for n in (100_000, 1000)]
     assert [any("are small" in w for w in advice.warnings) for advice in small] == [True, False]
+
+
+def test_lora_is_named_where_tables_are_wide(few_dense: None) -> None:
+    assert "1/32 of these entries" in str(dp_sparse.recommend(model(width=32), plan_of()))
+    assert "lora" not in str(dp_sparse.recommend(model(), plan_of()))
