@@ -196,6 +196,12 @@ ROWS = (
         "{recipe_share_of_gain_images}",
     ),
     Row(
+        "Kinds of operations of a DP-AdaFEST step that have no GPU kernel, and so run on the host "
+        "(`python -m benchmarks.gpu` on a machine with a GPU compares numbers and times)",
+        "gpu",
+        "{operations_without_gpu_kernel:.0f}",
+    ),
+    Row(
         "The demo at ε = 1 with DP-AdaFEST: AUC; calibrated log loss over a constant's; table "
         "entries over those that get noise in a step",
         "demo",
