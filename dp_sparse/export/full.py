@@ -1,7 +1,7 @@
 """`export_model`: a model leaves training as plain Keras and TensorFlow read it."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import h5py
@@ -11,7 +11,12 @@ from dp_sparse.accounting import DisjointPlans, RestsOnRelease
 from dp_sparse.core import PrivacyError, whole_folder
 from dp_sparse.export import keras_folder, manifest, saved_model, weights
 from dp_sparse.export.manifest import Export, Weight
-from dp_sparse.optimizers import PrivateOptimizer, private_optimizer_of, with_other_training
+from dp_sparse.optimizers import (
+    PrivateOptimizer,
+    calibrations_of,
+    private_optimizer_of,
+    with_other_training,
+)
 
 StrPath = str | os.PathLike[str]
 AsModel = Callable[[keras.Model], keras.Model]
@@ -147,19 +152,25 @@ def released(
         own = _own(optimizer, plans)
         statement = plans.statement(taken if own is None else {**taken, own: steps})
     counted = [plan.run_id for plan in counting]
-    _require_paid_calibration(as_model, counted)
     variables = [*model.variables, *exported.variables]
-    return steps, with_other_training(statement, variables, counted), exported
+    lines = _of_calibrations(variables, counted)
+    statement = with_other_training(statement, variables, counted)
+    return steps, "\n".join([*lines, statement]), exported
 
 
-def _require_paid_calibration(as_model: AsModel | None, counted: list[str]) -> None:
-    """Raises PrivacyError if a `Calibration` rests on a histogram that no counted plan pays for."""
-    payer = getattr(as_model, "paid_by", None)
-    if payer is not None and payer not in counted:
+def _of_calibrations(variables: Sequence[keras.Variable], counted: list[str]) -> list[str]:
+    """What calibrated predictions cost apart from the counted plans.
+
+    Raises:
+        PrivacyError: They rest on a histogram that no counted plan pays for.
+    """
+    found = calibrations_of(variables)
+    if any(made.paid_by is not None and made.paid_by not in counted for made in found):
         raise PrivacyError(
             "The calibration was made from a histogram that another plan pays for, so this "
             "export's statement would leave it out.\nCalibrate the model under its own plan."
         )
+    return [made.statement for made in found if made.statement]
 
 
 def written(
@@ -174,8 +185,7 @@ def written(
     with whole_folder(path) as folder, optimizer.settled():
         check = optimizer.watch_steps(f"the export {path} was written")
         steps, statement, model = released(model, optimizer, plans, as_model)
-        own = getattr(as_model, "statement", "")  # of a Calibration that paid by itself
-        statement = "\n".join(part for part in (note, own, statement) if part)
+        statement = f"{note}\n{statement}" if note else statement
         layout = keras_folder.layout(model)
         digests = keras_folder.write(model, layout, folder / manifest.KERAS)
         variables = {v.name: v.variable for v in layout.weights if v.variable is not None}

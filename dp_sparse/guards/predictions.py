@@ -25,37 +25,69 @@ _MIXED = (
 
 def refuse_mixed_predictions(
     model: keras.Model, predict: Callable[[Any], np.ndarray], x: Any
-) -> None:
-    """Predicts some examples again beside others.
+) -> bool:
+    """Predicts some examples again beside others; returns whether there were two or more.
 
     Args:
         model: The model.
         predict: What it predicts of examples, `[n, ...]`.
-        x: A nest of arrays `[n, ...]`, of which the first 128 are taken.
+        x: A nest of arrays `[n, ...]`, of which 128 are taken at random.
 
     Raises:
         PrivacyError: A prediction changed.
     """
-    own = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[:_EXAMPLES], x)
-    leaves = tf.nest.flatten(own)
-    count = len(leaves[0])
+    rng = np.random.default_rng()
+    all_of_them = tf.nest.map_structure(np.asarray, x)
+    total = len(tf.nest.flatten(all_of_them)[0])
+    chosen = rng.permutation(total)[:_EXAMPLES]
+    own = tf.nest.map_structure(lambda leaf: leaf[chosen], all_of_them)
+    count = len(chosen)
     if count < 2:
-        return
+        return False
     present, first = np.ones(count, np.float32), predict(own)
-    places = rebatching.order(present, seed=int(np.random.default_rng().integers(2**31)))
-    alterable = tf.nest.map_structure(lambda leaf: leaf.dtype.kind == "f", own)
+    places = rebatching.order(present, seed=int(rng.integers(2**31)))
     others = [*rebatching.of_the_data(places, present, False, 1.0, (True, False))]
-    if any(tf.nest.flatten(alterable)):
+    floats = tf.nest.map_structure(lambda leaf: leaf.dtype.kind == "f", own)
+    if any(tf.nest.flatten(floats)):
         takes_nan = not clipping.lets_nan_through(model)
         others += rebatching.of_other_values(places, present, takes_nan)
     for other in others:
-        try:
-            found = predict(rebatching.taken(own, alterable, other))
-        except tf.errors.InvalidArgumentError:
-            continue  # the model asserts something of its inputs
-        if _differ(first[other.places], found, other):
+        found = _predicted(predict, rebatching.taken(own, floats, other))
+        if found is not None and _differ(first[other.places], found, other):
             seen = f" ({other.seen})" if other.seen else ""
             raise PrivacyError(_MIXED.format(model.name, seen))
+    _refuse_mixed_integers(model, predict, own, all_of_them, first)
+    return True
+
+
+def _predicted(predict: Callable[[Any], np.ndarray], x: Any) -> np.ndarray | None:
+    """The predictions; None if the model asserts something of its inputs."""
+    try:
+        return predict(x)
+    except tf.errors.InvalidArgumentError:
+        return None
+
+
+def _refuse_mixed_integers(
+    model: keras.Model,
+    predict: Callable[[Any], np.ndarray],
+    own: Any,
+    all_of_them: Any,
+    first: np.ndarray,
+) -> None:
+    """Half of the examples hold the least or the largest integers of the data, or text of it."""
+    other = rebatching.half_kept(len(first), "once the integers of others are extreme")
+    for extreme in (np.min, np.max):
+
+        def replaced(leaf: np.ndarray, data: np.ndarray, extreme: Any = extreme) -> np.ndarray:
+            made = leaf.copy()
+            if leaf.dtype.kind in "iub" and data.size:
+                made[other.replaced] = extreme(data)
+            return made
+
+        found = _predicted(predict, tf.nest.map_structure(replaced, own, all_of_them))
+        if found is not None and _differ(first, found, other):
+            raise PrivacyError(_MIXED.format(model.name, f" ({other.seen})"))
 
 
 def _differ(before: np.ndarray, after: np.ndarray, other: rebatching.Rebatching) -> bool:

@@ -87,6 +87,12 @@ def of_other_values(
             yield Rebatching(own, kept, _SAME_SHAPE, 1, replaced, value, seen)
 
 
+def half_kept(count: int, seen: str) -> Rebatching:
+    """The first half stays beside others that the caller replaces, which an error calls `seen`."""
+    kept = np.arange(count) < (count + 1) // 2
+    return Rebatching(np.arange(count), kept, _SAME_SHAPE, 1, ~kept, seen=seen)
+
+
 def half_replaced(places: np.ndarray, present: np.ndarray, first: bool) -> Rebatching:
     """A half of the examples stays in its places, copies of it fill those of the others."""
     own, kept = np.arange(len(places)), _kept(places, present, first)

@@ -13,13 +13,17 @@ from dp_sparse.optimizers.release import NoisyMeans
 from dp_sparse.optimizers.replica_rows import rows_of_replicas
 from dp_sparse.optimizers.row_updates import adagrad_rows, sgd_rows
 from dp_sparse.optimizers.training_history import (
+    Calibrated,
+    calibrations_of,
     install_build_hook,
     known_noise,
+    note_calibration,
     record,
     with_other_training,
 )
 
 __all__ = [
+    "Calibrated",
     "DPAdaFESTOptimizer",
     "DPFESTOptimizer",
     "DPSGDOptimizer",
@@ -30,8 +34,10 @@ __all__ = [
     "PrivateOptimizer",
     "TableOptions",
     "adagrad_rows",
+    "calibrations_of",
     "install_build_hook",
     "known_noise",
+    "note_calibration",
     "private_optimizer_of",
     "record",
     "rows_of_replicas",

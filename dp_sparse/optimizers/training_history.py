@@ -31,7 +31,20 @@ class _Training(NamedTuple):
     variables: list[weakref.ref[tf.Variable]]
 
 
+class Calibrated(NamedTuple):
+    """What a variable that was made from a release rests on.
+
+    Attributes:
+        paid_by: The run of the plan that pays for the release; None if it has a budget of its own.
+        statement: What it cost apart from a plan; empty if one pays.
+    """
+
+    paid_by: str | None
+    statement: str
+
+
 _KNOWN: list[_Training] = []
+_CALIBRATED: list[tuple[weakref.ref[tf.Variable], Calibrated]] = []
 _CHANGING = threading.Lock()
 
 
@@ -77,6 +90,21 @@ def known_noise(model: keras.Model) -> bool:
     """Whether a run of `not_private_plan`, whose noise anybody can take away, trained a weight."""
     found = _that_trained(model.variables)
     return any(each.plan is not None and _is_public(each.plan) for each in found)
+
+
+def note_calibration(variables: Sequence[keras.Variable], made_from: Calibrated) -> None:
+    """Keeps in mind which release variables were made from, until they are gone."""
+    with _CHANGING:
+        there = [each for each in _CALIBRATED if each[0]() is not None]
+        own = [(weakref.ref(_of_tensorflow(variable)), made_from) for variable in variables]
+        _CALIBRATED[:] = [*there, *own]
+
+
+def calibrations_of(variables: Sequence[keras.Variable]) -> list[Calibrated]:
+    """The releases that some of the variables were made from, each once."""
+    wanted = {id(_of_tensorflow(variable)) for variable in variables}
+    with _CHANGING:
+        return list(dict.fromkeys(made for ref, made in _CALIBRATED if id(ref()) in wanted))
 
 
 def with_other_training(

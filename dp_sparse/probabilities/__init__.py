@@ -8,7 +8,9 @@ from dp_sparse.probabilities.calibration import (
     calibrate_probabilities,
     calibration_of,
     draw_histogram,
+    require_asked,
     reserve_calibration,
+    warn_if_trained_on,
 )
 from dp_sparse.probabilities.score_histogram import ScoreHistogram
 
@@ -18,5 +20,7 @@ __all__ = [
     "calibrate_probabilities",
     "calibration_of",
     "draw_histogram",
+    "require_asked",
     "reserve_calibration",
+    "warn_if_trained_on",
 ]

@@ -8,9 +8,11 @@ scores repairs that after training, and measures the run on its own data.
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Mapping
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dp_accounting
 import keras
@@ -36,7 +38,15 @@ from dp_sparse.reports import report_page
 from dp_sparse.sampling import chunks_of
 from dp_sparse.step import has_folder
 
-_TAKEN: set[str] = set()  # runs of this process whose histogram was drawn
+
+class _Drawn(NamedTuple):
+    """A histogram, and the model whose predictions it counts."""
+
+    histogram: ScoreHistogram
+    model: weakref.ref[keras.Model]
+
+
+_DRAWN: dict[str, _Drawn] = {}  # by the run of the plan that pays, in this process
 _ONE_DRAWS = threading.Lock()
 _RESERVE = "plan = dp_sparse.reserve_calibration(plan, share=0.01), before training"
 
@@ -86,26 +96,22 @@ class Calibration:
             mean of |rate − prediction| over bins), "auc", "log_loss", "log_loss_of_a_constant", and
             with "calibrated_" in front those of calibrated predictions. Of several classes a
             positive is an example whose label is the class with the largest probability.
-        statement: What the histogram cost apart from the model's plan; empty if the plan pays.
+        specs: Of the inputs, a nest of `tf.TensorSpec` `[batch, ...]`, for models that are not
+            functional; None if they are not known.
     """
 
     histogram: ScoreHistogram
     score_map: ScoreMap
     measures: Mapping[str, Measure]
-    statement: str = ""
-    inputs: Callable[[], Any] = dataclasses.field(repr=False, default=lambda: None)
-
-    @property
-    def paid_by(self) -> str | None:
-        """The run of the plan that pays for the histogram; None if it has a budget of its own."""
-        return self.histogram.paid_by
+    specs: Any = dataclasses.field(repr=False, default=None)
 
     def __call__(self, model: keras.Model) -> keras.Model:
         """A model with the calibrated output, of Keras' own layers; it shares the model's weights.
 
         Its layers behind the model do not train.
         """
-        return with_head(model, self.score_map, self.histogram.kind, self.inputs())
+        inputs = None if self.specs is None else _symbolic(self.specs)
+        return with_head(model, self.score_map, self.histogram, inputs)
 
     def __str__(self) -> str:
         rows = measures.as_table(self.measures)
@@ -148,13 +154,14 @@ def calibrate_probabilities(
 ) -> Calibration:
     """Draws the histogram that the plan has room for, and fits a map of predictions to it.
 
-    It costs one prediction of each example. Call it once, after training; in a `Run`, call
-    `run.calibrate_probabilities`, which keeps the histogram.
+    It costs one prediction of each example. Call it after training; another call gets the same
+    histogram. In a `Run`, call `run.calibrate_probabilities`, which keeps it.
 
     Args:
         model: The trained model, compiled with a private optimizer.
-        examples: Those that it trained on, each once: arrays `(x, y[, sample_weight])`, a data
-            source, or a `tf.data.Dataset` of batches. Not the batches of a sampler.
+        examples: Those that it trained on under this plan, each once: arrays
+            `(x, y[, sample_weight])`, a data source, or a `tf.data.Dataset` of batches of one
+            shape. Not the batches of a sampler.
         method: "platt" (an affine map of log odds; of a regression, of predictions) or "isotonic".
         budget: For examples that the model did not train on: what the histogram may cost on its
             own, beside the plan. By default the model's plan pays.
@@ -170,8 +177,9 @@ def calibrate_probabilities(
         ValueError: An argument out of its range, predictions or labels of another kind, another
             number of examples, or a plan without room for it.
         BadExampleError: A label or a weight out of its range.
-        PrivacyError: The plan's histogram was drawn, its run has a folder, a prediction depends on
-            other examples, or `examples` are batches of a sampler.
+        PrivacyError: The plan's histogram was drawn of another model or with other arguments, its
+            run has a folder, an example or a prediction depends on other examples, or `examples`
+            are batches of a sampler.
 
     Warns:
         UserWarning: Too few examples stand out from the noise, so predictions stay as they are.
@@ -195,16 +203,11 @@ def calibrate_probabilities(
 
     ### Formal Guarantees
     Those of `ScoreHistogram`: one Gaussian mechanism, whose noise the plan composed with training,
-    or, with `budget`, on its own. The rest is post-processing. A plan pays for one histogram, and
-    a second one is refused in the same process; another process does not know of the first, so
-    keep `calibration.histogram`, or use a `Run`.
+    or, with `budget`, on its own. The rest is post-processing. A plan pays for one histogram of the
+    `num_examples` of its sampling: a second call in the same process gets the same one. Another
+    process does not know of it, so save `calibration.histogram`, or use a `Run`. Public besides:
+    that no prediction was outside of [0, 1] where probabilities are expected.
     """
-    optimizer = private_optimizer_of(model, "calibrate a model that trained with one")
-    if budget is None and has_folder(optimizer.plan.run_id):
-        raise PrivacyError(
-            "The plan of this model belongs to a Run, which keeps what its plan pays for.\n"
-            "Call run.calibrate_probabilities(model, examples)."
-        )
     _check(method)
     histogram = draw_histogram(
         model,
@@ -215,7 +218,8 @@ def calibrate_probabilities(
         weight_cap=weight_cap,
         num_examples=num_examples,
     )
-    return calibration_of(histogram, examples, method, _cost_of(budget))
+    warn_if_trained_on(histogram, model, stacklevel=2)
+    return calibration_of(histogram, examples, method)
 
 
 def draw_histogram(
@@ -227,34 +231,116 @@ def draw_histogram(
     output: str | int | None = None,
     weight_cap: float = 1.0,
     num_examples: int | None = None,
+    kept: bool = False,
 ) -> ScoreHistogram:
     """The histogram alone: counts, and noise that the plan or `budget` pays for, once.
 
-    Args, Raises and Formal Guarantees: as `calibrate_probabilities`.
+    Args, Raises and Formal Guarantees: as `calibrate_probabilities`; `kept` says that the caller is
+    the `Run` of the plan, and keeps it in its folder.
     """
     optimizer = private_optimizer_of(model, "calibrate a model that trained with one")
-    run = optimizer.plan.run_id
+    _refuse_own_predictions(model)
+    if budget is None and has_folder(optimizer.plan.run_id) and not kept:
+        raise PrivacyError(
+            "The plan of this model belongs to a Run, which keeps what its plan pays for.\n"
+            "Call run.calibrate_probabilities(model, examples)."
+        )
     noise = _noise_for(optimizer.plan, budget)
-    _refuse_taken(run, budget)
+    payer = optimizer.plan.run_id if budget is None else None
+    if payer in _DRAWN:
+        return _drawn_before(payer, model, label_range, output, weight_cap)
     tally = Tally(weight_cap)
-    for part in scored(model, examples, output, label_range, num_examples):
+    of_plan = optimizer.plan.sampling.num_examples if budget is None else None
+    for part in scored(model, examples, output, label_range, num_examples, of_plan):
         tally.add(*part)
-    steps = int(optimizer.steps_spent)
+    tally.require_examples()
+    spent = None if budget is None else (budget.epsilon, budget.delta)
     with _ONE_DRAWS:
-        _refuse_taken(run, budget)
-        if budget is None:
-            _TAKEN.add(run)
-        return tally.released(noise, steps, run if budget is None else None)
+        if payer in _DRAWN:
+            return _drawn_before(payer, model, label_range, output, weight_cap)
+        histogram = tally.released(noise, int(optimizer.steps_spent), payer, spent)
+        if payer is not None:
+            _DRAWN[payer] = _Drawn(histogram, weakref.ref(model))
+    return histogram
+
+
+def _drawn_before(
+    payer: str,
+    model: keras.Model,
+    label_range: tuple[float, float] | None,
+    output: str | int | None,
+    weight_cap: float,
+) -> ScoreHistogram:
+    """The histogram that the plan paid for; raises PrivacyError if another one is asked for."""
+    histogram, of_model = _DRAWN[payer]
+    if of_model() is not model:
+        raise PrivacyError(
+            "The score histogram that this plan pays for was drawn, of another model: a second one "
+            "would cost as much again.\nUse the Calibration that was returned then."
+        )
+    require_asked(histogram, label_range, output, weight_cap)
+    return histogram
+
+
+def require_asked(
+    histogram: ScoreHistogram,
+    label_range: tuple[float, float] | None = None,
+    output: str | int | None = None,
+    weight_cap: float = 1.0,
+) -> None:
+    """Raises PrivacyError if a histogram was drawn with other arguments than these."""
+    was = (histogram.kind.label_range, histogram.kind.output, histogram.weight_cap)
+    asked = (None if label_range is None else tuple(label_range), output, weight_cap)
+    for name, before, now in zip(("label_range", "output", "weight_cap"), was, asked, strict=True):
+        if before != now:
+            raise PrivacyError(
+                f"The score histogram that this plan pays for was drawn with {name}={before!r}, "
+                f"got {name}={now!r}.\nA second one would cost as much again."
+            )
+
+
+def warn_if_trained_on(histogram: ScoreHistogram, model: keras.Model, stacklevel: int) -> None:
+    """Warns if the model took steps since its histogram was drawn."""
+    spent = int(model.optimizer.steps_spent)
+    if histogram.steps != spent:
+        warnings.warn(
+            f"The score histogram was drawn after {histogram.steps} steps, and the model has taken "
+            f"{spent}: its predictions may have moved since.",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _refuse_own_predictions(model: keras.Model) -> None:
+    """Raises ValueError for a `predict_step` of one's own, and for several workers."""
+    if type(model).predict_step is not keras.Model.predict_step:
+        raise ValueError(
+            f"Expected a model that predicts by call, got {type(model).__name__}, which has a "
+            "predict_step of its own.\nMove what it does into call."
+        )
+    if isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise ValueError(
+            "Expected one process to calibrate, got a strategy of several workers, each of which "
+            "would draw.\nExport the model, and calibrate it where it is loaded."
+        )
 
 
 def calibration_of(
-    histogram: ScoreHistogram, examples: Any, method: str = "platt", statement: str = ""
+    histogram: ScoreHistogram, examples: Any = None, method: str = "platt"
 ) -> Calibration:
-    """What follows from a histogram; of the examples only the shapes and dtypes are read."""
+    """What follows from a histogram, also from a loaded one, at no cost.
+
+    Args:
+        histogram: What was released.
+        examples: Of which only the shapes and dtypes are read, for a model that is not functional.
+        method: "platt" or "isotonic".
+
+    Raises:
+        ValueError: Another method.
+    """
     _check(method)
     score_map = fitted(histogram, method)
     found = measures.measured(histogram, score_map)
-    return Calibration(histogram, score_map, found, statement, _inputs_like(examples))
+    return Calibration(histogram, score_map, found, _specs_of(examples))
 
 
 def _check(method: str) -> None:
@@ -275,36 +361,26 @@ def _noise_for(plan: PrivacyPlan, budget: PrivacyBudget | None) -> float:
     return noise
 
 
-def _refuse_taken(run: str, budget: PrivacyBudget | None) -> None:
-    if budget is None and run in _TAKEN:
-        raise PrivacyError(
-            "The score histogram that this plan pays for was drawn: a second one would cost as "
-            "much again.\nUse the Calibration that was returned, or calibration.histogram of it."
-        )
+def _specs_of(examples: Any) -> Any:
+    """Specs of x of the examples; None if they cannot be read again."""
+    again = examples is not None and not isinstance(examples, Iterator)
+    chunk = next(iter(chunks_of(examples)), None) if again else None
+    if chunk is None:
+        return None
 
-
-def _cost_of(budget: PrivacyBudget | None) -> str:
-    if budget is None:
-        return ""
-    return (
-        "Predictions were calibrated on examples apart from those that trained the model: "
-        f"({budget.epsilon:g}, {budget.delta:g})-differential privacy protects one of them, beside "
-        "what else was released of them."
-    )
-
-
-def _inputs_like(examples: Any) -> Callable[[], Any]:
-    """Makes symbolic inputs for x of the examples."""
-
-    def of(leaf: Any, name: str | None = None) -> Any:
+    def of(leaf: Any, name: str | None = None) -> tf.TensorSpec:
         leaf = np.asarray(leaf)
-        dtype = "string" if leaf.dtype.kind in "OSU" else leaf.dtype.name
-        return keras.Input(leaf.shape[1:], dtype=dtype, name=name)
+        dtype = tf.string if leaf.dtype.kind in "OSU" else tf.as_dtype(leaf.dtype)
+        return tf.TensorSpec([None, *leaf.shape[1:]], dtype, name)
 
-    def inputs() -> Any:
-        x, *_ = next(iter(chunks_of(examples)))
-        if isinstance(x, Mapping):
-            return {name: of(leaf, name) for name, leaf in x.items()}
-        return tf.nest.map_structure(of, x)
+    x, *_ = chunk
+    if isinstance(x, Mapping):
+        return {name: of(leaf, name) for name, leaf in x.items()}
+    return tf.nest.map_structure(of, x)
 
-    return inputs
+
+def _symbolic(specs: Any) -> Any:
+    def of(spec: tf.TensorSpec) -> Any:
+        return keras.Input(spec.shape[1:], dtype=spec.dtype.name, name=spec.name)
+
+    return tf.nest.map_structure(of, specs)

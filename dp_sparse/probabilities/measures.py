@@ -5,6 +5,7 @@ measure is that of the noise: the deviation over 200 draws of the same noise on 
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -42,8 +43,9 @@ def measured(histogram: ScoreHistogram, score_map: ScoreMap) -> dict[str, Measur
     for _ in range(_DRAWS):
         noise = np.rint(rng.normal(0.0, deviation, histogram.counts.shape)).astype(np.int64)
         again = dataclasses.replace(histogram, counts=histogram.counts + noise)
-        for name, value in _measures(again, score_map).items():
-            drawn[name].append(value)
+        found = _measures(again, score_map)
+        for name, values_of in drawn.items():
+            values_of.append(found.get(name, math.nan))
     return {name: Measure(value, float(np.nanstd(drawn[name]))) for name, value in values.items()}
 
 

@@ -5,14 +5,19 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from dp_sparse.core import BadExampleError, PrivacyError, validate
 from dp_sparse.guards import refuse_mixed_predictions
 from dp_sparse.probabilities.score_histogram import ScoreKind
-from dp_sparse.sampling import checked_number, chunks_of, is_sampled
+from dp_sparse.sampling import check_source, checked_number, chunks_of, is_sampled
 
 CLIP = 1e-7  # probabilities nearer to 0 or 1 than float32 tells apart
 _AT_ONCE = 1024  # examples of a batch
+_SAMPLED = (
+    "Expected each example once, got batches of a sampler, which may hold an example several "
+    "times.\nPass what sampling.batches(...) was given."
+)
 
 
 class Scored(NamedTuple):
@@ -37,8 +42,11 @@ def scored(
     output: str | int | None,
     label_range: tuple[float, float] | None,
     num_examples: int | None,
+    of_plan: int | None,
 ) -> Iterator[Scored]:
     """What the model says of each example, a chunk at a time; arguments as of calibration.
+
+    `of_plan` is the number of examples of the plan that pays, if one does.
 
     Raises:
         ValueError: An argument out of its range, another number of examples, no labels, or
@@ -47,22 +55,66 @@ def scored(
         PrivacyError: Batches of a sampler, or a prediction depends on other examples.
     """
     label_range = None if label_range is None else _checked_range(label_range)
-    expected, seen, kind = checked_number(examples, num_examples), 0, None
-    predict = _predicting(model, output)
+    expected, seen, kind = _number_of(examples, num_examples, of_plan), 0, None
+    predict, compared, shapes = _predicting(model, output), False, None
     for chunk in chunks_of(examples):
         x, y, weights = _parts(chunk)
+        shapes = _same_shapes(shapes, x)
         found = predict(x)
         if kind is None:
             kind = _kind_of(model, found, output, label_range)
-            refuse_mixed_predictions(model, predict, x)
+        if not compared:
+            compared = refuse_mixed_predictions(model, predict, x)
         scores, labels = _read(kind, found, _chosen(y, output, required=True), seen)
         yield Scored(scores, labels, _checked_weights(weights, output, seen), kind)
         seen += len(labels)
-    if expected not in (None, seen):
+        if seen > expected:
+            break
+    if seen != expected:
         raise ValueError(
-            f"Expected num_examples={expected} examples, each once, got {seen}: a histogram pays "
-            "for one pass."
+            f"Expected num_examples={expected} examples, each once, got "
+            f"{'more' if seen > expected else seen}: a histogram pays for one pass."
         )
+
+
+def _number_of(examples: Any, num_examples: int | None, of_plan: int | None) -> int:
+    """How many examples there must be: those of the plan that pays, or as many as are said.
+
+    Raises:
+        ValueError: It is not known, or not the plan's.
+        PrivacyError: A dataset mixes examples.
+    """
+    if isinstance(examples, tf.data.Dataset):
+        if is_sampled(examples.element_spec):
+            raise PrivacyError(_SAMPLED)
+        check_source(examples)
+        for leaf in tf.nest.flatten(examples.element_spec):
+            if leaf.shape.rank is None or None in leaf.shape[1:].as_list():
+                raise ValueError(
+                    f"Expected batches whose shape is known but for its first axis, got "
+                    f"{leaf.shape}.\nGive padded_batch fixed padded_shapes: a batch as long as its "
+                    "longest example shows that one to the others."
+                )
+    given = checked_number(examples, num_examples)
+    if of_plan is not None and given not in (None, of_plan):
+        raise ValueError(
+            f"Expected the {of_plan} examples of the plan that pays, each once, got {given}.\n"
+            "For other examples give budget=PrivacyBudget(epsilon, delta)."
+        )
+    if (expected := of_plan or given) is None:
+        raise ValueError("Expected num_examples=, the number of examples, got None.")
+    return expected
+
+
+def _same_shapes(before: list[Any] | None, x: Any) -> list[Any]:
+    """Shapes of single examples; raises ValueError if they are not those of the chunk before."""
+    own = [np.shape(leaf)[1:] for leaf in tf.nest.flatten(x)]
+    if before not in (None, own):
+        raise ValueError(
+            f"Expected examples of one shape, got {own} after {before}.\nPad all batches alike: a "
+            "batch as long as its longest example shows that one to the others."
+        )
+    return own
 
 
 def _checked_range(label_range: tuple[float, float]) -> tuple[float, float]:
@@ -86,8 +138,15 @@ def _kind_of(
         )
     if label_range is not None:
         return ScoreKind("regression", False, label_range, output)
-    from_logits = bool(getattr(_chosen(model.loss, output), "from_logits", False))
+    loss = _chosen(model.loss, output)
+    from_logits = bool(getattr(loss, "from_logits", False))
     several = found.ndim == 2 and found.shape[1] > 1
+    named = loss if isinstance(loss, str) else type(loss).__name__
+    if several and "binary" in named.lower():
+        raise ValueError(
+            f"Expected one probability for each example, got {found.shape[1]} labels of their own "
+            f"from {model.name}.\nGive each its own output, and calibrate one with output=."
+        )
     return ScoreKind("multiclass" if several else "binary", from_logits, None, output)
 
 
@@ -108,8 +167,12 @@ def _chosen(nest: Any, output: str | int | None, required: bool = False) -> Any:
 
 def _predicting(model: keras.Model, output: str | int | None) -> Callable[[Any], np.ndarray]:
     def predict(x: Any) -> np.ndarray:
+        count = len(tf.nest.flatten(x)[0])
+        filled = -count % _AT_ONCE  # all batches of one size, whose kernels round alike
+        places = np.concatenate([np.arange(count), np.zeros(filled, np.int64)])
+        x = tf.nest.map_structure(lambda leaf: np.asarray(leaf)[places], x)
         found = model.predict(x, batch_size=_AT_ONCE, verbose=0)
-        return np.asarray(_chosen(found, output, required=True), np.float64)
+        return np.asarray(_chosen(found, output, required=True), np.float64)[:count]
 
     return predict
 
@@ -117,10 +180,7 @@ def _predicting(model: keras.Model, output: str | int | None) -> Callable[[Any],
 def _parts(chunk: Any) -> tuple[Any, Any, Any]:
     """`(x, y, sample_weight)` of a chunk; refuses those without labels, and a sampler's."""
     if is_sampled(chunk):
-        raise PrivacyError(
-            "Expected each example once, got batches of a sampler, which may hold an example "
-            "several times.\nPass what sampling.batches(...) was given."
-        )
+        raise PrivacyError(_SAMPLED)
     if not isinstance(chunk, tuple | list) or len(chunk) not in (2, 3):
         raise ValueError(
             "Expected examples (x, y) or (x, y, sample_weight), with labels, got "

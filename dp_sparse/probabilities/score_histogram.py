@@ -83,6 +83,7 @@ class ScoreHistogram:
         histogram_id: A random name.
         steps: After which steps of training it was drawn.
         paid_by: The run of the plan that pays for it; None if it has a budget of its own.
+        budget: That budget, (ε, δ); None if a plan pays.
 
     ### Formal Guarantees
     One Gaussian mechanism of `noise_multiplier`; see the module.
@@ -95,6 +96,19 @@ class ScoreHistogram:
     histogram_id: str
     steps: int
     paid_by: str | None
+    budget: tuple[float, float] | None = None
+
+    @property
+    def statement(self) -> str:
+        """What it cost apart from a model's plan; empty if the plan pays."""
+        if self.budget is None:
+            return ""
+        epsilon, delta = self.budget
+        return (
+            "Predictions were calibrated on examples apart from those that trained the model: "
+            f"({epsilon:g}, {delta:g})-differential privacy protects one of them, beside what else "
+            "was released of them."
+        )
 
     @property
     def cells(self) -> np.ndarray:
@@ -111,6 +125,7 @@ class ScoreHistogram:
             "histogram_id": self.histogram_id,
             "steps": self.steps,
             "paid_by": self.paid_by,
+            "budget": self.budget,
         }
         with whole_file(path) as file:
             np.savez_compressed(file, header=np.array(json.dumps(header)), counts=self.counts)
@@ -130,6 +145,7 @@ class ScoreHistogram:
             if given == _FORMAT:
                 label_range = kind["label_range"] and tuple(kind["label_range"])
                 kind = ScoreKind(**{**kind, "label_range": label_range})
+                header["budget"] = header["budget"] and tuple(header["budget"])
                 counts.flags.writeable = False
                 return cls(counts=counts, kind=kind, **header)
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
@@ -176,19 +192,26 @@ class Tally:
             units = np.floor(UNITS * share * part).astype(np.int64)
             np.add.at(self._counts[:, column], bins, units)
 
-    def released(self, noise_multiplier: float, steps: int, paid_by: str | None) -> ScoreHistogram:
-        """The counts with noise; call it once. Arguments as `ScoreHistogram`.
-
-        Raises:
-            ValueError: Nothing was counted.
-        """
+    def require_examples(self) -> None:
+        """Raises ValueError if nothing was counted."""
         if self._kind is None:
             raise ValueError("Expected examples to calibrate with, got none.")
+
+    def released(
+        self,
+        noise_multiplier: float,
+        steps: int,
+        paid_by: str | None,
+        budget: tuple[float, float] | None = None,
+    ) -> ScoreHistogram:
+        """The counts with noise; call it once. Arguments as `ScoreHistogram`."""
+        assert self._kind is not None
         noise = gaussian_values(self._counts.size) * UNITS * noise_multiplier
         counts = self._counts + np.rint(noise).astype(np.int64).reshape(BINS, 2)
         counts.flags.writeable = False
+        name = secrets.token_hex(16)
         return ScoreHistogram(
-            counts, noise_multiplier, self._kind, self._cap, secrets.token_hex(16), steps, paid_by
+            counts, noise_multiplier, self._kind, self._cap, name, steps, paid_by, budget
         )
 
 

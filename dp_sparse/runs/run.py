@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,14 @@ import tensorflow as tf
 from dp_sparse.accounting import BudgetAccount, PrivacyPlan
 from dp_sparse.core import PrivacyError, local_form
 from dp_sparse.export import Export, export_model
-from dp_sparse.probabilities import Calibration, ScoreHistogram, calibration_of, draw_histogram
+from dp_sparse.probabilities import (
+    Calibration,
+    ScoreHistogram,
+    calibration_of,
+    draw_histogram,
+    require_asked,
+    warn_if_trained_on,
+)
 from dp_sparse.reports import PrivacyMonitor
 from dp_sparse.runs.run_folder import RunFolder, T, locked
 from dp_sparse.selection import SelectedRows, TopKTable, calibrate_top_k, select_top_k
@@ -255,10 +261,17 @@ class Run:
         Warns:
             UserWarning: The model has trained on since the histogram was drawn.
         """
+        if _OPEN.get(self.folder) is not self:
+            raise PrivacyError(f"The run in {self.folder} was closed.\nMake it again to resume it.")
+        if "budget" in options:
+            raise ValueError(
+                "Expected no budget=, since the plan of the run pays.\nFor other examples call "
+                "dp_sparse.calibrate_probabilities."
+            )
         run_id = self.plan.run_id
         self._checkpoint.refuse_other_plan(model)
         made = self._folder.paid_release(
-            _SCORES, lambda: draw_histogram(model, examples, **options)
+            _SCORES, lambda: draw_histogram(model, examples, kept=True, **options)
         )
         histogram = ScoreHistogram.load(self.folder / _SCORES) if made is None else made
         if histogram.paid_by != run_id:
@@ -266,13 +279,9 @@ class Run:
                 f"{self.folder / _SCORES} is the histogram of another run.\nRestore its own one, "
                 "or use another folder, which spends again."
             )
-        spent = int(model.optimizer.steps_spent)
-        if histogram.steps != spent:
-            warnings.warn(
-                f"The score histogram of {self.folder} was drawn after {histogram.steps} steps, "
-                f"and the model has taken {spent}: its predictions may have moved since.",
-                stacklevel=2,
-            )
+        options.pop("num_examples", None)
+        require_asked(histogram, **options)
+        warn_if_trained_on(histogram, model, stacklevel=2)
         return calibration_of(histogram, examples, method)
 
     def release(self, name: str, make: Callable[[], T], load: Callable[[Path], T]) -> T:
@@ -440,7 +449,7 @@ class _RunCheckpoint(PrivateCheckpoint):
     def refuse_other_plan(self, model: keras.Model) -> None:
         """Raises PrivacyError if the model trains under another plan than the run's."""
         own = getattr(getattr(model, "optimizer", None), "plan", None)
-        if own is not None and (self.plan is None or own.plan_id != self.plan.plan_id):
+        if own is not None and (self.plan is None or own.run_id != self.plan.run_id):
             raise PrivacyError(
                 f"The optimizer of {model.name} has another plan than the run in "
                 f"{self._of.path}.\nMake it with plan=run.plan."

@@ -28,7 +28,7 @@ from dp_sparse.sampling.data_source import (
     text_tensors,
 )
 from dp_sparse.sampling.held_out import trained_on
-from dp_sparse.sampling.input_guard import check_batches, own_map
+from dp_sparse.sampling.input_guard import check_batches, check_source, own_map
 from dp_sparse.sampling.not_private import NotPrivateSampling
 from dp_sparse.sampling.offline import OfflineBatches, OfflinePoissonSampling, offline_sampling
 from dp_sparse.sampling.poisson import PoissonSampling
@@ -52,6 +52,7 @@ __all__ = [
     "augmented",
     "batch_of",
     "check_batches",
+    "check_source",
     "checked_number",
     "chunks_of",
     "has_length",

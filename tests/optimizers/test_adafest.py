@@ -44,10 +44,10 @@ def test_the_two_releases_are_one_gaussian_of_the_plans_sigma(ratio: float) -> N
     assert (one**-2 + two**-2) ** -0.5 == pytest.approx(0.9)
 
 
-def test_by_default_votes_and_gradients_share_the_noise_alike() -> None:
+def test_by_default_votes_have_twice_the_noise_of_gradients() -> None:
     optimizer = Optimizer("sgd", plan_for(8, noise_multiplier=1.0), 1.0)
-    assert optimizer.gradient_noise_multiplier == pytest.approx(math.sqrt(2))
-    assert optimizer.contribution_noise_multiplier == pytest.approx(math.sqrt(2))
+    assert optimizer.gradient_noise_multiplier == pytest.approx(math.sqrt(5) / 2)
+    assert optimizer.contribution_noise_multiplier == pytest.approx(math.sqrt(5))
 
 
 def false_rows(**arguments: Any) -> list[int]:

@@ -81,9 +81,9 @@ def test_a_file_that_is_not_there_is_named(
 
 def test_the_time_grows_with_rows_and_passes() -> None:
     config = get_config()
-    assert "45,000,000 rows: about 396 minutes" in demo.duration(config, 45_000_000, 3)
+    assert "45,000,000 rows: about 297 minutes" in demo.duration(config, 45_000_000, 3)
     config.training.epochs = 1.0
-    assert "45,000,000 rows: about 198 minutes" in demo.duration(config, 45_000_000, 3)
+    assert "45,000,000 rows: about 149 minutes" in demo.duration(config, 45_000_000, 3)
 
 
 @pytest.mark.slow
