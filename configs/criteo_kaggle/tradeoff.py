@@ -49,7 +49,8 @@ def base() -> ml_collections.ConfigDict:
 def with_former_settings(config: ml_collections.ConfigDict) -> None:
     """Adagrad and a clip norm of 1, with which the runs on the pages in docs/results were made."""
     config.optimizer.update({**common.adagrad(), "decays": False})
-    config.privacy.clip_norm, config.privacy.clip_quantile = 1.0, 0.0
+    config.privacy.update({"clip_norm": 1.0, "clip_quantile": 0.0, "calibration_share": 0.0})
+    config.training.batch_size = 2048
     config.adafest = common.former_adafest()
 
 

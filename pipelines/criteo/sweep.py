@@ -106,6 +106,7 @@ def run_point(config: ml_collections.ConfigDict, point: Point) -> None:
         "auc": result.auc,
         "log_loss": result.log_loss,
         "mean_prediction": result.mean_prediction,
+        "calibrated_log_loss": result.calibrated_log_loss,
         "validation_auc": result.validation_auc,
         "reduction": result.reduction,
         "epsilon": result.epsilon if math.isfinite(result.epsilon) else None,
