@@ -31,7 +31,9 @@ from pipelines.criteo.planted_rows import (
     generated_rows,
 )
 from pipelines.criteo.schema import NUM_CATEGORIES, TABLE3_VOCABULARIES
-from pipelines.files import whole_file
+from pipelines.files import require_disk, whole_file
+
+_PLAIN, _PACKED = 244, 90  # bytes of a row, about
 
 
 def generate(
@@ -58,7 +60,11 @@ def generate(
 
     Raises:
         ValueError: If an argument is out of range.
+        OSError: The disk has no room for the rows.
     """
+    if isinstance(rows, int):  # a wrong number is told below
+        size = _PACKED if out.name.endswith(".gz") else _PLAIN
+        require_disk(out.parent, rows * size, f"{rows:,} rows")
     chunks = generated_rows(rows, seed, vocabularies, zipf_exponent, drift)
     bar = tqdm(total=rows, unit="row", unit_scale=True, desc=out.name, disable=not progress)
     with bar, whole_file(out) as raw, _compressor(out, raw) as output:
@@ -151,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             generate(options.rows, options.out, options.seed)
         else:
             generate_days(options.days, options.rows, options.out, options.seed)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

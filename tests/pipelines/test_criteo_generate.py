@@ -248,3 +248,12 @@ class TestDrift:
         assert len(list(tmp_path.iterdir())) == 2
         assert module.main([*arguments, "0"]) == 1
         assert "error: Expected days >= 1, got days=0." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["rows.tsv", "rows.tsv.gz"])
+def test_no_room_is_told_before_anything_is_written(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert module.main(["--rows=100000000000000", f"--out={tmp_path / 'new' / name}"]) == 1
+    assert "GB free for 100,000,000,000,000 rows" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

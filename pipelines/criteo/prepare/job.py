@@ -19,6 +19,7 @@ import dp_sparse
 from dp_sparse import offline
 from pipelines.criteo.records import PrepareError
 from pipelines.criteo.schema import RECORD_DTYPE, TABLE3_VOCABULARIES, validate_vocabularies
+from pipelines.files import require_disk
 
 BUCKET_BYTES = 2**25  # of pairs that are sorted at once, or a step's
 MOST_BUCKETS = 2**12  # beyond 2**37 bytes of pairs, buckets grow instead
@@ -142,6 +143,7 @@ def new_job(
         PrepareError: An input is missing, empty or given twice, the key would be in the output, or
             the histogram's noise is not positive.
         ValueError: A number is out of its range.
+        OSError: A local disk has no room for a job that begins.
     """
     output = str(output).rstrip("/")
     key_file = key_file or f"{output}.key"
@@ -155,6 +157,11 @@ def new_job(
     if histogram_noise is not None and not 0 < histogram_noise < math.inf:
         raise PrepareError(f"Expected histogram_noise > 0, got histogram_noise={histogram_noise}.")
     sampling = dp_sparse.PoissonSampling(num_examples, batch_size, epochs=epochs)
+    if "://" not in output and not Path(output).exists():  # otherwise some of it is there
+        pairs = sampling.steps * sampling.expected_batch_size * PAIR.itemsize
+        batches = sampling.steps * sampling.batch_capacity * RECORD_DTYPE.itemsize
+        what = f"batches of {num_examples:,} rows and what is sorted on the way"
+        require_disk(Path(output).parent, pairs + batches, what)
     return Job(
         inputs=tuple(map(str, inputs)),
         output=output,
