@@ -22,6 +22,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.data = ml_collections.ConfigDict(
         {
             "path": "",  # a Criteo TSV or .gz
+            "tfds": "",  # or what tensorflow-datasets has prepared: criteo_kaggle
+            "tfds_split": "train",  # or day_0 of criteo_terabyte/first_1
+            "directory": "",  # of tensorflow-datasets; by default its own
             "prepared": "",  # where the records go; by default beside the report
             "vocabularies": TABLE3_VOCABULARIES,
             "test_fraction": 0.1,  # the last rows in time

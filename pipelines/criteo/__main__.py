@@ -32,12 +32,27 @@ _CONFIG = command.config_flag("configs/criteo_sample.py", "The experiment.")
 
 
 def _prepared(config: ml_collections.ConfigDict) -> PreparedData:
-    """The records of `config.data.path`, remade only when the file or the vocabularies changed."""
-    if not config.data.path:
+    """The records of `config.data.path` or `.tfds`, remade only when these or vocabularies changed.
+
+    Raises:
+        PrepareError: There is neither or there are both, or the rows cannot be read.
+    """
+    vocabularies = config.data.vocabularies
+    if bool(config.data.path) == bool(config.data.tfds):
         raise PrepareError(
-            "Expected a Criteo file, got data.path='': pass --config.data.path=FILE.tsv.gz."
+            f"Expected data.path or data.tfds, got data.path={config.data.path!r} and "
+            f"data.tfds={config.data.tfds!r}: pass --config.data.path=FILE.tsv.gz."
         )
-    source, vocabularies = Path(config.data.path), config.data.vocabularies
+    if config.data.tfds:
+        from pipelines.criteo.tfds_records import records_of  # needs tensorflow-datasets
+
+        settings = config.data
+        name = f"{settings.tfds.replace('/', '_')}-{settings.tfds_split}.records"
+        into = Path(settings.prepared or f"{config.report.directory}/{name}")
+        return records_of(
+            settings.tfds, settings.tfds_split, settings.directory, into, vocabularies
+        )
+    source = Path(config.data.path)
     if config.data.prepared:
         return load_or_prepare(source, Path(config.data.prepared), vocabularies)
     return prepared_in(Path(config.report.directory), source, vocabularies)

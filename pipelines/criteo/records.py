@@ -12,7 +12,7 @@ row, in memory that does not depend on its length.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -108,17 +108,37 @@ def prepare(
     source, destination = Path(source), Path(destination)
     sizes = _checked_vocabularies(vocabularies)
     _check_paths(source, destination)
-    fingerprint = _fingerprint(source)
+
+    def write(output: IO[bytes]) -> Tally:
+        return _write_records(source, output, sizes, progress)
+
+    return write_pair(destination, sizes, _fingerprint(source), write)
+
+
+def write_pair(
+    destination: Path,
+    vocabularies: tuple[int, ...],
+    source: dict[str, Any],
+    write: Callable[[IO[bytes]], Tally],
+) -> PreparedData:
+    """Writes records and their sidecar, as a pair or not at all.
+
+    Args:
+        destination: The records file; the sidecar is beside it.
+        vocabularies: By which categories are hashed.
+        source: What the records are made of, for `is_current`.
+        write: Writes all records to an open file, and counts them.
+    """
     sidecar = _sidecar(destination)
     with whole_file(sidecar) as new_sidecar, whole_file(destination) as new_records:
-        tally = _write_records(source, new_records, sizes, progress)
+        tally = write(new_records)
         description = {
             "format": _FORMAT,
             "num_records": tally.records,
             "record": RECORD_DTYPE.descr,
-            "vocabularies": sizes,
+            "vocabularies": vocabularies,
             "quarantined": tally.report(),
-            "source": fingerprint,
+            "source": source,
         }
         new_sidecar.write(f"{json.dumps(description, indent=1)}\n".encode())
         # Without a sidecar there is no prepared data. The block renames the records first and the
@@ -155,9 +175,17 @@ def is_current(
 ) -> bool:
     """Whether `destination` holds what `prepare` would write, by the size and time of `source`."""
     try:
+        return is_made_of(_fingerprint(source), destination, vocabularies)
+    except FileNotFoundError:
+        return False
+
+
+def is_made_of(source: dict[str, Any], destination: Path, vocabularies: Sequence[int]) -> bool:
+    """Whether `destination` holds records of this source, hashed by these vocabularies."""
+    try:
         prepared = load(destination)
-        fingerprint = _read_sidecar(Path(destination)).get("source")
-        return prepared.vocabularies == tuple(vocabularies) and fingerprint == _fingerprint(source)
+        found = _read_sidecar(Path(destination)).get("source")
+        return prepared.vocabularies == tuple(vocabularies) and found == source
     except (PrepareError, FileNotFoundError):
         return False
 

@@ -95,7 +95,8 @@ def sampling_of(config: ml_collections.ConfigDict, training: Training, steps: in
 
 def title_of(config: ml_collections.ConfigDict, data: PreparedData) -> str:
     """What a report is about: the files and how many rows."""
-    held_out = f"{config.data.path}: {data.num_records} rows"
+    name = config.data.path or f"{config.data.tfds}, {config.data.tfds_split}"
+    held_out = f"{name}: {data.num_records} rows"
     trains = config.data.stream or config.data.offline
     return f"{trains}; held out: {held_out}" if trains else held_out
 

@@ -3,6 +3,8 @@
 import gzip
 import hashlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from pipelines.criteo.datasets import CriteoKaggle, CriteoTerabyte
 from pipelines.criteo.days import check_order
 from pipelines.criteo.generate import generate
 from pipelines.criteo.parse import parse_lines, parse_raw_lines
-from pipelines.criteo.records import PrepareError
+from pipelines.criteo.records import PreparedData, PrepareError
 from pipelines.criteo.schema import MISSING_CATEGORY, MISSING_COUNT, model_inputs
+from pipelines.criteo.tfds_records import records_of
+from tests.subprocesses import HANG, ROOT
 
 SIZES = (40, 7) * 13
 BAD = b"1\t2\n", b"\xff\xfe\n"
@@ -112,6 +116,53 @@ def test_raw_values_give_the_inputs_of_the_pipeline(
     np.testing.assert_array_equal(labels, records["label"])
     for name in ("integers", "categories"):
         np.testing.assert_array_equal(inputs[name], records[name])
+
+
+def test_records_are_those_of_the_file(days: tuple[Path, list[bytes]], tmp_path: Path) -> None:
+    """Made once; another split or other vocabularies make others."""
+    manual, contents = days
+    made(CriteoTerabyte(config="first_2", data_dir=str(tmp_path)), manual)
+    into = tmp_path / "rows.records"
+
+    def records(split: str, sizes: tuple[int, ...] = SIZES) -> PreparedData:
+        return records_of("criteo_terabyte/first_2", split, str(tmp_path), into, sizes)
+
+    for split, content in zip(("day_0", "day_1"), contents, strict=True):
+        found = records(split)
+        np.testing.assert_array_equal(found.records(), parse_lines(content, SIZES).records)
+        first = into.stat().st_mtime_ns
+        assert records(split) == found and into.stat().st_mtime_ns == first
+    assert records("day_1", (9,) * 26).vocabularies == (9,) * 26
+    with pytest.raises(PrepareError, match=r"one of \['day_0', 'day_1'\], got 'day_7'"):
+        records("day_7")
+    with pytest.raises(ValueError, match="to be prepared"):
+        records_of("criteo_kaggle", "train", str(tmp_path / "none"), into, SIZES)
+
+
+@pytest.mark.slow
+def test_the_job_trains_from_what_is_prepared(
+    days: tuple[Path, list[bytes]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manual, _ = days
+    made(CriteoTerabyte(config="first_2", data_dir=str(tmp_path)), manual)
+    settings = {
+        "data.tfds": "criteo_terabyte/first_2",
+        "data.tfds_split": "day_0",
+        "data.directory": str(tmp_path),
+        "training.batch_size": 512,
+        "report.directory": str(tmp_path / "run"),
+        "report.verbose": 0,
+    }
+    command = [f"--config.{name}={value}" for name, value in settings.items()]
+    run = [sys.executable, "-m", "pipelines.criteo", "--config=configs/criteo_sample.py"]
+    done = subprocess.run([*run, *command], capture_output=True, text=True, timeout=HANG, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "criteo_terabyte/first_2, day_0" in page
+    both = subprocess.run(
+        [*run, *command, "--config.data.path=x"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert both.returncode == 1 and "Expected data.path or data.tfds" in both.stderr
 
 
 def test_mock_data() -> None:
