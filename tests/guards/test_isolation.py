@@ -471,6 +471,21 @@ def test_nan_under_bfloat16_never_reaches_other_examples() -> None:
         assert int(model.optimizer.diagnostics.not_finite) == 1
 
 
+def test_nan_is_told_where_products_let_it_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under oneDNN's bfloat16 on some processors, whichever this one is."""
+    monkeypatch.setattr(clipping, "lets_nan_through", lambda model: True)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    x, y = np.ones((8, 3), np.float32), np.ones((8, 1), np.float32)
+    x[5, 2] = np.nan
+    plan = plan_for(8)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), loss="mse")
+    before = weights_of(model)
+    with pytest.raises(dp_sparse.BadExampleError, match="NaN or infinity in 1 examples"):
+        model.fit(marked_dataset(plan, x, y), verbose=0)
+    for old, new in zip(before, weights_of(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
 # ------------------------------------------------------------------------- a batch of one example
 
 

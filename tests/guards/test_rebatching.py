@@ -151,7 +151,7 @@ def test_holes_leave_something_of_each_example() -> None:
 
 
 def test_the_tolerance_of_each_batch() -> None:
-    same, other, alone = rebatching._SAME_SHAPE, rebatching._OTHER_SHAPE, rebatching._ALONE
+    same, other, alone = 2.0**-16, 2.0**-6, 2.0**-3
     found = [each.tolerance for each in of_the_data([True] * 40)]
     assert found == [same, same, other, alone]
     assert {each.tolerance for each in of_other_values([True] * 40)} == {same}

@@ -365,3 +365,18 @@ def test_ids_that_an_input_is_too_narrow_for_train_no_other_rows(ids: Any, dtype
             check()
     small = np.arange(N, dtype=ids.dtype)
     assert dp_sparse.check_model(model, (small, labels())).ok
+
+
+def test_an_id_that_an_input_is_too_narrow_for_is_found_in_a_late_batch() -> None:
+    """Behind the batches that are looked at before the step."""
+    ids = np.arange(16)
+    ids[-1] += 2**32
+    inputs = keras.Input((), dtype="int32")
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Embedding(16, 2)(inputs)))
+    plan = dp_sparse.PrivacyPlan(
+        dp_sparse.PrivacyBudget(3.0, 1e-3), dp_sparse.StreamSampling(num_examples=16, batch_size=2)
+    ).calibrate()
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+    with pytest.raises(dp_sparse.BadExampleError, match="integers of x within its Input's int32"):
+        model.fit(plan.sampling.batches((ids, np.ones(16))), verbose=0)
+    assert int(model.optimizer.steps_spent) >= 7

@@ -150,6 +150,24 @@ def test_selected_rows_are_made_once_and_paid_by_the_plan(tmp_path: Path) -> Non
         selected()
 
 
+def test_a_run_that_has_begun_makes_no_further_release(tmp_path: Path) -> None:
+    """The plan would not pay for it."""
+    run = dp_sparse.Run(tmp_path, plan_of())
+    model = compiled(run)
+    model.fit(run.batches(data()), callbacks=run.callbacks(), steps_per_epoch=1, verbose=0)
+    run.close()
+    again, made = dp_sparse.Run(tmp_path, plan_of()), []
+
+    def make() -> dp_sparse.SelectedRows:
+        made.append(1)
+        return dp_sparse.SelectedRows.public({"items": [0]}, {"items": ROWS})
+
+    with pytest.raises(ValueError, match="which the plan of this run paid for"):
+        again.release("cities.npz", make, dp_sparse.SelectedRows.load)
+    assert not made
+    again.close()
+
+
 def test_rows_that_a_killed_run_selected_are_paid(tmp_path: Path) -> None:
     """The next process must not make a plan without them."""
     x, y = data()
