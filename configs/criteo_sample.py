@@ -56,6 +56,7 @@ def get_config() -> ml_collections.ConfigDict:
             # Where most are clipped, probabilities drift from the true rate. 0: clip_norm stays.
             "clip_quantile": 0.95,
             # The share of epsilon for the histogram that calibrates probabilities; 0 for none.
+            # There is none with tables=layer, nor with batches that were drawn before training.
             "calibration_share": 0.01,
         }
     )

@@ -56,7 +56,7 @@ def test_the_examples_run_as_printed(
         "model": model_of_two_tables(),
     }
     (account,) = python_of(DOCS / "budgets.md")
-    explain, select, exponential = python_of(DOCS / "optimizers.md")
+    explain, wide, select, exponential = python_of(DOCS / "optimizers.md")
     exec(first_model(), names)
     printed = capsys.readouterr().out
     assert "dp_sparse.DPSGDOptimizer(keras.optimizers.Adam(" in printed
@@ -68,6 +68,10 @@ def test_the_examples_run_as_printed(
     assert "threshold = " in printed and "rows noised a step: 500" in printed
     names["model"] = model_of_two_tables()
     assert isinstance(names["optimizer"], dp_sparse.DPAdaFESTOptimizer)
+    exec(wide, names)
+    narrow, tables = names["narrow"], (50_000, 1)
+    narrow.optimizer.build(narrow.trainable_variables)
+    assert [tuple(table.shape) for table in narrow.optimizer.noised_tables] == [tables]
     exec(select, names)
     plan = names["plan"]
     assert isinstance(plan, dp_sparse.PrivacyPlan) and "top 1000 rows of 2" in plan.statement()

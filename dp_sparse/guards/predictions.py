@@ -75,7 +75,7 @@ def _refuse_mixed_integers(
     all_of_them: Any,
     first: np.ndarray,
 ) -> None:
-    """Half of the examples hold the least or the largest integers of the data, or text of it."""
+    """Half of the examples hold the least or the largest integers of the data; text stays."""
     other = rebatching.half_kept(len(first), "once the integers of others are extreme")
     for extreme in (np.min, np.max):
 

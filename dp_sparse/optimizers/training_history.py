@@ -35,10 +35,12 @@ class Calibrated(NamedTuple):
     """What a variable that was made from a release rests on.
 
     Attributes:
+        release_id: The name of this release; another draw has another one.
         paid_by: The run of the plan that pays for the release; None if it has a budget of its own.
         statement: What it cost apart from a plan; empty if one pays.
     """
 
+    release_id: str
     paid_by: str | None
     statement: str
 

@@ -1,6 +1,6 @@
 """Predictions as probabilities: a noisy histogram of scores, and what follows from it.
 
-May use: all subpackages up to `step`.
+May use: all subpackages up to `reports`.
 """
 
 from dp_sparse.probabilities.calibration import (
@@ -9,10 +9,11 @@ from dp_sparse.probabilities.calibration import (
     calibration_of,
     draw_histogram,
     require_asked,
+    require_method,
     reserve_calibration,
     warn_if_trained_on,
 )
-from dp_sparse.probabilities.score_histogram import ScoreHistogram
+from dp_sparse.probabilities.score_histogram import ScoreHistogram, noise_paid_by
 
 __all__ = [
     "Calibration",
@@ -20,7 +21,9 @@ __all__ = [
     "calibrate_probabilities",
     "calibration_of",
     "draw_histogram",
+    "noise_paid_by",
     "require_asked",
+    "require_method",
     "reserve_calibration",
     "warn_if_trained_on",
 ]

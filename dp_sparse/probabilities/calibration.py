@@ -62,7 +62,8 @@ def reserve_calibration(plan: PrivacyPlan, share: float = 0.01) -> PrivacyPlan:
         share: The part of ε for the histogram, in (0, 1).
 
     Raises:
-        ValueError: The plan has room already, or no noise meets its budget.
+        ValueError: The plan has room already, `share` is out of its range, batches beyond the
+            capacity take all of δ, or no noise meets its budget.
 
     Examples:
         >>> import dp_sparse
@@ -72,6 +73,9 @@ def reserve_calibration(plan: PrivacyPlan, share: float = 0.01) -> PrivacyPlan:
         >>> print(plan.releases[0].name)
         score histogram of 34 bins, to calibrate probabilities (Gaussian noise of standard
         deviation ... on each count)
+
+    ### Formal Guarantees
+    Those of the plan, whose `calibrate` counts the release with all steps.
     """
     if noise_paid_by(plan.releases) is not None:
         raise ValueError("Expected a plan without a score histogram, got one that pays for it.")
@@ -94,9 +98,9 @@ class Calibration:
         measures: Numbers of the examples that were counted, by name, each with the standard error
             that noise gives it: "rate" of positives, "mean_prediction", "calibration_error" (the
             mean of |rate − prediction| over bins), "auc", "log_loss", "log_loss_of_a_constant", and
-            with "calibrated_" in front those of calibrated predictions. Of several classes a
+            with "calibrated_" in front those of calibrated predictions. With several classes, a
             positive is an example whose label is the class with the largest probability.
-        specs: Of the inputs, a nest of `tf.TensorSpec` `[batch, ...]`, for models that are not
+        specs: A `tf.TensorSpec` `[batch, ...]` of each input, as a nest, for models that are not
             functional; None if they are not known.
     """
 
@@ -108,7 +112,10 @@ class Calibration:
     def __call__(self, model: keras.Model) -> keras.Model:
         """A model with the calibrated output, of Keras' own layers; it shares the model's weights.
 
-        Its layers behind the model do not train.
+        Inputs and outputs have the shapes of the model's. Layers behind the model do not train.
+
+        Raises:
+            ValueError: The model has not the output that was calibrated.
         """
         inputs = None if self.specs is None else _symbolic(self.specs)
         return with_head(model, self.score_map, self.histogram, inputs)
@@ -120,7 +127,11 @@ class Calibration:
         )
 
     def section(self) -> str:
-        """Measures and the reliability diagram as HTML, for `PrivacyReport.add_section`."""
+        """Measures and the reliability diagram as HTML, for `PrivacyReport.add_section`.
+
+        Raises:
+            ImportError: matplotlib is missing; the message names the extra that installs it.
+        """
         headers = ["of the examples that were counted", "before", "calibrated"]
         rows = measures.as_table(self.measures)
         note = "Scores count as the middle of their bin; ± is the standard error of the noise."
@@ -154,17 +165,20 @@ def calibrate_probabilities(
 ) -> Calibration:
     """Draws the histogram that the plan has room for, and fits a map of predictions to it.
 
-    It costs one prediction of each example. Call it after training; another call gets the same
-    histogram. In a `Run`, call `run.calibrate_probabilities`, which keeps it.
+    It costs one prediction of each example, and some ten of 128 of them. Call it after training.
+    While the plan pays, another call gets the same histogram; with `budget=`, every call draws a
+    new one and spends that budget again. In a `Run`, call `run.calibrate_probabilities`, which
+    keeps it.
 
     Args:
         model: The trained model, compiled with a private optimizer.
         examples: Those that it trained on under this plan, each once: arrays
             `(x, y[, sample_weight])`, a data source, or a `tf.data.Dataset` of batches of one
-            shape. Not the batches of a sampler.
+            shape. Labels `[n]` or `[n, 1]`, or one-hot `[n, classes]`; weights `[n]`. Not the
+            batches of a sampler.
         method: "platt" (an affine map of log odds; of a regression, of predictions) or "isotonic".
-        budget: For examples that the model did not train on: what the histogram may cost on its
-            own, beside the plan. By default the model's plan pays.
+        budget: For examples that the model did not train on: what each call may cost on its own,
+            beside the plan. By default the model's plan pays.
         label_range: Of a regression, the least and the largest label: public, not taken from data.
         output: The name or place of the output, of several.
         weight_cap: Larger sample weights count as this one. Public.
@@ -175,14 +189,16 @@ def calibrate_probabilities(
 
     Raises:
         ValueError: An argument out of its range, predictions or labels of another kind, another
-            number of examples, or a plan without room for it.
+            number of examples, a plan without room for it, a model with a `predict_step` of its
+            own, or a strategy of several workers.
         BadExampleError: A label or a weight out of its range.
         PrivacyError: The plan's histogram was drawn of another model or with other arguments, its
             run has a folder, an example or a prediction depends on other examples, or `examples`
             are batches of a sampler.
 
     Warns:
-        UserWarning: Too few examples stand out from the noise, so predictions stay as they are.
+        UserWarning: Too few examples stand out from the noise, so predictions stay as they are; or
+            the model has trained on since the histogram was drawn.
 
     Examples:
         >>> import dp_sparse, keras, numpy as np
@@ -208,7 +224,7 @@ def calibrate_probabilities(
     process does not know of it, so save `calibration.histogram`, or use a `Run`. Public besides:
     that no prediction was outside of [0, 1] where probabilities are expected.
     """
-    _check(method)
+    require_method(method)
     histogram = draw_histogram(
         model,
         examples,
@@ -275,8 +291,9 @@ def _drawn_before(
     histogram, of_model = _DRAWN[payer]
     if of_model() is not model:
         raise PrivacyError(
-            "The score histogram that this plan pays for was drawn, of another model: a second one "
-            "would cost as much again.\nUse the Calibration that was returned then."
+            "The score histogram that this plan pays for was drawn from another model's "
+            "predictions: a second one would cost as much again.\nUse the Calibration that was "
+            "returned then."
         )
     require_asked(histogram, label_range, output, weight_cap)
     return histogram
@@ -295,7 +312,8 @@ def require_asked(
         if before != now:
             raise PrivacyError(
                 f"The score histogram that this plan pays for was drawn with {name}={before!r}, "
-                f"got {name}={now!r}.\nA second one would cost as much again."
+                f"got {name}={now!r}.\nA second one would cost as much again: pass "
+                f"{name}={before!r}, or give other examples with a budget= of their own."
             )
 
 
@@ -337,13 +355,14 @@ def calibration_of(
     Raises:
         ValueError: Another method.
     """
-    _check(method)
+    require_method(method)
     score_map = fitted(histogram, method)
     found = measures.measured(histogram, score_map)
     return Calibration(histogram, score_map, found, _specs_of(examples))
 
 
-def _check(method: str) -> None:
+def require_method(method: str) -> None:
+    """Raises ValueError for a method that there is not."""
     if method not in METHODS:
         raise ValueError(f"Expected method in {METHODS}, got method={method!r}.")
 
@@ -355,8 +374,8 @@ def _noise_for(plan: PrivacyPlan, budget: PrivacyBudget | None) -> float:
     noise = noise_paid_by(plan.releases)
     if noise is None:
         raise ValueError(
-            f"The plan of this model pays for no score histogram.\nReserve it: {_RESERVE}; or give "
-            "examples that it did not train on, with a budget= of their own."
+            f"The plan of this model pays for no score histogram.\nReserve it: {_RESERVE}, also "
+            "for a Run; or give examples that it did not train on, with a budget= of their own."
         )
     return noise
 

@@ -41,11 +41,15 @@ def _replaced(outputs: Any, kind: ScoreKind, head: "_Head") -> Any:
     calibrate = {"binary": _binary, "multiclass": _of_top_class, "regression": _regression}
     if kind.output is None and not isinstance(outputs, dict | list | tuple):
         return calibrate[kind.name](outputs, head, kind)
-    pairs = outputs.items() if isinstance(outputs, dict) else enumerate(outputs)
+    pairs = list(outputs.items() if isinstance(outputs, dict) else enumerate(outputs))
+    chosen = [name for name, _ in pairs if name == kind.output or len(pairs) == 1]
+    if not chosen:
+        raise ValueError(
+            f"Expected a model with the output {kind.output!r} that was calibrated, got outputs "
+            f"{[name for name, _ in pairs]}."
+        )
     made = {
-        name: calibrate[kind.name](own, head, kind)
-        if name == kind.output or len(outputs) == 1
-        else own
+        name: calibrate[kind.name](own, head, kind) if name in chosen else own
         for name, own in pairs
     }
     return made if isinstance(outputs, dict) else type(outputs)(made.values())
@@ -67,6 +71,8 @@ def _of_top_class(output: Any, head: "_Head", kind: ScoreKind) -> Any:
     own, classes = ops.cast(output, "float32"), output.shape[-1]
     own = ops.softmax(own, axis=-1) if kind.from_logits else own
     top = ops.max(own, axis=-1, keepdims=True)
+    # shares·(1 − c) stay below c if max(shares) < c / (1 − c), the odds. Mixed with even shares,
+    # max is even + kept·excess.
     even = 1.0 / (classes - 1)
     calibrated = ops.maximum(ops.sigmoid(head(_log_odds(top), 2)), 1.0 / classes)
     is_top = ops.one_hot(ops.argmax(own, axis=-1), classes, dtype="float32")
@@ -129,5 +135,6 @@ class _Head:
         )
         layer.build((None, kernel.shape[0]))
         layer.set_weights([kernel, bias])
-        note_calibration(layer.weights, Calibrated(self._of.paid_by, self._of.statement))
+        of = self._of
+        note_calibration(layer.weights, Calibrated(of.histogram_id, of.paid_by, of.statement))
         return layer

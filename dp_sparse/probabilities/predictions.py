@@ -141,7 +141,7 @@ def _kind_of(
     loss = _chosen(model.loss, output)
     from_logits = bool(getattr(loss, "from_logits", False))
     several = found.ndim == 2 and found.shape[1] > 1
-    named = loss if isinstance(loss, str) else type(loss).__name__
+    named = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
     if several and "binary" in named.lower():
         raise ValueError(
             f"Expected one probability for each example, got {found.shape[1]} labels of their own "
@@ -154,7 +154,7 @@ def _chosen(nest: Any, output: str | int | None, required: bool = False) -> Any:
     """The part of a nest of outputs, losses or labels that belongs to one output."""
     if isinstance(nest, Mapping) and output in nest:
         return nest[output]
-    if isinstance(nest, list | tuple) and isinstance(output, int) and output < len(nest):
+    if isinstance(nest, list | tuple) and type(output) is int and 0 <= output < len(nest):
         return nest[output]
     nested = isinstance(nest, Mapping | list | tuple)
     if nested and len(nest) == 1 and output is None:
@@ -200,15 +200,19 @@ def _read(kind: ScoreKind, found: np.ndarray, y: Any, first: int) -> tuple[np.nd
     if bad.size:
         raise BadExampleError(
             f"Expected labels in [0, 1], got {np.ravel(y)[bad[0]]} in example {first + bad[0]}.\n"
-            "Of a regression, give label_range=(least, largest)."
+            "For a regression, give label_range=(least, largest)."
         )
     return scores, labels
 
 
 def _checked_weights(weights: Any, output: str | int | None, first: int) -> np.ndarray | None:
+    if weights is None:
+        return None
     own = _chosen(weights, output)
     if own is None:
-        return None
+        raise ValueError(
+            f"Expected sample weights of output={output!r}, got those of {[*weights]}."
+        )
     own = np.asarray(own, np.float64).reshape(len(own))
     bad = np.flatnonzero(~(np.isfinite(own) & (own >= 0)))
     if bad.size:
@@ -260,13 +264,13 @@ def _require_shape(fits: bool, found: np.ndarray, labels: np.ndarray) -> None:
     if not fits or len(found) != len(labels):
         raise ValueError(
             f"Expected a label for each prediction, got predictions {list(found.shape)} and labels "
-            f"{list(labels.shape)}.\nOf several outputs, name one with output=."
+            f"{list(labels.shape)}.\nIf the model has several outputs, name one with output=."
         )
 
 
 def _require_probabilities(found: np.ndarray) -> None:
     if np.any((found < -1e-6) | (found > 1 + 1e-6)):
         raise ValueError(
-            "Expected predictions in [0, 1], got others.\nCompile the model with a loss of "
-            "from_logits=True if it predicts logits; of a regression, give label_range."
+            "Expected predictions in [0, 1], got one outside of it.\nCompile the model with a loss "
+            "of from_logits=True if it predicts logits; for a regression, give label_range."
         )

@@ -13,12 +13,14 @@ import tensorflow as tf
 from dp_sparse.accounting import BudgetAccount, PrivacyPlan
 from dp_sparse.core import PrivacyError, local_form
 from dp_sparse.export import Export, export_model
+from dp_sparse.optimizers import private_optimizer_of
 from dp_sparse.probabilities import (
     Calibration,
     ScoreHistogram,
     calibration_of,
     draw_histogram,
     require_asked,
+    require_method,
     warn_if_trained_on,
 )
 from dp_sparse.reports import PrivacyMonitor
@@ -242,45 +244,54 @@ class Run:
         return rows
 
     def calibrate_probabilities(
-        self, model: keras.Model, examples: Any, *, method: str = "platt", **options: Any
+        self,
+        model: keras.Model,
+        examples: Any,
+        *,
+        method: str = "platt",
+        label_range: tuple[float, float] | None = None,
+        output: str | int | None = None,
+        weight_cap: float = 1.0,
+        num_examples: int | None = None,
     ) -> Calibration:
         """Calibrates the trained model's predictions by a histogram that is drawn once and kept.
 
         Reserve it in the plan that the run is given: `reserve_calibration(plan)`.
 
-        Args:
-            model: The trained model.
-            examples: Those that it trained on, as in `dp_sparse.calibrate_probabilities`.
-            method: "platt" or "isotonic".
-            **options: Further arguments of `dp_sparse.calibrate_probabilities`, but no `budget`.
+        Args: as of `dp_sparse.calibrate_probabilities`.
 
         Raises:
-            ValueError: As there, or the file of the histogram is lost.
-            PrivacyError: As there.
+            ValueError: As there, or the file of the histogram is lost or another run's.
+            PrivacyError: As there, or the run was closed.
 
-        Warns:
-            UserWarning: The model has trained on since the histogram was drawn.
+        Warns: as there.
         """
         if _OPEN.get(self.folder) is not self:
             raise PrivacyError(f"The run in {self.folder} was closed.\nMake it again to resume it.")
-        if "budget" in options:
-            raise ValueError(
-                "Expected no budget=, since the plan of the run pays.\nFor other examples call "
-                "dp_sparse.calibrate_probabilities."
-            )
+        private_optimizer_of(model, "calibrate the model of the run")
+        require_method(method)
         run_id = self.plan.run_id
         self._checkpoint.refuse_other_plan(model)
-        made = self._folder.paid_release(
-            _SCORES, lambda: draw_histogram(model, examples, kept=True, **options)
-        )
+
+        def draw() -> ScoreHistogram:
+            return draw_histogram(
+                model,
+                examples,
+                label_range=label_range,
+                output=output,
+                weight_cap=weight_cap,
+                num_examples=num_examples,
+                kept=True,
+            )
+
+        made = self._folder.paid_release(_SCORES, draw)
         histogram = ScoreHistogram.load(self.folder / _SCORES) if made is None else made
         if histogram.paid_by != run_id:
             raise ValueError(
                 f"{self.folder / _SCORES} is the histogram of another run.\nRestore its own one, "
                 "or use another folder, which spends again."
             )
-        options.pop("num_examples", None)
-        require_asked(histogram, **options)
+        require_asked(histogram, label_range, output, weight_cap)
         warn_if_trained_on(histogram, model, stacklevel=2)
         return calibration_of(histogram, examples, method)
 

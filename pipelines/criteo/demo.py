@@ -28,7 +28,7 @@ RUNS = (  # a method and its ε
     ("dp_sgd", 8.0),
     ("dp_adafest", 8.0),
 )
-_SECONDS, _SECONDS_PER_STEP = 15, 0.3  # of a run on two cores: to begin with, and a step
+_SECONDS, _SECONDS_PER_STEP = 45, 0.26  # of a run on two cores: to begin with, and a step
 
 
 def run(
@@ -38,9 +38,9 @@ def run(
 
     Args:
         data: A Criteo TSV or .gz; None for made-up rows.
-        directory: Of the rows and the report.
+        directory: The folder for the rows and the report.
         num_rows: How many rows to make up.
-        runs: A method and its ε each.
+        runs: Pairs of a method and its ε.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = get_config()

@@ -30,14 +30,15 @@ def private_optimizer(
     """
     select = functools.partial(_rows, config, data, training)
     build = functools.partial(optimizer_under, config)
-    share = config.privacy.calibration_share if can_be_read_once(config, training) else 0.0
+    share = calibration_share(config, training)
     sampling = sampling_of(config, training, steps)
     return build(*calibrated(config, sampling, select, build, run, share))
 
 
-def can_be_read_once(config: ml_collections.ConfigDict, training: Training) -> bool:
-    """Whether each example that trains can be predicted once, to calibrate probabilities."""
-    return config.tables == "keras" and not isinstance(training, dp_sparse.OfflineBatches)
+def calibration_share(config: ml_collections.ConfigDict, training: Training) -> float:
+    """The part of ε for calibrated probabilities; 0 where examples cannot be read once each."""
+    once = config.tables == "keras" and not isinstance(training, dp_sparse.OfflineBatches)
+    return config.privacy.calibration_share if once else 0.0
 
 
 def calibration_of(
@@ -48,7 +49,7 @@ def calibration_of(
     run: Run | None = None,
 ) -> dp_sparse.Calibration | None:
     """Calibrated probabilities of the trained model, if its plan pays for them."""
-    if not config.privacy.calibration_share or not can_be_read_once(config, training):
+    if not calibration_share(config, training):
         return None
     examples = read_once(training, data, examples_from_records)
     if run is not None:

@@ -88,7 +88,13 @@ def notes(results: Sequence[RunResult]) -> list[str]:
         f"A constant has log loss {constant_log_loss(rate):.4f}; the true rate is {rate:.4f}."
     )
     found = [
-        of_probabilities(title(r), r.calibrated_log_loss, r.calibrated_mean_prediction, r.rate)
+        of_probabilities(
+            title(r),
+            r.calibrated_log_loss,
+            r.calibrated_mean_prediction,
+            r.rate,
+            r.calibration is not None,
+        )
         for r in results
     ]
     return [constant, *(line for lines in found for line in lines)]
@@ -175,13 +181,18 @@ def _picture(results: Sequence[RunResult]) -> Figure:
     labels = [f"{value:.3f}" for value in losses]
     _bars(loss, "log loss over a constant's: smaller is better", results, losses, labels, 0.0)
     one_in = [
-        "none" if math.isnan(s) else "all" if s == 1 else f"1 in {1 / s:,.0f}" for s in shares
+        "none" if not is_private(r) else "unknown" if math.isnan(s) else _one_in(s)
+        for r, s in zip(results, shares, strict=True)
     ]
     heading = "table entries that get noise in a step"
     _bars(noise, heading, results, shares, one_in, 1e-6)
     noise.set(xscale="log", xlim=(1e-6, 30))
     quality.set_ylim(len(results) - 0.5, -0.5)
     return figure
+
+
+def _one_in(share: float) -> str:
+    return "all" if share == 1 else f"1 in {1 / share:,.0f}"
 
 
 def _bars(
@@ -193,12 +204,12 @@ def _bars(
     left: float,
 ) -> None:
     """One bar for each run, from `left` to its value."""
-    lengths = [0.0 if math.isnan(value) else value - left for value in values]
+    lengths = [0.0 if math.isnan(value) else max(0.0, value - left) for value in values]
     colours = ["tab:blue" if is_private(result) else "tab:gray" for result in results]
     bars = axes.barh([title(r) for r in results], lengths, left=left, color=colours)
     axes.bar_label(bars, labels, padding=3)
     axes.set_title(heading, fontsize="medium")
-    axes.set_xlim(left, left + 1.2 * max(lengths))
+    axes.set_xlim(left, left + 1.2 * max(*lengths, 1e-3))
     axes.spines[["top", "right"]].set_visible(False)
 
 

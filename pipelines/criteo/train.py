@@ -17,7 +17,6 @@ from typing import Any
 import keras
 import ml_collections
 import numpy as np
-import scipy.stats
 import tensorflow as tf
 
 import dp_sparse
@@ -29,7 +28,7 @@ from pipelines.criteo.tables import LayerJob, examples_by_feature
 from pipelines.methods import METHODS, NON_PRIVATE
 from pipelines.optimizers import optimizer_of
 from pipelines.runs import Run
-from pipelines.scores import log_loss, mean_prediction
+from pipelines.scores import exact_auc, log_loss, mean_prediction
 from pipelines.steps import StepTimer, stock_batches
 
 Scores = Callable[[Any], np.ndarray]  # from inputs to logits
@@ -187,22 +186,6 @@ def _model(name: str, vocabularies: Sequence[int]) -> keras.Model:
     from models import dlrm  # needs keras-rs, which pCTR does not
 
     return getattr(dlrm, name)(vocabularies)
-
-
-def exact_auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """The area under the ROC curve, ties counted half: the Mann-Whitney statistic over ranks.
-
-    Raises:
-        ValueError: When all labels are the same.
-    """
-    positive = int(labels.sum())
-    negative = len(labels) - positive
-    if not positive or not negative:
-        raise ValueError(
-            f"Expected clicks and non-clicks among the rows, got {positive} and {negative}."
-        )
-    ranks = scipy.stats.rankdata(scores)
-    return float((ranks[labels > 0].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
 def _compile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:

@@ -24,8 +24,7 @@ from pipelines.criteo.generate import generate
 from pipelines.criteo.methods import table_names
 from pipelines.criteo.records import PreparedData, prepared_in
 from pipelines.criteo.schema import TABLE3_VOCABULARIES, examples_from_records
-from pipelines.criteo.train import exact_auc
-from pipelines.scores import mean_prediction
+from pipelines.scores import exact_auc, mean_prediction
 
 Tables = Mapping[str, int | dp_sparse.TopKTable]
 

@@ -17,7 +17,6 @@ from keras import ops
 
 import dp_sparse
 from models.lora import LowRankWords
-from pipelines.criteo.train import exact_auc
 from pipelines.glue.data import load
 from pipelines.glue.records import Tokens
 from pipelines.glue.settings import METHODS, steps_of
@@ -26,6 +25,7 @@ from pipelines.glue.tokens import tokenizer_of
 from pipelines.glue.words import selected_rows
 from pipelines.methods import NON_PRIVATE, calibrated, optimizer_under
 from pipelines.optimizers import optimizer_of
+from pipelines.scores import exact_auc
 from pipelines.steps import stock_batches
 
 WORDS = ("trained", "frozen", "lora")

@@ -41,8 +41,8 @@ DP-AdaFEST beside it chooses rows of A, so that the savings of both multiply.
 
 `python -m pipelines.glue.bag_study --data FOLDER --tokenizer FOLDER` runs what is missing and
 writes this page; each run is a line of [bag.jsonl](bag.jsonl). Accuracies are of the held-out rows,
-of which the standard error is 0.5 points. ± is the deviation between seeds; without it, one
-seed ran. No ε covers the held-out rows.
+of which the standard error is 0.5 points. ± is the deviation between seeds; where there is no
+±, one seed ran. No ε covers the held-out rows.
 """
 
 

@@ -24,7 +24,7 @@ def test_the_quick_run_has_its_metrics(
                 method=method,
                 epsilon=math.inf if method == "non_private" else epsilon,
                 auc=0.75 if method == "non_private" else 0.7 + epsilon / 100,
-                calibrated_log_loss=0.5,
+                calibrated_log_loss=0.5 - epsilon / 100 - 0.1 * (method == "dp_adafest"),
                 reduction=2000.0 if method == "dp_adafest" else 1.0,
                 rate=0.25,
             )
@@ -36,7 +36,7 @@ def test_the_quick_run_has_its_metrics(
     assert metrics.pop("demo_minutes") < 1
     assert metrics == {
         "demo_adafest_auc": pytest.approx(0.71),
-        "demo_log_loss_over_constant": pytest.approx(0.5 / 0.5623, rel=1e-3),
+        "demo_log_loss_over_constant": pytest.approx(0.39 / 0.5623, rel=1e-3),
         "demo_auc_below_no_privacy_eps3": pytest.approx(0.02),
         "demo_reduction": 2000.0,
     }

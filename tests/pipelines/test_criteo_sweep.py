@@ -15,8 +15,8 @@ from configs.criteo_kaggle import generated, hyperparameters, models, tradeoff
 from pipelines.criteo import sweep, sweep_report
 from pipelines.criteo.generate import generate
 from pipelines.criteo.records import load_or_prepare
-from pipelines.criteo.train import exact_auc
 from pipelines.methods import NON_PRIVATE, optimizer_under, stand_in_rows
+from pipelines.scores import exact_auc
 from tests.training_cases import plan_for
 
 VOCABULARIES = (40, 7) * 13

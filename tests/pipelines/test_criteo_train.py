@@ -18,8 +18,9 @@ from pipelines.criteo.report import console_table, notes, title, write_report
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 from pipelines.criteo.sparsity import sparsity
 from pipelines.criteo.tables import tpu_strategy
-from pipelines.criteo.train import exact_auc, train
+from pipelines.criteo.train import train
 from pipelines.methods import METHODS
+from pipelines.scores import exact_auc
 
 ROOT = Path(__file__).parents[2]
 VOCABULARIES = (40, 7) * 13
@@ -89,6 +90,12 @@ def test_every_method_and_one_report(generated, tmp_path: Path) -> None:
     constant, *_ = notes(results)
     assert constant.startswith("A constant has log loss 0.") and constant in body
     assert [r.method for r in results if r.calibration is None] == ["non_private"]
+    for result in results[1:]:
+        mapped = result.calibration.score_map(result.scores)
+        labels = generated.records()["label"][-len(mapped) :]
+        losses = np.logaddexp(0, mapped) - labels * mapped
+        assert result.calibrated_log_loss == pytest.approx(losses.mean())
+        assert f"{result.calibrated_log_loss:.4f}" in body
 
 
 @pytest.mark.slow

@@ -228,5 +228,5 @@ def test_small_batches_are_told_only_where_larger_ones_fit() -> None:
 
 
 def test_lora_is_named_where_tables_are_wide(few_dense: None) -> None:
-    assert "1/32 of these entries" in str(dp_sparse.recommend(model(width=32), plan_of()))
+    assert "one number a row instead of 32" in str(dp_sparse.recommend(model(width=32), plan_of()))
     assert "lora" not in str(dp_sparse.recommend(model(), plan_of()))

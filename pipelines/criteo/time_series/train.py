@@ -30,12 +30,11 @@ from pipelines.criteo.time_series.reading import (
     RecordReader,
     refuse_repeated,
 )
-from pipelines.criteo.train import exact_auc
 from pipelines.exports import require_private
 from pipelines.files import StateFile, only_one, state_file
 from pipelines.methods import METHODS, NON_PRIVATE, optimizer_under, stand_in, stand_in_rows
 from pipelines.optimizers import optimizer_of
-from pipelines.scores import log_loss, mean_prediction
+from pipelines.scores import exact_auc, log_loss, mean_prediction
 from pipelines.steps import stock_batches
 
 

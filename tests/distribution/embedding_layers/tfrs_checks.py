@@ -21,7 +21,7 @@ from pipelines.criteo.records import load_or_prepare
 from pipelines.criteo.schema import TABLE3_VOCABULARIES
 from pipelines.criteo.sources import parts
 from pipelines.criteo.tables import examples_by_feature
-from pipelines.criteo.train import exact_auc
+from pipelines.scores import exact_auc
 from tests.distribution.embedding_layers import two_tables
 from tests.distribution.embedding_layers.emulator import SparseCore, read
 
