@@ -18,13 +18,16 @@ from dp_sparse.core.errors import (
 )
 from dp_sparse.core.files import (
     StateFile,
+    damage_told,
     exclusive,
     first_file,
     local_form,
+    read_arrays,
     require_room,
     synced,
     whole_file,
     whole_folder,
+    write_arrays,
 )
 from dp_sparse.core.graphs import KnownSeeds, draws_entropy, replaced_call, seeds_of
 from dp_sparse.core.key_bytes import key_bytes
@@ -42,6 +45,7 @@ __all__ = [
     "StateFile",
     "UnsupportedLayerError",
     "__version__",
+    "damage_told",
     "draws_entropy",
     "exclusive",
     "fingerprint",
@@ -53,6 +57,7 @@ __all__ = [
     "lower_bound",
     "marked",
     "rare_branch",
+    "read_arrays",
     "replaced_call",
     "replicas",
     "require",
@@ -65,5 +70,6 @@ __all__ = [
     "validate",
     "whole_file",
     "whole_folder",
+    "write_arrays",
     "xla",
 ]

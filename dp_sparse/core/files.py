@@ -7,10 +7,13 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from dp_sparse.core.errors import PrivacyError
@@ -41,6 +44,46 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         synced(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+_DAMAGED = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+def write_arrays(
+    file: IO[bytes], format: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Writes arrays and a JSON header of one format, which `read_arrays` reads, to an open file."""
+    text = np.array(json.dumps({"format": format, **header}))
+    np.savez_compressed(file, header=text, **arrays)  # type: ignore[arg-type]
+
+
+def read_arrays(
+    path: str | os.PathLike[str] | IO[bytes], format: str
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header, without its format, and the arrays by name.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It has another format.
+    """
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files if name != "header"}
+        header = json.loads(str(file["header"]))
+    if (found := header.pop("format")) != format:
+        raise ValueError(f"format {found!r}")
+    return header, arrays
+
+
+@contextlib.contextmanager
+def damage_told(message: str) -> Iterator[None]:
+    """Raises ValueError with this message where a file that is read is of another kind, or damaged.
+
+    `{}` in the message stands for what was found.
+    """
+    try:
+        yield
+    except _DAMAGED as error:
+        raise ValueError(message.replace("{}", str(error))) from None
 
 
 @contextlib.contextmanager

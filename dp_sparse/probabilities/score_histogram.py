@@ -17,18 +17,15 @@ floats, which may differ with the place of an example in its batch.
 """
 
 import dataclasses
-import json
 import os
 import secrets
-import zipfile
-import zlib
 from typing import Any
 
 import dp_accounting
 import numpy as np
 
 from dp_sparse.accounting import Release
-from dp_sparse.core import validate, whole_file
+from dp_sparse.core import damage_told, read_arrays, validate, whole_file, write_arrays
 from dp_sparse.selection import GaussianTopK, gaussian_values
 
 BINS = 34
@@ -118,7 +115,6 @@ class ScoreHistogram:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one file, whole or not at all, in place of what was there."""
         header = {
-            "format": _FORMAT,
             "noise_multiplier": self.noise_multiplier,
             "kind": dataclasses.asdict(self.kind),
             "weight_cap": self.weight_cap,
@@ -128,7 +124,7 @@ class ScoreHistogram:
             "budget": self.budget,
         }
         with whole_file(path) as file:
-            np.savez_compressed(file, header=np.array(json.dumps(header)), counts=self.counts)
+            write_arrays(file, _FORMAT, header, {"counts": self.counts})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ScoreHistogram":
@@ -138,22 +134,18 @@ class ScoreHistogram:
             FileNotFoundError: There is no such file.
             ValueError: The file is of another kind, or damaged.
         """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                header = json.loads(str(file["header"]))
-                given, kind, counts = header.pop("format"), header.pop("kind"), file["counts"]
-            if given == _FORMAT:
-                label_range = kind["label_range"] and tuple(kind["label_range"])
-                kind = ScoreKind(**{**kind, "label_range": label_range})
-                header["budget"] = header["budget"] and tuple(header["budget"])
-                counts.flags.writeable = False
-                return cls(counts=counts, kind=kind, **header)
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
-            pass
-        raise ValueError(
+        told = (
             f"Expected {path} to be a histogram that ScoreHistogram.save wrote, got another or a "
             "damaged file.\nRestore it: a new one would spend again."
         )
+        with damage_told(told):
+            header, arrays = read_arrays(path, _FORMAT)
+            kind, budget = header.pop("kind"), header.pop("budget")
+            label_range = kind.pop("label_range")
+            kind = ScoreKind(**kind, label_range=label_range and tuple(label_range))
+            counts = arrays["counts"]
+            counts.flags.writeable = False
+            return cls(counts=counts, kind=kind, budget=budget and tuple(budget), **header)
 
 
 class Tally:

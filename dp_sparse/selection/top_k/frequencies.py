@@ -7,14 +7,12 @@ post-processing of one. O(rows of the table), once before training.
 import dataclasses
 import hashlib
 import os
-import zipfile
-import zlib
 from typing import Any
 
 import numpy as np
 
 from dp_sparse.accounting import Release
-from dp_sparse.core import validate, whole_file
+from dp_sparse.core import damage_told, validate, whole_file
 from dp_sparse.selection.top_k.counting import TopKTable
 from dp_sparse.selection.top_k.histograms import noisy_histogram
 from dp_sparse.selection.top_k.noise_sources import GaussianTopK
@@ -99,15 +97,13 @@ class RowFrequencies:
             FileNotFoundError: There is no such file.
             ValueError: The file is of another kind, or damaged.
         """
-        try:
-            with np.load(path) as file:
-                table, values = str(file["table"]), file["frequencies"]
-                noise = file["noise"].tolist()
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
-            raise ValueError(
-                f"Expected {path} to be frequencies that RowFrequencies.save wrote, got another or "
-                "a damaged file: restore it, since counting again spends again."
-            ) from None
+        told = (
+            f"Expected {path} to be frequencies that RowFrequencies.save wrote, got another or a "
+            "damaged file: restore it, since counting again spends again."
+        )
+        with damage_told(told), np.load(path) as file:
+            table, values = str(file["table"]), file["frequencies"]
+            noise = file["noise"].tolist()
         if not noise:
             return cls.public(table, values)
         return cls(table, values, GaussianTopK(noise[0]), int(noise[1]))

@@ -11,11 +11,8 @@ each, once a period.
 """
 
 import dataclasses
-import json
 import os
 import secrets
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
@@ -23,7 +20,14 @@ import dp_accounting
 import numpy as np
 
 from dp_sparse.accounting import Release
-from dp_sparse.core import PrivacyError, validate, whole_file
+from dp_sparse.core import (
+    PrivacyError,
+    damage_told,
+    read_arrays,
+    validate,
+    whole_file,
+    write_arrays,
+)
 from dp_sparse.selection.top_k.counting import RowCounts, TopKTable, as_tables, count_rows
 from dp_sparse.selection.top_k.noise_sources import (
     GaussianTopK,
@@ -94,15 +98,14 @@ class NoisyHistogram:
     def write(self, file: IO[bytes]) -> None:
         """Writes what `load` reads, to an open file."""
         header = {
-            "format": _FORMAT,
             "tables": list(self.counts),
             "noise_multiplier": self.noise_multiplier,
             "lookups": self.lookups,
             "data": self.data,
             "histogram_id": self.histogram_id,
         }
-        arrays: dict[str, Any] = {f"counts_{i}": c for i, c in enumerate(self.counts.values())}
-        np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+        counts = {f"counts_{i}": each for i, each in enumerate(self.counts.values())}
+        write_arrays(file, _FORMAT, header, counts)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> "NoisyHistogram":
@@ -112,19 +115,15 @@ class NoisyHistogram:
             FileNotFoundError: There is no such file.
             ValueError: The file is of another kind, or damaged.
         """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                header = json.loads(str(file["header"]))
-                given, names = header.pop("format"), header.pop("tables")
-                counts = {name: file[f"counts_{i}"] for i, name in enumerate(names)}
-            if given == _FORMAT:
-                return cls(_read_only(counts), **header)
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
-            pass
-        raise ValueError(
+        told = (
             f"Expected {path} to be a histogram that NoisyHistogram.save wrote, got another or a "
             "damaged file: draw a new one, and give its release to the plan, too."
         )
+        with damage_told(told):
+            header, arrays = read_arrays(path, _FORMAT)
+            names = header.pop("tables")
+            counts = {name: arrays[f"counts_{i}"] for i, name in enumerate(names)}
+            return cls(_read_only(counts), **header)
 
 
 def noisy_histogram(

@@ -9,8 +9,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import dp_accounting
 import numpy as np
 
 from dp_sparse.accounting import Release, event_config
-from dp_sparse.core import validate, whole_file
+from dp_sparse.core import damage_told, read_arrays, validate, whole_file, write_arrays
 from dp_sparse.selection.top_k.counting import TopKTable, as_tables
 from dp_sparse.selection.top_k.noise_sources import NoiseSource, PublicRows
 
@@ -120,9 +118,9 @@ class SelectedRows:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes one file, whole or not at all, in place of what was there."""
-        arrays: dict[str, Any] = {f"rows_{i}": r for i, r in enumerate(self.row_ids.values())}
+        rows = {f"rows_{i}": each for i, each in enumerate(self.row_ids.values())}
         with whole_file(path) as file:
-            np.savez_compressed(file, header=np.array(json.dumps(self._header())), **arrays)
+            write_arrays(file, _FORMAT, self._header(), rows)
 
     @classmethod
     def load(
@@ -179,19 +177,14 @@ class SelectedRows:
 
 def _read(path: Path) -> dict[str, Any]:
     """The config that a file holds, its rows as arrays."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            header = json.loads(str(file["header"]))
-            if header["format"] != _FORMAT:
-                raise ValueError(f"format {header['format']!r}")
-            rows = {name: file[f"rows_{i}"] for i, name in enumerate(header["num_rows"])}
-            return {**header, "row_ids": rows}
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(
-            f"Expected {path} to be rows that SelectedRows.save wrote, in format {_FORMAT}, got "
-            f"another or a damaged file ({error}): restore the file; selecting again "
-            "spends again."
-        ) from None
+    told = (
+        f"Expected {path} to be rows that SelectedRows.save wrote, in format {_FORMAT}, got "
+        "another or a damaged file ({}): restore the file; selecting again spends again."
+    )
+    with damage_told(told):
+        header, arrays = read_arrays(path, _FORMAT)
+        rows = {name: arrays[f"rows_{i}"] for i, name in enumerate(header["num_rows"])}
+        return {**header, "row_ids": rows}
 
 
 def _sizes(tables: Mapping[str, int | TopKTable]) -> dict[str, int]:
