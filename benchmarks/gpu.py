@@ -1,16 +1,15 @@
 """Compares training steps on a GPU with the same steps on a CPU, and times them.
 
 `python -m benchmarks.gpu` prints one JSON line to send along, and needs some 8 GB for its largest
-table; `--most_rows 1e7` needs 1 GB. `--device cpu` runs it without a GPU. Four sparse optimizers,
-in graph mode and compiled by XLA, take two steps with known noise (a debug plan) on the device and
-on the CPU; their largest difference is that of the tables. Then DP-AdaFEST steps on tables of 1e5
-to 1e8 rows of width 8. And operations of its step that have no GPU kernel in this TensorFlow are
-named: they run on the host.
+table; `--most_rows 1e7` needs 1 GB. Without a GPU it compares the CPU with itself. Four sparse
+optimizers, in graph mode and compiled by XLA, take two steps with known noise (a debug plan) on the
+device and on the CPU; their largest difference is that of the tables. Then DP-AdaFEST steps on
+tables of 1e5 to 1e8 rows of width 8. Operations of its step that have no GPU kernel in this
+TensorFlow are named: they run on the host.
 """
 
 import argparse
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 
 import keras
@@ -25,8 +24,6 @@ WIDTH, BATCH, RATE = 8, 1024, 0.1
 SIZES = {"1e5": 10**5, "1e6": 10**6, "1e7": 10**7, "1e8": 10**8}
 ROWS, STEPS, SEED = 1000, 2, 7
 ROUNDS, QUICK_ROUNDS, WARM_UP = 20, 5, 3
-
-DEFAULT = "gpu"
 
 Make = Callable[[dp_sparse.PrivacyPlan], keras.optimizers.Optimizer]
 
@@ -57,14 +54,14 @@ def _sgd() -> keras.optimizers.Optimizer:
 def main() -> None:
     """Prints what was found."""
     parser = harness.parser(__doc__ or "")
-    parser.add_argument("--device", choices=("gpu", "cpu"), default=DEFAULT)
+    there = bool(tf.config.list_physical_devices("GPU"))
+    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu" if there else "cpu")
     parser.add_argument("--most_rows", type=float, default=1e8, help="of the largest table")
     options = parser.parse_args()
     if options.most_rows < min(SIZES.values()):
         parser.error(f"expected --most_rows >= 1e5, got {options.most_rows:g}")
-    if options.device == "gpu" and not tf.config.list_physical_devices("GPU"):
-        print("error: TensorFlow sees no GPU; --device cpu runs without one.", file=sys.stderr)
-        sys.exit(1)
+    if options.device == "gpu" and not there:
+        parser.error("TensorFlow sees no GPU: leave --device out to run without one")
     device = f"{options.device.upper()}:0"
     rows, metrics = differences(device)
     on_host = operations_without_kernel()

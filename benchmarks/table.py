@@ -208,7 +208,7 @@ ROWS = (
         "{demo_adafest_auc:.3f}; {demo_log_loss_over_constant:.3f}; {demo_reduction:,.0f}",
     ),
     Row(
-        "The demo: AUC without privacy less AUC of DP-AdaFEST at ε = 3; minutes of all five runs",
+        "The demo: AUC without privacy less AUC of DP-AdaFEST at ε = 3; minutes of all its runs",
         "demo",
         "{demo_auc_below_no_privacy_eps3:.3f}; {demo_minutes:.1f}",
     ),

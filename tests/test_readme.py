@@ -231,3 +231,27 @@ def test_the_commands_of_the_makefile_can_be_made() -> None:
     assert len(paths) > 10 and not [path for path in paths if not (root / path).exists()]
     for command in ("--reached=", "git rev-parse HEAD > .ci/checked", "NPY_DISABLE_CPU_FEATURES"):
         assert command in made
+
+
+def test_probabilities_are_calibrated_as_printed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (example,) = python_of(DOCS / "probabilities.md")
+    sampling = dp_sparse.StreamSampling(num_examples=2000, batch_size=500)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(8.0, 1e-4), sampling)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, activation="sigmoid")])
+    x = np.random.default_rng(0).normal(size=(2000, 1)).astype(np.float32)
+    exec(
+        example,
+        {
+            "keras": keras,
+            "dp_sparse": dp_sparse,
+            "plan": plan,
+            "model": model,
+            "x": x,
+            "y": (x[:, 0] > 0).astype(np.float32),
+        },
+    )
+    assert "log loss of a constant: " in capsys.readouterr().out
+    assert "score histogram" in dp_sparse.check_export("served").statement

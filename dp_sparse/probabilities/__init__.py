@@ -13,7 +13,7 @@ from dp_sparse.probabilities.calibration import (
     reserve_calibration,
     warn_if_trained_on,
 )
-from dp_sparse.probabilities.score_histogram import ScoreHistogram, noise_paid_by
+from dp_sparse.probabilities.score_histogram import ScoreHistogram
 
 __all__ = [
     "Calibration",
@@ -21,7 +21,6 @@ __all__ = [
     "calibrate_probabilities",
     "calibration_of",
     "draw_histogram",
-    "noise_paid_by",
     "require_asked",
     "require_method",
     "reserve_calibration",

@@ -1,7 +1,7 @@
 """`calibrate_probabilities`: predictions that are probabilities again, at a small share of ε.
 
 Clipping gives nearly every example a gradient of the same length, so a private model ranks well and
-says too much or too little: its log loss may be worse than a constant's. A noisy histogram of
+is too sure or not sure enough: its log loss may be worse than a constant's. A noisy histogram of
 scores repairs that after training, and measures the run on its own data.
 """
 
@@ -52,17 +52,17 @@ _RESERVE = "plan = dp_sparse.reserve_calibration(plan, share=0.01), before train
 
 
 def reserve_calibration(plan: PrivacyPlan, share: float = 0.01) -> PrivacyPlan:
-    """The plan with room for one `calibrate_probabilities`, not calibrated yet.
+    """A plan that also pays for one `calibrate_probabilities`; call its `calibrate()` next.
 
     The histogram is composed with training in one privacy loss. At share=0.01 training's noise
     grows by less than 1 %. It takes some seconds.
 
     Args:
-        plan: A plan without such room, calibrated or not.
+        plan: A plan that does not pay for one, whether its noise is known or not.
         share: The part of ε for the histogram, in (0, 1).
 
     Raises:
-        ValueError: The plan has room already, `share` is out of its range, batches beyond the
+        ValueError: The plan pays for one already, `share` is out of its range, batches beyond the
             capacity take all of δ, or no noise meets its budget.
 
     Examples:
@@ -163,7 +163,7 @@ def calibrate_probabilities(
     weight_cap: float = 1.0,
     num_examples: int | None = None,
 ) -> Calibration:
-    """Draws the histogram that the plan has room for, and fits a map of predictions to it.
+    """Draws the histogram that the plan pays for, and fits a map of predictions to it.
 
     It costs one prediction of each example, and some ten of 128 of them. Call it after training.
     While the plan pays, another call gets the same histogram; with `budget=`, every call draws a
@@ -176,11 +176,11 @@ def calibrate_probabilities(
             `(x, y[, sample_weight])`, a data source, or a `tf.data.Dataset` of batches of one
             shape. Labels `[n]` or `[n, 1]`, or one-hot `[n, classes]`; weights `[n]`. Not the
             batches of a sampler.
-        method: "platt" (an affine map of log odds; of a regression, of predictions) or "isotonic".
+        method: "platt" (an affine map of log odds, or of a regression's predictions) or "isotonic".
         budget: For examples that the model did not train on: what each call may cost on its own,
             beside the plan. By default the model's plan pays.
-        label_range: Of a regression, the least and the largest label: public, not taken from data.
-        output: The name or place of the output, of several.
+        label_range: The least and the largest label of a regression: public, not taken from data.
+        output: The name or place of the output, if the model has several.
         weight_cap: Larger sample weights count as this one. Public.
         num_examples: How many examples there are, if `examples` does not tell.
 
@@ -192,7 +192,7 @@ def calibrate_probabilities(
             number of examples, a plan without room for it, a model with a `predict_step` of its
             own, or a strategy of several workers.
         BadExampleError: A label or a weight out of its range.
-        PrivacyError: The plan's histogram was drawn of another model or with other arguments, its
+        PrivacyError: The plan's histogram was drawn for another model or with other arguments, its
             run has a folder, an example or a prediction depends on other examples, or `examples`
             are batches of a sampler.
 

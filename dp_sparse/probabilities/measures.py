@@ -50,7 +50,7 @@ def measured(histogram: ScoreHistogram, score_map: ScoreMap) -> dict[str, Measur
 
 
 def rates(histogram: ScoreHistogram, score_map: ScoreMap) -> tuple[np.ndarray, ...]:
-    """Of each bin that is not empty: predicted, seen, its standard error, and its share."""
+    """For each bin that is not empty: the prediction, the rate, its standard error, its share."""
     cells = usable(histogram)
     total = cells.sum(axis=1)
     full = total > 0

@@ -224,7 +224,7 @@ def _checked_weights(weights: Any, output: str | int | None, first: int) -> np.n
 
 
 def log_odds(probabilities: np.ndarray) -> np.ndarray:
-    """Of probabilities, which are kept 1e-7 away from 0 and 1."""
+    """The log odds of probabilities, which are kept 1e-7 away from 0 and 1."""
     p = np.clip(probabilities, CLIP, 1 - CLIP)
     return np.log(p) - np.log1p(-p)
 

@@ -44,7 +44,7 @@ class ScoreKind:
         name: "binary", "multiclass" (of the class with the largest probability: whether it is the
             label) or "regression".
         from_logits: Whether the outputs are logits.
-        label_range: Of a regression, the least and the largest label; others are moved into it.
+        label_range: The least and the largest label of a regression; others are moved into it.
         output: The name or place of the output among several.
     """
 

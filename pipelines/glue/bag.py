@@ -43,6 +43,7 @@ class Result:
         reduction: Entries of the whole table ÷ `entries`; infinite if it is frozen.
         steps: Steps taken.
         training_rows: Examples that trained.
+        words: Rows of the whole table.
     """
 
     accuracy: dict[str, float]
@@ -51,6 +52,7 @@ class Result:
     reduction: float
     steps: int
     training_rows: int
+    words: int
 
 
 def bag_of_words(rows: int, width: int, length: int, words: str, rank: int) -> keras.Model:
@@ -119,6 +121,7 @@ def train(config: ml_collections.ConfigDict) -> Result:
         reduction=tokenizer.size * config.model.width / entries if entries else math.inf,
         steps=steps,
         training_rows=len(data.training),
+        words=tokenizer.size,
     )
 
 

@@ -82,6 +82,7 @@ def run_point(config: ml_collections.ConfigDict) -> dict[str, Any]:
         "auc": {name: round(value, 5) for name, value in found.auc.items()},
         "reduction": None if math.isinf(found.reduction) else round(found.reduction, 2),
         "steps": found.steps,
+        "words": found.words,
         "training_rows": found.training_rows,
     }
 
@@ -132,7 +133,7 @@ def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
     base = config.base
     missing = sum(not any(_is_of(x, run) for x in lines) for run, _ in runs_of(config))
     head = _HEAD.format(
-        rows=50_265,
+        rows=lines[0]["words"] if lines else 0,
         width=base.model.width,
         training=lines[0]["training_rows"] if lines else 0,
         held_out=base.data.held_out,
@@ -144,7 +145,7 @@ def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
     )
     parts = [head]
     if missing:
-        parts.append(f"\n**{missing} runs are missing; the command above goes on with them.**\n")
+        parts.append(f"\n**{missing} runs are missing; the command above runs them.**\n")
     parts.append("\n## Methods\n\n" + _methods_table(lines))
     for group in dict.fromkeys(point["group"] for point in config.points):
         own = [line for line in lines if line["group"] == group]

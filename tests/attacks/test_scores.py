@@ -101,7 +101,7 @@ def test_sources_that_mix_or_repeat_are_refused(name: str) -> None:
 
 
 def test_examples_of_other_days_are_not_those_of_the_plan_that_pays() -> None:
-    """Of two plans on disjoint parts, one pays for its own part alone."""
+    """If there are two plans on disjoint parts, each pays for its own part alone."""
     model = compiled(scaled_model(), plan=paying_plan(NOISE, 1500))
     with pytest.raises(ValueError, match="Expected the 1500 examples of the plan that pays"):
         dp_sparse.calibrate_probabilities(model, examples())

@@ -17,11 +17,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_the_quick_run_has_every_metric(
-    few: None,
-    monkeypatch: pytest.MonkeyPatch,
-    quick_run: Callable[..., tuple[list[str], dict[str, float]]],
+    few: None, quick_run: Callable[..., tuple[list[str], dict[str, float]]]
 ) -> None:
-    monkeypatch.setattr(gpu, "DEFAULT", "cpu")
     lines, metrics = quick_run(gpu)
     assert metrics.keys() == {
         "largest_difference",
@@ -57,7 +54,7 @@ def test_operations_are_named_with_their_dtype(few: None) -> None:
 def test_without_a_gpu_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["gpu"])
+    monkeypatch.setattr("sys.argv", ["gpu", "--device=gpu"])
     with pytest.raises(SystemExit):
         gpu.main()
     assert "sees no GPU" in capsys.readouterr().err
