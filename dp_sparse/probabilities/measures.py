@@ -1,7 +1,8 @@
 """What a noisy histogram of scores says of a model: measures of its own data that ε covers.
 
 All of it is post-processing. Scores count as the middle of their bin. The standard error of a
-measure is that of the noise: the deviation over 200 draws of the same noise on top of the counts.
+measure is that of the noise: the deviation over 200 draws of the same noise on the counts that
+stand out from it.
 """
 
 import dataclasses
@@ -38,11 +39,11 @@ def measured(histogram: ScoreHistogram, score_map: ScoreMap) -> dict[str, Measur
     """The measures by name, before and after calibration."""
     values = _measures(histogram, score_map)
     rng = np.random.default_rng(_SEED)
-    deviation = histogram.noise_multiplier * UNITS
+    deviation, counts = histogram.noise_multiplier * UNITS, UNITS * usable(histogram)
     drawn: dict[str, list[float]] = {name: [] for name in values}
     for _ in range(_DRAWS):
-        noise = np.rint(rng.normal(0.0, deviation, histogram.counts.shape)).astype(np.int64)
-        again = dataclasses.replace(histogram, counts=histogram.counts + noise)
+        noisy = np.rint(rng.normal(counts, deviation)).astype(np.int64)
+        again = dataclasses.replace(histogram, counts=noisy)
         found = _measures(again, score_map)
         for name, values_of in drawn.items():
             values_of.append(found.get(name, math.nan))

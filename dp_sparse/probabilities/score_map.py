@@ -4,8 +4,8 @@ Platt scaling is an affine map of the log odds, the maximum-likelihood one of th
 scaling is the increasing step function nearest to the rates of the bins, joined by lines. Of a
 regression both are of the predictions themselves, by least squares.
 
-Noise alone fills empty bins, so bins whose sum is within three deviations of nothing count as
-empty, and cells below 0 as 0.
+Noise alone fills empty bins, so bins whose sum is within four deviations of nothing count as empty,
+and cells below 0 as 0.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from dp_sparse.probabilities.predictions import log_odds
 from dp_sparse.probabilities.score_histogram import ScoreHistogram
 
 METHODS = ("platt", "isotonic")
-_DEVIATIONS = 3.0
+_DEVIATIONS = 4.0
 _FLAT = 1e-3  # the least slope of an affine map
 
 
