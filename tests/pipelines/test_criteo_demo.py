@@ -81,9 +81,9 @@ def test_a_file_that_is_not_there_is_named(
 
 def test_the_time_grows_with_rows_and_passes() -> None:
     config = get_config()
-    assert "45,000,000 rows: about 259 minutes" in demo.duration(config, 45_000_000, 3)
+    assert "45,000,000 rows: about 309 minutes" in demo.duration(config, 45_000_000, 3)
     config.training.epochs = 1.0
-    assert "45,000,000 rows: about 131 minutes" in demo.duration(config, 45_000_000, 3)
+    assert "45,000,000 rows: about 156 minutes" in demo.duration(config, 45_000_000, 3)
 
 
 @pytest.mark.slow
@@ -96,6 +96,6 @@ def test_all_learn_in_the_time_that_was_said(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     seconds = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / 2
     (said,) = re.findall(r"about (\d+) minutes? on 2 cores", done.stdout)
-    assert seconds <= 60 * int(said) <= 180
+    assert seconds <= 60 * int(said) <= 360
     auc = table(done.stdout)
     assert list(auc) == RUNS and min(auc.values()) > 0.7
