@@ -82,6 +82,22 @@ class ScoreHistogram:
         paid_by: The run of the plan that pays for it; None if it has a budget of its own.
         budget: That budget, (ε, δ); None if a plan pays.
 
+    Examples:
+        >>> import dp_sparse, keras, numpy as np, tempfile
+        >>> sampling = dp_sparse.StreamSampling(num_examples=400, batch_size=200)
+        >>> plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(8.0, 1e-3), sampling)
+        >>> plan = dp_sparse.reserve_calibration(plan, share=0.5).calibrate()
+        >>> out = keras.layers.Dense(1, activation="sigmoid")
+        >>> model = keras.Sequential([keras.Input((1,)), out])
+        >>> optimizer = dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0)
+        >>> model.compile(optimizer, loss="binary_crossentropy")
+        >>> data = np.linspace(-1, 1, 400)[:, None], np.arange(400) % 2
+        >>> histogram = dp_sparse.calibrate_probabilities(model, data).histogram
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> histogram.save(f"{folder.name}/scores.npz")
+        >>> dp_sparse.ScoreHistogram.load(f"{folder.name}/scores.npz").cells.shape
+        (34, 2)
+
     ### Formal Guarantees
     One Gaussian mechanism of `noise_multiplier`; see the module.
     """
