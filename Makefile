@@ -103,11 +103,15 @@ bench: $(INSTALLED)
 		$(RUN) -m benchmarks.$$name --quick || failed="$$failed $$name"; done; \
 		test -z "$$failed" || { echo "Failed:$$failed" >&2; exit 1; }
 
-# tensorflow-privacy 0.9 pins an older dp-accounting, numpy and dm-tree, and runs on those of .venv.
-# A looser requirement would resolve to 0.7.3, whose optimizers fail on this TensorFlow.
+# What the extra `parity` names. tensorflow-privacy 0.9 pins an older dp-accounting, numpy and
+# dm-tree, and runs on those of .venv. A looser requirement would resolve to 0.7.3, whose optimizers
+# fail on this TensorFlow.
+TENSORFLOW_PRIVACY = $(shell $(RUN) -c 'from importlib import metadata; print(*(name.split(";")[0] \
+	for name in metadata.requires("dp-sparse") if "parity" in name))')
 $(PARITY)/installed: $(INSTALLED)
+	@test -n '$(TENSORFLOW_PRIVACY)'
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(PARITY) \
-		'tensorflow-privacy>=0.9,<0.10'
+		'$(TENSORFLOW_PRIVACY)'
 	@touch $@
 
 parity: export TF_USE_LEGACY_KERAS := 1

@@ -44,6 +44,10 @@ DATA = [
     "apache-beam>=2.77,<3",
 ]
 
+# No resolver can install it beside the rest: it pins older dp-accounting, numpy and dm-tree.
+# `make parity` alone reads this, and installs it apart and without what it requires.
+PARITY = ["tensorflow-privacy>=0.9,<0.10"]
+
 EXTRAS = {
     "nlp": [KERAS_HUB],
     "recommenders": RECOMMENDERS,
@@ -60,6 +64,7 @@ EXTRAS = {
         *DATA,
         *PIPELINES,
     ],
+    "parity": PARITY,
     "lint": ["ruff>=0.17,<0.18", "mypy>=2.4,<2.5"],
 }
 

@@ -62,6 +62,9 @@ def _end(error: Any) -> NoReturn:
         error = error.args[0]  # ml_collections' AttributeError holds a KeyError
     said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if isinstance(error, AttributeError | KeyError):  # which names the option alone
-        said = f"Expected an option that the config has, got {said}"
+        said = (
+            f"Expected an option that the config has, got {said}: the file of --config has those "
+            "that there are."
+        )
     print(f"error: {' '.join(said.split())}", file=sys.stderr)
     sys.exit(1)

@@ -85,7 +85,7 @@ def sampling_of(config: ml_collections.ConfigDict, training: Training, steps: in
     """How the batches of a private run are drawn."""
     if isinstance(training, dp_sparse.OfflineBatches):
         return dp_sparse.offline_sampling(training)
-    batch_size = min(config.training.batch_size, len(training))
+    batch_size = config.training.batch_size
     if isinstance(training, RawRows):
         return dp_sparse.StreamSampling(len(training), batch_size, _passes(config))
     return dp_sparse.PoissonSampling(
@@ -105,9 +105,18 @@ def schedule(config: ml_collections.ConfigDict, training: Training) -> tuple[int
     """Keras epochs (one for each evaluation), all steps, and the steps of an epoch.
 
     None if epochs do not have the same number: the last one then takes the rest.
+
+    Raises:
+        ValueError: There are fewer rows than a batch has.
     """
+    batch_size = config.training.batch_size
+    if not isinstance(training, dp_sparse.OfflineBatches) and len(training) < batch_size:
+        raise ValueError(
+            f"Expected a batch of rows to train on, got {len(training):,} rows and "
+            f"training.batch_size={batch_size:,}: give more rows or a smaller batch."
+        )
     if isinstance(training, dp_sparse.RecordFile):
-        wanted = max(1, round(config.training.epochs * len(training) / config.training.batch_size))
+        wanted = max(1, round(config.training.epochs * len(training) / batch_size))
     else:
         wanted = sampling_of(config, training, steps=0).steps
     epochs = max(1, min(config.training.evaluations, wanted))

@@ -1,6 +1,11 @@
-"""The click model with its tables in an embedding layer, on a Cloud TPU or without one."""
+"""Click models with their tables in an embedding layer, on a Cloud TPU or without one.
+
+`pctr` looks them up in TensorFlow's layers, and `ranking` is TensorFlow Recommenders' Ranking with
+its own.
+"""
 
 import contextlib
+import functools
 from typing import Any
 
 import keras
@@ -13,9 +18,11 @@ import dp_sparse
 from models.pctr import embedding_width, pctr_over_rows
 from pipelines.criteo.methods import private_optimizer, table_names
 from pipelines.criteo.records import PreparedData
-from pipelines.criteo.sources import Training
+from pipelines.criteo.schema import NUM_INTEGERS
+from pipelines.criteo.sources import Training, Unpack
 
 _E = tf.tpu.experimental.embedding
+_INTEGERS = {"pctr": "integers", "ranking": "dense_features"}  # as each model names them
 
 
 def tpu_strategy(name: str) -> tf.distribute.TPUStrategy:
@@ -57,14 +64,14 @@ class LayerJob:
     """What is trained: the model over looked-up rows, the tables, and the layer that holds them.
 
     Args:
-        config: The config of the run, with method `dp_adafest` and model `pctr`.
+        config: The config of the run, with method `dp_adafest` and model `pctr` or `ranking`.
         data: The prepared records.
-        training: The records to train on.
+        training: The records to train on, read by `reader_of` the model.
         steps: Steps of the whole run.
         strategy: The strategy of a TPU, or None.
 
     Raises:
-        ValueError: The config has another method or model.
+        ValueError: The config has another method or model, or `ranking` cannot run in this process.
     """
 
     def __init__(
@@ -75,50 +82,82 @@ class LayerJob:
         steps: int,
         strategy: tf.distribute.TPUStrategy | None,
     ) -> None:
-        if (config.method, config.model) != ("dp_adafest", "pctr"):
+        if config.method != "dp_adafest":
             raise ValueError(
-                "Expected method=dp_adafest and model=pctr with an embedding layer, got "
-                f"method={config.method!r} and model={config.model!r}."
+                f"Expected method=dp_adafest with an embedding layer, got method={config.method!r}."
             )
-        sizes = dict(zip(table_names(len(data.vocabularies)), data.vocabularies, strict=True))
+        make = self._ranking if config.model == "ranking" else self._pctr
         self._strategy = strategy
         with strategy.scope() if strategy is not None else contextlib.nullcontext():
             self.optimizer = private_optimizer(config, data, training, steps)
-            self.tables = dp_sparse.distribution.PrivateTables(
-                {name: _feature(name, size) for name, size in sizes.items()},
-                self.optimizer,
-                strategy=strategy,
-            )
-            self.layer = self._made_layer()
-            widths = {name: embedding_width(size) for name, size in sizes.items()}
-            self.model: keras.Model = pctr_over_rows(widths)
+            make(dict(zip(table_names(len(data.vocabularies)), data.vocabularies, strict=True)))
 
     def scores(self, x: Any) -> np.ndarray:
         """Logits of inputs, float32 `[examples]`, with the tables as they are now."""
-        layer = dp_sparse.distribution.serving_layer(self.tables, self.layer)
+        layer = self.layer
+        if self._strategy is not None:
+            layer = dp_sparse.distribution.serving_layer(self.tables, layer)
         inputs = dp_sparse.distribution.model_inputs(self.tables, layer, x)
         return self.model.predict(inputs, batch_size=8192, verbose=0)[:, 0]
 
-    def _made_layer(self) -> Any:
+    def _pctr(self, sizes: dict[str, int]) -> None:
+        widths = {name: embedding_width(size) for name, size in sizes.items()}
+        self.tables = self._private_tables(sizes, widths)
         config = self.tables.feature_config
         if self._strategy is None:
-            return _E.TPUEmbeddingForServing(config, None)
-        return engine_of(self._strategy, self.tables)
+            self.layer: Any = _E.TPUEmbeddingForServing(config, None)
+        else:
+            self.layer = engine_of(self._strategy, self.tables)
+        self.model: keras.Model = pctr_over_rows(widths)
+
+    def _ranking(self, sizes: dict[str, int]) -> None:
+        if self._strategy is not None:
+            raise ValueError(
+                "Expected model=pctr on a TPU, got model='ranking': its tables cannot be read "
+                "back from one. Without a TPU, it trains the same way."
+            )
+        from models.tfrs_ranking import WIDTH, over_tables
+
+        self.tables = self._private_tables(sizes, dict.fromkeys(sizes, WIDTH))
+        ranking = over_tables(self.tables.feature_config)
+        self.layer = ranking._embedding_layer
+        self.model = dp_sparse.distribution.RankingModel(ranking, self.tables, NUM_INTEGERS)
+
+    def _private_tables(
+        self, sizes: dict[str, int], widths: dict[str, int]
+    ) -> dp_sparse.distribution.PrivateTables:
+        features = {name: _feature(name, size, widths[name]) for name, size in sizes.items()}
+        return dp_sparse.distribution.PrivateTables(
+            features, self.optimizer, strategy=self._strategy
+        )
 
 
-def examples_by_feature(
-    records: npt.NDArray[np.void],
+def reader_of(model: str) -> Unpack:
+    """What makes examples of records, with the names that the inputs of this model have.
+
+    Raises:
+        ValueError: There is no such model with an embedding layer.
+    """
+    if model not in _INTEGERS:
+        raise ValueError(
+            f"Expected model=pctr or ranking with an embedding layer, got model={model!r}."
+        )
+    return functools.partial(_examples_by_feature, integers=_INTEGERS[model])
+
+
+def _examples_by_feature(
+    records: npt.NDArray[np.void], integers: str
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """As `schema.examples_from_records`, but each category under the name of its table."""
     ids = records["categories"]
     named = {name: ids[:, i].copy() for i, name in enumerate(table_names(ids.shape[1]))}
-    return {"integers": records["integers"].copy(), **named}, records["label"].copy()
+    return {integers: records["integers"].copy(), **named}, records["label"].copy()
 
 
-def _feature(name: str, size: int) -> Any:
+def _feature(name: str, size: int, width: int) -> Any:
     table = _E.TableConfig(
         size,
-        embedding_width(size),
+        width,
         initializer=tf.random_uniform_initializer(-0.05, 0.05),
         combiner="sum",
         name=name,

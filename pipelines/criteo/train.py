@@ -24,7 +24,7 @@ from models.pctr import pctr
 from pipelines.criteo.methods import calibration_of, private_optimizer
 from pipelines.criteo.records import PreparedData
 from pipelines.criteo.sources import batches_from, parts, schedule
-from pipelines.criteo.tables import LayerJob, examples_by_feature
+from pipelines.criteo.tables import LayerJob, reader_of
 from pipelines.methods import METHODS, NON_PRIVATE
 from pipelines.optimizers import optimizer_of
 from pipelines.runs import Run
@@ -153,7 +153,7 @@ def _train_with_layer(
     strategy: tf.distribute.TPUStrategy | None,
 ) -> RunResult:
     """Trains the same model with its tables in an embedding layer, by `train_tables`."""
-    training, validation, held_out = parts(config, data, examples_by_feature)
+    training, validation, held_out = parts(config, data, reader_of(config.model))
     epochs, steps, _ = schedule(config, training)
     job = LayerJob(config, data, training, steps, strategy)
     _compile(job.model, job.optimizer)

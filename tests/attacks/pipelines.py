@@ -131,9 +131,9 @@ class Gathered:
         return self._change(x[indices]), y[indices]
 
 
-def signs(x: np.ndarray) -> np.ndarray:
-    """Each row with a sign of NumPy's own."""
-    return x * np.random.choice([-1.0, 1.0], (len(x), 1)).astype(np.float32)
+def scaled(x: np.ndarray) -> np.ndarray:
+    """Each row times a number of NumPy's own: two rows never have the same."""
+    return x * np.random.normal(size=(len(x), 1)).astype(np.float32)
 
 
 def noisy(x: Any) -> Any:
@@ -189,16 +189,16 @@ ENTRIES = [
             mapped(lambda x: x * tf.random.stateless_uniform([EXAMPLES, 1], [1, 2])),
             _RANDOM,
         ),
-        ("NumPy's numbers in a map", mapped(lambda x: x * signs(np.ones((EXAMPLES, 1)))), _RANDOM),
+        ("NumPy's numbers in a map", mapped(lambda x: x * scaled(np.ones((EXAMPLES, 1)))), _RANDOM),
         (
             "Python in a map",
-            mapped(lambda x: tf.ensure_shape(tf.numpy_function(signs, [x], tf.float32), x.shape)),
+            mapped(lambda x: tf.ensure_shape(tf.numpy_function(scaled, [x], tf.float32), x.shape)),
             _RANDOM,
         ),
         ("MixUp in a map", mapped(lambda x: (x + tf.reverse(x, [0])) / 2), REFUSED),
         ("a dataset whose map is random", from_source(lambda: source().map(jittered)), _RANDOM),
-        ("NumPy's numbers in unpack", from_records(signs), _RANDOM),
-        ("NumPy's numbers in gather", from_source(lambda: Gathered(signs)), _RANDOM),
+        ("NumPy's numbers in unpack", from_records(scaled), _RANDOM),
+        ("NumPy's numbers in gather", from_source(lambda: Gathered(scaled)), _RANDOM),
         ("MixUp in unpack", from_records(lambda x: (x + x[::-1]) / 2), REFUSED),
         ("one example for all", from_records(lambda x: np.repeat(x[:1], len(x), 0)), REFUSED),
         ("drawn before, random in unpack", unpacked_before(noisy), _RANDOM),

@@ -1,8 +1,5 @@
 """What is asked of tensorflow_recommenders; each function runs in a process with legacy Keras."""
 
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,16 +9,9 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 from tensorflow_recommenders.layers.embedding import tpu_embedding_layer
 
-from configs.criteo_tpu import get_config
 from dp_sparse import distribution
 from dp_sparse.core.errors import UnsupportedLayerError
 from dp_sparse.distribution.embedding_layers import layer_adapters
-from pipelines.criteo.methods import private_optimizer, table_names
-from pipelines.criteo.records import load_or_prepare
-from pipelines.criteo.schema import TABLE3_VOCABULARIES
-from pipelines.criteo.sources import parts
-from pipelines.criteo.tables import examples_by_feature
-from pipelines.scores import exact_auc
 from tests.distribution.embedding_layers import two_tables
 from tests.distribution.embedding_layers.emulator import SparseCore, read
 
@@ -136,49 +126,3 @@ def ranking_refusals() -> None:
         ranking = ranking_of(tables, bottom_stack=stack)
         with pytest.raises(UnsupportedLayerError, match=message):
             distribution.RankingModel(ranking, tables, num_dense=2)
-
-
-def ranking_on_criteo(folder: str) -> None:
-    """One pass over real rows with DP-AdaFEST at epsilon 8; prints the AUC on the last ones."""
-    sample = Path(os.environ["DP_SPARSE_DATA"]) / "criteo" / "kaggle_sample_120k.tsv.gz"
-    data = load_or_prepare(sample, Path(folder) / "rows", TABLE3_VOCABULARIES, progress=False)
-    config = get_config()
-    config.privacy.epsilon, config.training.epochs = 8.0, 1.0
-    training, _, held_out = parts(config, data, with_dense_features)
-    steps = len(training) // config.training.batch_size
-    optimizer = private_optimizer(config, data, training, steps)
-    names, width = table_names(len(TABLE3_VOCABULARIES)), 16
-    initializer = tf.random_uniform_initializer(-0.05, 0.05)
-    configs = {
-        name: two_tables.E.FeatureConfig(
-            two_tables.E.TableConfig(size, width, initializer, name=name)
-        )
-        for name, size in zip(names, TABLE3_VOCABULARIES, strict=True)
-    }
-    tables = distribution.PrivateTables(configs, optimizer)
-    mlp = tfrs.layers.blocks.MLP
-    ranking = tfrs.experimental.models.Ranking(
-        embedding_layer(tables),
-        bottom_stack=mlp([512, 256, 64, width], final_activation="relu"),
-        top_stack=mlp([512, 256, 1], final_activation="sigmoid"),
-    )
-    model = distribution.RankingModel(ranking, tables, num_dense=13)
-    model.compile(optimizer, loss="binary_crossentropy")
-    distribution.train_tables(model, tables, ranking._embedding_layer, training)
-    x, labels = held_out.gather(np.arange(len(held_out)))
-    scores = [
-        ranking(
-            {
-                "dense_features": tf.constant(x["dense_features"][i : i + 4096]),
-                "sparse_features": {n: tf.constant(x[n][i : i + 4096]) for n in names},
-            }
-        ).numpy()
-        for i in range(0, len(labels), 4096)
-    ]
-    spent = optimizer.plan.spent(int(optimizer.steps_spent.numpy())).epsilon
-    print(json.dumps({"auc": exact_auc(labels, np.concatenate(scores)), "epsilon": spent}))
-
-
-def with_dense_features(records: Any) -> Any:
-    x, y = examples_by_feature(records)
-    return {"dense_features": x.pop("integers"), **x}, y
