@@ -18,6 +18,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.method = "dp_adafest"
     config.model = "pctr"  # or dlrm or dcn, of keras-rs' layers
     config.tables = "keras"  # or layer: an embedding layer, as TPUs have them
+    config.table_weights = ml_collections.ConfigDict(  # of pctr with tables=keras
+        {"initial": "uniform", "lora_rank": 0, "trained": True}
+    )
     config.seed = 0  # of the initial weights
     config.data = ml_collections.ConfigDict(
         {

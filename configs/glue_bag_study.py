@@ -4,16 +4,13 @@ All runs have 270 steps. Every point is a line of the results: its group on the 
 the changes of the base config, and its seeds.
 """
 
-from typing import Any
-
 import ml_collections
 
 from configs import glue_bag
+from pipelines.points import Changes, Point, point
 
 SEEDS = (0, 1, 2)
 _PASSES_OF_1024 = 5.0
-
-Changes = dict[str, Any]
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -24,23 +21,23 @@ def get_config() -> ml_collections.ConfigDict:
     return config
 
 
-def _points() -> list[dict[str, Any]]:
+def _points() -> list[Point]:
     first = [
-        _point("methods", "no privacy", None, {"method": "non_private"}),
+        point("methods", "no privacy", None, {"method": "non_private"}, SEEDS),
         *(
-            _point("methods", name, epsilon, changes)
+            point("methods", name, epsilon, changes, SEEDS)
             for epsilon in (3.0, 1.0, 8.0)
             for name, changes in _methods().items()
         ),
     ]
     one = (0,)
     grid = [
-        _point("grid", f"{ratio:g}, {false:g}", 3.0, _adafest(false, ratio), one)
+        point("grid", f"{ratio:g}, {false:g}", 3.0, _adafest(false, ratio), one)
         for ratio in (0.5, 1.0, 2.0, 5.0)
         for false in (30.0, 100.0, 300.0, 1000.0)
     ]
     clipped = [
-        _point(
+        point(
             "contribution clip norm",
             f"{norm:g}",
             3.0,
@@ -50,12 +47,12 @@ def _points() -> list[dict[str, Any]]:
         for norm in (1.0, 4.0, 16.0)
     ]
     fest = [
-        _point("rows selected before", f"{source}, k={rows}", 3.0, _fest(rows, source), one)
+        point("rows selected before", f"{source}, k={rows}", 3.0, _fest(rows, source), one)
         for source in ("gaussian", "public")
         for rows in (300, 1000, 3000)
     ]
     lora = [
-        _point("LoRA", name, 3.0, changes, one)
+        point("LoRA", name, 3.0, changes, one)
         for rank in (1, 2, 4)
         for name, changes in {
             f"rank {rank}, DP-SGD": {"method": "dp_sgd", **_lora(rank)},
@@ -64,7 +61,7 @@ def _points() -> list[dict[str, Any]]:
         }.items()
     ]
     batches = [
-        _point("batch size", f"{name}, {size:,}", 3.0, {**changes, **_batch(size)}, one)
+        point("batch size", f"{name}, {size:,}", 3.0, {**changes, **_batch(size)}, one)
         for size in (1024, 2048, 4096, 8192)
         for name, changes in _methods().items()
         if name in ("DP-SGD", "DP-AdaFEST", "LoRA + DP-AdaFEST")
@@ -82,12 +79,6 @@ def _methods() -> dict[str, Changes]:
         "LoRA + DP-AdaFEST": {**_adafest(1000.0), **_lora(1)},
         "frozen table": {"method": "dp_sgd", "model.words": "frozen"},
     }
-
-
-def _point(
-    group: str, name: str, epsilon: float | None, changes: Changes, seeds: tuple[int, ...] = SEEDS
-) -> dict[str, Any]:
-    return {"group": group, "name": name, "epsilon": epsilon, "changes": changes, "seeds": seeds}
 
 
 def _adafest(false_rows: float, ratio: float = 1.0) -> Changes:

@@ -19,6 +19,8 @@ def pctr(
     num_integers: int = 13,
     hidden: Sequence[int] = (598, 598, 598, 598),
     embeddings_initializer: str = "uniform",
+    lora_rank: int = 0,
+    trains_tables: bool = True,
 ) -> keras.Model:
     """The click model.
 
@@ -27,6 +29,8 @@ def pctr(
         num_integers: Integer features, already log-transformed.
         hidden: Widths of the ReLU layers.
         embeddings_initializer: Of the tables, as in Keras.
+        lora_rank: Of LoRA on each table, which is frozen then; 0 for none.
+        trains_tables: Whether tables, or LoRA on them, train.
 
     Returns:
         A model from {"integers": float `[batch, num_integers]`, "categories": int `[batch,
@@ -34,15 +38,19 @@ def pctr(
     """
     integers = keras.Input((num_integers,), name="integers")
     categories = keras.Input((len(vocabularies),), dtype="int32", name="categories")
-    embedded = [
+    tables = [
         keras.layers.Embedding(
             size,
             embedding_width(size),
             embeddings_initializer=embeddings_initializer,
+            lora_rank=lora_rank or None,
             name=f"category_{index + num_integers + 1}",
-        )(categories[:, index])
+        )
         for index, size in enumerate(vocabularies)
     ]
+    for table in tables:
+        table.trainable = trains_tables
+    embedded = [table(categories[:, index]) for index, table in enumerate(tables)]
     logit = _logit([integers, *embedded], hidden)
     return keras.Model({"integers": integers, "categories": categories}, logit, name="pctr")
 

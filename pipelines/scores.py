@@ -30,6 +30,20 @@ def exact_auc(labels: np.ndarray, scores: np.ndarray) -> float:
     return float((ranks[labels > 0].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
+def weighted_auc(labels: np.ndarray, ranks: np.ndarray, times: np.ndarray) -> float:
+    """As `exact_auc`, of rows that occur `times` times each.
+
+    Args:
+        labels: 0 or 1, `[rows]`.
+        ranks: The place of each row's score among the different scores, from 0, int `[rows]`.
+        times: Int `[rows]`.
+    """
+    positive = np.bincount(ranks, weights=times * (labels > 0))
+    negative = np.bincount(ranks, weights=times * (labels <= 0))
+    below = np.cumsum(negative) - negative / 2
+    return float(positive @ below / (positive.sum() * negative.sum()))
+
+
 def log_loss(labels: np.ndarray, logits: np.ndarray) -> float:
     """The mean log loss of logits `[examples]`, given labels of 0 and 1."""
     values = np.asarray(logits, np.float64)

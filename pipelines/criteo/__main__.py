@@ -75,10 +75,6 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1:
         raise app.UsageError(f"Unexpected arguments: {arguments[1:]}.")
     config = _CONFIG.value
-    if "points" in config:
-        message = "Expected the config of one run, got a sweep, which has a command of its own"
-        print(f"error: {message}: python -m pipelines.criteo.sweep.", file=sys.stderr)
-        return 1
     try:
         exporting.check(config, _EXPORT.value, on_tpu=bool(_TPU.value))
         data = _prepared(config)

@@ -16,7 +16,6 @@ from pathlib import Path
 import ml_collections
 
 from configs import criteo_sample
-from configs.criteo_kaggle.tradeoff import with_former_settings
 from pipelines.criteo.lines import line_blocks
 from pipelines.criteo.parse import MAX_LINE_BYTES
 from pipelines.criteo.prepare.job import new_job
@@ -34,7 +33,7 @@ _HEAD = """# Offline Poisson and a stream at equal ε
 
 The same rows, once each in either way, in batches of {batch}: the first nine tenths of {lines:,}
 lines train, the rest is held out. σ is the plan's noise multiplier, of the same budget; all other
-settings are those of `configs/criteo_sample.py`, with Adagrad and a clip norm of 1. One seed.
+settings are those of `configs/criteo_sample.py`, without calibration. One seed.
 
 `python -m pipelines.criteo.stream_study --data DATA --page docs/results/streams.md`
 
@@ -69,7 +68,7 @@ def compare(
         for method in METHODS:
             config = criteo_sample.get_config()
             config.method, config.privacy.epsilon = method, epsilon
-            with_former_settings(config)
+            config.privacy.calibration_share = 0.0  # which there is not for batches drawn before
             config.training.epochs, config.report.verbose = 1.0, 0
             config.report.directory = str(folder / "report")
             config.update_from_flattened_dict(changes)

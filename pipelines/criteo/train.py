@@ -51,8 +51,10 @@ class RunResult:
         scores: Logits of the held-out rows, float32 `[examples]`.
         steps: Steps taken; of a private run those that are spent, also if their weights were lost.
         ms_per_step: Median time of a step, after the first; NaN if no step was left.
-        reduction: Table parameters ÷ mean table entries noised a step; 1 without selection, NaN if
-            no step was left.
+        reduction: Entries of all tables ÷ entries of them, or of LoRA on them, that get noise in a
+            step, on average; 1 without selection and LoRA, infinite if no table trains, NaN if no
+            step was left.
+        entries: Entries that get noise in a step; those of all tables without privacy.
         statement: The plan's statement, or that there is no guarantee.
         epsilon: ε spent; infinite without privacy.
         delta: Its δ; 1 without privacy.
@@ -73,6 +75,7 @@ class RunResult:
     steps: int
     ms_per_step: float
     reduction: float
+    entries: float
     statement: str
     epsilon: float
     delta: float
@@ -109,7 +112,7 @@ def train(
         raise ValueError(
             f"Expected tables to be keras, or layer, as a TPU needs it, got {config.tables!r}."
         )
-    model = _model(config.model, data.vocabularies)
+    model = _model(config, data.vocabularies)
     scores_of = functools.partial(_predicted, model)
     timer, curve = StepTimer(), _HeldOutScores(held_out, scores_of)
     report, spent = None, 0
@@ -153,6 +156,7 @@ def _train_with_layer(
     strategy: tf.distribute.TPUStrategy | None,
 ) -> RunResult:
     """Trains the same model with its tables in an embedding layer, by `train_tables`."""
+    _require_usual_tables(config)
     training, validation, held_out = parts(config, data, reader_of(config.model))
     epochs, steps, _ = schedule(config, training)
     job = LayerJob(config, data, training, steps, strategy)
@@ -178,14 +182,30 @@ def _report(config: ml_collections.ConfigDict) -> dp_sparse.PrivacyReport:
     )
 
 
-def _model(name: str, vocabularies: Sequence[int]) -> keras.Model:
-    if name == "pctr":
-        return pctr(vocabularies)
-    if name not in ("dlrm", "dcn"):
-        raise ValueError(f"Expected model to be pctr, dlrm or dcn, got model={name!r}.")
+def _model(config: ml_collections.ConfigDict, vocabularies: Sequence[int]) -> keras.Model:
+    weights = config.table_weights
+    if config.model == "pctr":
+        return pctr(
+            vocabularies,
+            embeddings_initializer=weights.initial,
+            lora_rank=weights.lora_rank,
+            trains_tables=weights.trained,
+        )
+    if config.model not in ("dlrm", "dcn"):
+        raise ValueError(f"Expected model to be pctr, dlrm or dcn, got model={config.model!r}.")
+    _require_usual_tables(config)
     from models import dlrm  # needs keras-rs, which pCTR does not
 
-    return getattr(dlrm, name)(vocabularies)
+    return getattr(dlrm, config.model)(vocabularies)
+
+
+def _require_usual_tables(config: ml_collections.ConfigDict) -> None:
+    given = dict(config.table_weights)
+    if given != {"initial": "uniform", "lora_rank": 0, "trained": True}:
+        raise ValueError(
+            f"Expected model=pctr and tables=keras with table_weights={given}, got "
+            f"model={config.model!r} and tables={config.tables!r}."
+        )
 
 
 def _compile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
@@ -247,22 +267,47 @@ def _result(
         "curve": curve.points,
         "report": report,
     }
+    whole = float(sum(math.prod(table) for table in _tables(model)))
     if report is None:
         return RunResult(
             **common,
             steps=int(model.optimizer.iterations.numpy()),
             reduction=1.0,
+            entries=whole,
             statement="No guarantee: gradients were neither clipped nor noised.",
             epsilon=math.inf,
             delta=1.0,
         )
     plan, steps = model.optimizer.plan, int(model.optimizer.steps_spent.numpy())
     spent = plan.guaranteed(steps)
+    entries = _noised_entries(model, report) if timer.seconds else math.nan
     return RunResult(
         **common,
         steps=steps,
-        reduction=report.reduction() if timer.seconds else math.nan,
+        reduction=math.inf if entries == 0 else whole / entries,
+        entries=entries,
         statement=plan.statement(steps),
         epsilon=spent.epsilon,
         delta=spent.delta,
     )
+
+
+def _tables(model: keras.Model) -> list[tuple[int, int]]:
+    """Rows and width of every table, also of those that are not the model's."""
+    own = [
+        (layer.input_dim, layer.output_dim)
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.Embedding)
+    ]
+    return own or [tuple(table.shape) for table in model.optimizer.noised_tables]
+
+
+def _noised_entries(model: keras.Model, report: dp_sparse.PrivacyReport) -> float:
+    """Entries of tables, or of LoRA on them, that get noise in a step, on average."""
+    trained = sum(math.prod(table.shape) for table in model.optimizer.noised_tables)
+    beside = [
+        math.prod(layer.lora_embeddings_b.shape)
+        for layer in model._flatten_layers()
+        if getattr(layer, "lora_enabled", False) and layer.trainable
+    ]
+    return trained / report.reduction() + sum(beside)

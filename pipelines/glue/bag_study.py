@@ -9,8 +9,7 @@ import argparse
 import math
 import statistics
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from pipelines.finished_runs import FinishedRuns
 from pipelines.glue.data import HELD_OUT, VALIDATION
 from pipelines.glue.tasks import DEV
 from pipelines.own_process import in_own_process
+from pipelines.points import Changes, Run, missing, run_config, run_missing
 from pipelines.runs import digest_of
 
-Run = dict[str, Any]  # group, name, epsilon, seed, and what came of it
 _OF_MACHINE = ("seed", "data.path", "data.prepared", "model.tokenizer", "selection.counts")
 _BASELINE = "DP-SGD"
 
@@ -44,32 +43,6 @@ writes this page; each run is a line of [bag.jsonl](bag.jsonl). Accuracies are o
 of which the standard error is 0.5 points. ± is the deviation between seeds; where there is no
 ±, one seed ran. No ε covers the held-out rows.
 """
-
-
-def runs_of(config: ml_collections.ConfigDict) -> Iterator[tuple[Run, dict[str, Any]]]:
-    """Every run of the study and its changes: the first seeds of all points, then the others."""
-    deepest = max(len(point["seeds"]) for point in config.points)
-    for place in range(deepest):
-        for point in config.points:
-            if place < len(point["seeds"]):
-                names = {name: point[name] for name in ("group", "name", "epsilon")}
-                yield {**names, "seed": point["seeds"][place]}, dict(point["changes"])
-
-
-def run_config(
-    config: ml_collections.ConfigDict, run: Run, changes: dict[str, Any]
-) -> ml_collections.ConfigDict:
-    """The config of one run.
-
-    Raises:
-        KeyError: The base does not have a key that is changed.
-    """
-    own = config.base.copy_and_resolve_references()
-    own.update_from_flattened_dict(changes)
-    own.seed = run["seed"]
-    if run["epsilon"] is not None:
-        own.privacy.epsilon = run["epsilon"]
-    return own
 
 
 def run_point(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -96,30 +69,20 @@ def results_in(path: Path, config: ml_collections.ConfigDict) -> FinishedRuns:
     return FinishedRuns(path, digest_of(config.base, _OF_MACHINE))
 
 
-def _is_of(line: Run, run: Run) -> bool:
-    return all(line[name] == run[name] for name in run)
-
-
 def run_all(
     config: ml_collections.ConfigDict, results: FinishedRuns, page: Path, minutes: float
 ) -> list[str]:
     """Runs what is missing, for so many minutes at most; a line for each that failed."""
-    until, failed = time.monotonic() + 60 * minutes, []
-    for run, changes in runs_of(config):
-        if any(_is_of(line, run) for line in results.lines):
-            continue
-        if time.monotonic() > until:
-            print("the time is over: the same command does the rest", flush=True)
-            break
-        try:
-            found = in_own_process(run_point, run_config(config, run, changes))
-        except Exception as error:  # whatever a run may raise: the others go on
-            failed.append(f"{run}: {type(error).__name__}: {error}")
-            continue
-        results.add({**run, **found})
+
+    def train(run: Run, changes: Changes) -> dict[str, Any]:
+        return in_own_process(run_point, run_config(config.base, run, changes))
+
+    def finished(line: Run) -> None:
         write_page(config, results, page)
-        print(f"{run}: {found['accuracy'][HELD_OUT]:.4f}, {found['reduction']}", flush=True)
-    return failed
+        told = {name: line[name] for name in ("group", "name", "epsilon", "seed")}
+        print(f"{told}: {line['accuracy'][HELD_OUT]:.4f}, {line['reduction']}", flush=True)
+
+    return run_missing(config.points, results, train, finished, minutes)
 
 
 def write_page(config: ml_collections.ConfigDict, results: FinishedRuns, path: Path) -> None:
@@ -131,7 +94,7 @@ def write_page(config: ml_collections.ConfigDict, results: FinishedRuns, path: P
 def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
     """The page."""
     base = config.base
-    missing = sum(not any(_is_of(x, run) for x in lines) for run, _ in runs_of(config))
+    left = len(missing(config.points, lines))
     head = _HEAD.format(
         rows=lines[0]["words"] if lines else 0,
         width=base.model.width,
@@ -144,8 +107,8 @@ def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
         share=base.selection.share,
     )
     parts = [head]
-    if missing:
-        parts.append(f"\n**{missing} runs are missing; the command above runs them.**\n")
+    if left:
+        parts.append(f"\n**{left} runs are missing; the command above runs them.**\n")
     parts.append("\n## Methods\n\n" + _methods_table(lines))
     for group in dict.fromkeys(point["group"] for point in config.points):
         own = [line for line in lines if line["group"] == group]

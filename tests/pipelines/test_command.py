@@ -9,7 +9,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 JOBS = (
     "criteo",
-    "criteo.sweep",
     "criteo.time_series",
     "glue",
     "images",

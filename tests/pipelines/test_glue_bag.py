@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from configs import glue_bag, glue_bag_study
+from pipelines import points
 from pipelines.glue import bag, bag_study
 from tests.pipelines.glue_files import roberta_folder, sst2_folder
 
@@ -77,18 +78,18 @@ def test_another_method_is_refused(tmp_path: Path) -> None:
 
 def test_every_point_changes_the_base() -> None:
     config = glue_bag_study.get_config()
-    runs = list(bag_study.runs_of(config))
+    runs = list(points.runs_of(config.points))
     assert len({json.dumps(run, sort_keys=True) for run, _ in runs}) == len(runs)
     assert [run["seed"] for run, _ in runs] == sorted(run["seed"] for run, _ in runs)
     for run, changes in runs:
-        own = bag_study.run_config(config, run, changes)
+        own = points.run_config(config.base, run, changes)
         assert own.seed == run["seed"]
         assert round(own.training.epochs * 55_269 / own.training.batch_size) == 270
 
 
 def made_up(config: Any, count: int) -> list[dict[str, Any]]:
     lines = []
-    for run, _ in list(bag_study.runs_of(config))[:count]:
+    for run, _ in list(points.runs_of(config.points))[:count]:
         sides = {side: 0.7 + 0.01 * run["seed"] for side in ("dev", "held_out", "validation")}
         line = {"accuracy": sides, "auc": sides, "reduction": 40.0, "steps": 270, "words": 9}
         lines.append({**run, **line, "training_rows": 57})
@@ -97,7 +98,7 @@ def made_up(config: Any, count: int) -> list[dict[str, Any]]:
 
 def test_the_page_tells_what_is_missing() -> None:
     config = glue_bag_study.get_config()
-    everything = len(list(bag_study.runs_of(config)))
+    everything = len(list(points.runs_of(config.points)))
     page = bag_study.page_of(config, made_up(config, everything))
     assert "are missing" not in page and "71.0 % ± 1.0" in page and "40×" in page
     assert all(f"## {title}" in page for title in bag_study.TITLES.values())
