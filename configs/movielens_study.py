@@ -14,6 +14,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = movielens.get_config()
     config.study = ml_collections.ConfigDict(
         {
+            "data": "movielens",  # of pipelines.movielens.study_page
             # each group of models is finished before the next begins
             "models": (("re_attention", "vanilla"), ("without_sharing", "gru", "lstm")),
             "epsilons": (5.0, 8.0, 10.0),

@@ -227,7 +227,7 @@ class RunFolder:
         remains += [_BEGUN] if self.has_checkpoints else []
         if remains:
             raise ValueError(
-                f"{self.path / _RUN} is missing, but {', '.join(remains)} of its run is there.\n"
+                f"{self.path / _RUN} is missing, but {', '.join(remains)} is there, as a run has.\n"
                 "Restore it, or use another folder: a run that begins here would spend again what "
-                "was paid."
+                "was paid. Keep .npz files of your own elsewhere."
             )

@@ -1,8 +1,9 @@
-"""The page of the comparison: Table 2, curves (Figure 4), sharing (Figure 7), maps (Figure 10)."""
+"""The page of the comparison: scores, curves (Figure 4), sharing (Figure 7), maps (Figure 10)."""
 
+import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import dp_accounting
@@ -13,12 +14,59 @@ from pipelines.files import whole_file
 from pipelines.movielens import study_maps
 from pipelines.movielens.study_plots import Lines, of, plot_curves, plot_sharing
 
-PAPER = {  # NDCG@10 of Table 2, by ε
-    "re_attention": {5.0: 5.88, 8.0: 7.70, 10.0: 8.42},
-    "vanilla": {5.0: 4.57, 8.0: 7.05, 10.0: 7.99},
-    "without_sharing": {5.0: 2.33, 8.0: 2.56, 10.0: 2.74},
-    "gru": {5.0: 2.26, 8.0: 2.40, 10.0: 2.81},
-    "lstm": {5.0: 2.65, 8.0: 2.76, 10.0: 2.95},
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """What a page says of the data, and what the paper has on it.
+
+    Attributes:
+        title: Its name.
+        users: How many train; public.
+        shows: What of the paper the page is about.
+        table: Which of its tables has the scores.
+        choices: How settings were found beside the grid.
+        paper: NDCG@10 by model and ε.
+    """
+
+    title: str
+    users: int
+    shows: str
+    table: str
+    choices: str
+    paper: Mapping[str, Mapping[float, float]]
+
+
+DATA_SETS = {
+    "movielens": DataSet(
+        title="MovieLens-1M",
+        users=6_040,
+        shows="Table 2 and Figures 4, 7 and 10",
+        table="Table 2",
+        choices=(
+            "that rule, and rates below 0.01, came when Re-Attention and plain attention had been "
+            "compared at 0.01. The width, the number of items and epochs were found before in some "
+            "ten trials, of which the first were judged by the last item."
+        ),
+        paper={
+            "re_attention": {5.0: 5.88, 8.0: 7.70, 10.0: 8.42},
+            "vanilla": {5.0: 4.57, 8.0: 7.05, 10.0: 7.99},
+            "without_sharing": {5.0: 2.33, 8.0: 2.56, 10.0: 2.74},
+            "gru": {5.0: 2.26, 8.0: 2.40, 10.0: 2.81},
+            "lstm": {5.0: 2.65, 8.0: 2.76, 10.0: 2.95},
+        },
+    ),
+    "amazon": DataSet(
+        title="Amazon's ratings of video games",
+        users=29_341,
+        shows="Table 3 and Figure 9",
+        table="Table 3",
+        choices="the settings of the grid are few.",
+        paper={
+            "re_attention": {5.0: 1.64, 8.0: 1.98, 10.0: 1.99},
+            "vanilla": {5.0: 1.37, 8.0: 1.54, 10.0: 1.57},
+            "gru": {5.0: 1.13, 8.0: 1.33, 10.0: 1.47},
+        },
+    ),
 }
 _SCORES = {
     "ndcg": "NDCG@10 in %",
@@ -26,26 +74,23 @@ _SCORES = {
     "ndcg_unseen": "NDCG@10, unseen",
     "hit_unseen": "HIT@10, unseen",
 }
-USERS = 6_040  # of MovieLens-1M, public
 _HEADERS = ("model", "ε", "setting", "seeds", *_SCORES.values(), "NDCG, paper")
 Budgets = dict[tuple[float, int, int, float], dict[str, None]]  # models by ε, batch, steps, σ
 
 _HEAD = """# Next-item models with user-level privacy
 
-MovieLens-1M, {users:,} users, one example a user, δ = 1/users, all items ranked: Table 2 and
-Figures 4, 7 and 10 of Ding et al. (ICML 2024). {setting} A grid of batch sizes and learning rates
+{title}, {users:,} users, one example a user, δ = 1/users, all items ranked: {shows} of Ding et al.
+(ICML 2024). {setting} A grid of batch sizes and learning rates
 was run for each model at ε = {grid:g} with one seed and judged by the last item but one; while its
 largest rate is the best, twice that rate is run, too. The best setting is run at every ε and judged
 by the last item. Scores within {same:g} points of the best one
-count as equal, and the largest of their rates is taken; that rule, and rates below 0.01, came when
-Re-Attention and plain attention had been compared at 0.01. The width, the number of items and
-epochs were found before in some ten trials, of which the first were judged by the last item. No ε
+count as equal, and the largest of their rates is taken; {choices} No ε
 covers these choices, nor the scores, which are of items of the same users; their data are public
 here.
 What is missing has not been run: the command does the rest, and writes this page. Every run is a
 line of [{results}]({results}).
 
-`python -m pipelines.movielens.study --config configs/movielens_study.py --config.data.path=FILE`
+`python -m pipelines.movielens.study --config configs/{data}_study.py --config.data.path=FILE`
 """
 _SETTING = (
     "The last {length} items of a user, of which the last {predicted} predict the next one; "
@@ -74,17 +119,27 @@ def write(
         epochs=study.training.epochs,
         dropout=study.model.dropout,
     )
+    data = DATA_SETS[study.study.data]
     head = _HEAD.format(
-        users=USERS,
+        title=data.title,
+        users=data.users,
+        shows=data.shows,
+        choices=data.choices,
+        data=study.study.data,
         setting=setting,
         grid=study.study.grid_epsilon,
         results=Path(study.study.results).name,
         same=study.study.same,
     )
     epsilons = study.study.epsilons
-    parts = [head, *_comparison(lines, epsilons), *_grids(lines), *_replaced(replaced, epsilons)]
+    parts = [
+        head,
+        *_comparison(lines, epsilons, data),
+        *_grids(lines),
+        *_replaced(replaced, epsilons, data),
+    ]
     pictures: list[tuple[str, Callable[[Path], bool]]] = [
-        ("curves", lambda file: plot_curves(lines, tuple(PAPER), study.study.epsilons, file)),
+        ("curves", lambda file: plot_curves(lines, tuple(data.paper), epsilons, file)),
         ("sharing", lambda file: plot_sharing(lines, file)),
         ("maps", lambda file: study_maps.plot(maps, tuple(study.study.epsilons), file)),
     ]
@@ -110,29 +165,29 @@ _CAPTIONS = {
 }
 
 
-def _comparison(lines: Lines, epsilons: Sequence[float]) -> list[str]:
-    """Table 2, and what each budget's noise is by either accounting."""
+def _comparison(lines: Lines, epsilons: Sequence[float], data: DataSet) -> list[str]:
+    """The table, and what each budget's noise is by either accounting."""
     budgets: Budgets = {}
     for line in of(lines, held_out="test"):
         point, result = line["point"], line["result"]
         noise = point["epsilon"], point["batch_size"], result["steps"], result["noise_multiplier"]
         budgets.setdefault(noise, {})[point["model"]] = None
-    rows = _rows(lines, epsilons)
+    rows = _rows(lines, epsilons, data)
     return [
-        _section("Held-out items (Table 2)", _HEADERS, rows, _of_popularity(lines)),
-        *_best(lines, epsilons),
+        _section(f"Held-out items ({data.table})", _HEADERS, rows, _of_popularity(lines)),
+        *_best(lines, epsilons, data),
         *_gains(lines, epsilons),
-        *_accountings(budgets),
+        *_accountings(budgets, data.users),
     ]
 
 
-def _rows(lines: Lines, epsilons: Sequence[float]) -> list[tuple[str, ...]]:
+def _rows(lines: Lines, epsilons: Sequence[float], data: DataSet) -> list[tuple[str, ...]]:
     """A row for each model and ε, of the one setting that its runs have."""
     rows = []
-    for model, epsilon in itertools.product(PAPER, epsilons):
+    for model, epsilon in itertools.product(data.paper, epsilons):
         own = of(lines, model=model, epsilon=epsilon, held_out="test")
         if own:
-            point, printed = own[0]["point"], PAPER[model]
+            point, printed = own[0]["point"], data.paper[model]
             scores = [_spread([each["result"][key] for each in own]) for key in _SCORES]
             setting = f"batch {point['batch_size']:,}, rate {point['learning_rate']:g}"
             paper = f"{printed[epsilon]:.2f}" if epsilon in printed else "-"
@@ -140,13 +195,13 @@ def _rows(lines: Lines, epsilons: Sequence[float]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _replaced(lines: Lines, epsilons: Sequence[float]) -> list[str]:
+def _replaced(lines: Lines, epsilons: Sequence[float], data: DataSet) -> list[str]:
     """The table of settings that were compared before the grid had a better one."""
     rates = sorted({(e["point"]["batch_size"], e["point"]["learning_rate"]) for e in lines})
     rows = [
         row
         for batch, rate in rates
-        for row in _rows(of(lines, batch_size=batch, learning_rate=rate), epsilons)
+        for row in _rows(of(lines, batch_size=batch, learning_rate=rate), epsilons, data)
     ]
     text = "They were the best ones of a smaller grid."
     return [_section("Settings that were compared before", _HEADERS, rows, text)] if rows else []
@@ -164,13 +219,13 @@ def _of_popularity(lines: Lines) -> str:
     )
 
 
-def _best(lines: Lines, epsilons: Sequence[float]) -> Iterable[str]:
+def _best(lines: Lines, epsilons: Sequence[float], data: DataSet) -> Iterable[str]:
     """The best model at each ε, beside what the paper says of Re-Attention."""
     for epsilon in epsilons:
         found: dict[str, list[float]] = {}
         for line in of(lines, epsilon=epsilon, held_out="test"):
             found.setdefault(line["point"]["model"], []).append(line["result"]["ndcg"])
-        printed = PAPER["re_attention"].get(epsilon)
+        printed = data.paper["re_attention"].get(epsilon)
         if found and printed is not None:
             means = {model: statistics.fmean(scores) for model, scores in found.items()}
             best = max(means, key=means.__getitem__)
@@ -197,11 +252,11 @@ def _gains(lines: Lines, epsilons: Sequence[float]) -> Iterable[str]:
             )
 
 
-def _accountings(budgets: Budgets) -> list[str]:
+def _accountings(budgets: Budgets, users: int) -> list[str]:
     """The same noise by privacy loss distributions and by Rényi divergences."""
     rows = []
     for (epsilon, batch, steps, noise), models in sorted(budgets.items()):
-        found = renyi_epsilon(noise, batch / USERS, steps, 1 / USERS)
+        found = renyi_epsilon(noise, batch / users, steps, 1 / users)
         sizes = f"{batch:,}", str(steps), f"{noise:.3f}"
         rows.append((f"{epsilon:g}", ", ".join(models), *sizes, found))
     text = (

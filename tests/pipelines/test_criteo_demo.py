@@ -45,7 +45,7 @@ def test_made_up_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert demo.main(["--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     first, *_ = printed.splitlines()
-    assert first == "4 runs on 6,000 rows: about 1 minute on 2 cores."
+    assert first == "4 runs on 6,000 rows: about 3 minutes on 2 cores."
     assert list(table(printed)) == RUNS
     costs = [line for line in printed.splitlines() if "noise on 1 table entry of" in line]
     assert [line.partition(":")[0] for line in costs] == RUNS[2:]

@@ -115,13 +115,13 @@ def test_real_digits(tmp_path: Path) -> None:
     np.savez(tmp_path / "digits.npz", **part)
     finished = run_pipeline(
         f"--config.data.path={tmp_path / 'digits.npz'}",
-        f"--config.report.directory={tmp_path}",
+        f"--config.report.directory={tmp_path / 'run'}",
         "--config.training.batch_size=600",
         "--config.training.steps=60",
         "--config.report.verbose=2",
     )
     assert accuracy_printed(finished) > 0.5
-    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 @pytest.mark.slow

@@ -269,7 +269,7 @@ def test_criteo_that_is_there_is_refused_and_complete_it_is_evaluated(
     criteo: list[str], tmp_path: Path
 ) -> None:
     arguments = [*criteo, f"--config.report.directory={tmp_path}", "--config.training.epochs=1"]
-    auc = re.compile(r"dp_adafest +(0\.\d+)")
+    auc = re.compile(r"DP-AdaFEST, epsilon=1 +(0\.\d+)")
     first = finished("criteo", *arguments)
     assert "pass --resume" in finished("criteo", *arguments, status=1)
     changed = finished("criteo", *arguments, "--resume", "--config.seed=1", status=1)
