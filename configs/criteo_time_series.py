@@ -29,16 +29,23 @@ def get_config() -> ml_collections.ConfigDict:
             "vocabularies": TABLE3_VOCABULARIES,
         }
     )
-    config.training = ml_collections.ConfigDict({"batch_size": 2048, "epochs": 1.0})
-    config.optimizer = common.adagrad()
+    config.training = ml_collections.ConfigDict({"batch_size": 4096, "epochs": 1.0})
+    config.optimizer = ml_collections.ConfigDict(
+        {
+            "name": "Adam",
+            "options": {"learning_rate": 0.01},
+            "decays": True,  # to 0 along a line over all periods: one that stays does not learn
+        }
+    )
     config.privacy = ml_collections.ConfigDict(
         {
             "epsilon": 1.0,
             "delta": 0.0,  # 0: 1 / number of training rows of all days
             "clip_norm": 1.0,
+            "clip_quantile": 0.95,  # as in configs/criteo_sample.py
         }
     )
-    config.adafest = common.former_adafest()
+    config.adafest = common.adafest()
     config.selection = ml_collections.ConfigDict(  # of dp_fest and dp_adafest_plus
         {"frequencies": "running", "rows": 3000, "share": 0.01}
     )

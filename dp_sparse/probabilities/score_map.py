@@ -67,7 +67,7 @@ def fitted(histogram: ScoreHistogram, method: str) -> ScoreMap:
             "Too few examples to calibrate beside noise of "
             f"{histogram.noise_multiplier:.3g} on each count: predictions stay as they are. Give "
             "more examples, or a larger share of epsilon.",
-            stacklevel=3,
+            stacklevel=4,
         )
         return IDENTITY
     regression = histogram.kind.name == "regression"

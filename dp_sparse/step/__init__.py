@@ -40,7 +40,7 @@ from dp_sparse.step.traced_pass import (
     terms_of_pass,
     values_of_outputs,
 )
-from dp_sparse.step.train_step import private_train_step
+from dp_sparse.step.train_step import private_train_step, refuse_other_strategy
 from dp_sparse.step.unsupported import refuse_wrapped, replaced_methods
 
 __all__ = [
@@ -70,6 +70,7 @@ __all__ = [
     "refuse_coupled",
     "refuse_known_noise",
     "refuse_nan",
+    "refuse_other_strategy",
     "refuse_wrapped",
     "replaced_methods",
     "require_checkpoint",

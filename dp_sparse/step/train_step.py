@@ -195,17 +195,22 @@ def _refuse(optimizer: PrivateOptimizer, data: Any) -> None:
             "model.fit(plan.sampling.batches(dataset)). Batches made any other way void the "
             "plan's accounting."
         )
+    refuse_other_strategy(optimizer)
+    if optimizer.compiles and data[2]["present"].shape[0] is None:
+        raise PrivacyError(
+            "Expected batches of a fixed size with jit_compile=True, got some of unknown size: "
+            "pass the sampler's own batches, without batch or unbatch."
+        )
+
+
+def refuse_other_strategy(optimizer: PrivateOptimizer) -> None:
+    """Raises PrivacyError for a step under another strategy than that of the optimizer."""
     if tf.distribute.get_strategy() is not optimizer._distribution_strategy:
         raise PrivacyError(
             f"Expected a step under the strategy of the optimizer, "
             f"{type(optimizer._distribution_strategy).__name__}, got "
             f"{type(tf.distribute.get_strategy()).__name__}: build and compile the model inside "
             "strategy.scope()."
-        )
-    if optimizer.compiles and data[2]["present"].shape[0] is None:
-        raise PrivacyError(
-            "Expected batches of a fixed size with jit_compile=True, got some of unknown size: "
-            "pass the sampler's own batches, without batch or unbatch."
         )
 
 

@@ -37,6 +37,7 @@ from dp_sparse.step import (
     flush_hooks,
     private_train_step,
     refuse_known_noise,
+    refuse_other_strategy,
     replaced_methods,
 )
 from dp_sparse.training import fit_arguments, plan_steps
@@ -281,6 +282,7 @@ def _train_step(
     def step(data: Any) -> Any:
         if not tf.executing_eagerly():
             return traced(data)
+        refuse_other_strategy(optimizer)  # where a batch has other parts
         preflight.look_at(data)
         return in_graph(data)
 

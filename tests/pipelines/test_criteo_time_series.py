@@ -240,20 +240,24 @@ def test_rows_come_from_the_histograms_that_were_asked_for(
     assert result.epsilon <= 8.0
 
 
-@pytest.mark.slow
-def test_slots_go_on_into_the_next_period(
+def test_slots_rate_and_clip_norm_go_on_into_the_next_period(
     days: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = []
+    taken, norms = [], []
     original = dp_sparse.DPSGDOptimizer.take_slots
 
     def take(self: Any, previous: Any) -> None:
         original(self, previous)
         taken.append((int(previous.iterations), int(self.iterations), int(self.steps_spent)))
+        norms.append((float(previous.current_clip_norm), float(self.current_clip_norm)))
+        rates.append(float(self.learning_rate))
 
+    rates: list[float] = []
     monkeypatch.setattr(dp_sparse.DPSGDOptimizer, "take_slots", take)
     train(config_of(days, method="dp_sgd"), tmp_path)
     assert taken == [(3, 3, 0)]
+    assert norms[0][0] == norms[0][1] != 1.0
+    assert rates == [pytest.approx(0.01 / 2)]  # half of all steps
 
 
 @pytest.mark.slow

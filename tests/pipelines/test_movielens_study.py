@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from configs import movielens_study
+from configs import amazon_study, movielens_study
 from pipelines.movielens import study, study_page
 from pipelines.movielens.study import MODELS, Point, Results
 
@@ -209,3 +209,13 @@ def path(tmp_path: Path) -> Path:
     file = tmp_path / "interactions.txt"
     file.write_text("\n".join(lines) + "\n")
     return file
+
+
+def test_the_page_of_other_ratings(tmp_path: Path) -> None:
+    config, page = amazon_study.get_config(), tmp_path / "page.md"
+    names = {model for group in config.study.models for model in group}
+    assert names == {*study_page.DATA_SETS[config.study.data].paper}
+    study_page.write(config, [], [], page, tmp_path)
+    text = page.read_text()
+    assert "Amazon's ratings of video games, 29,341 users" in text and "(Table 3)" in text
+    assert "--config configs/amazon_study.py" in text and "No run has finished yet" in text

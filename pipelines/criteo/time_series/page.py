@@ -1,110 +1,137 @@
-"""The page of the experiment on days: a table and a plot for each data set, from finished runs."""
+"""The page of the experiment on days: tables and a plot for each data set, from finished runs."""
 
+import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib.figure
+import ml_collections
 
+from configs.criteo_time_series_study import EPSILONS, MADE_UP, PERIODS, SLICES
 from pipelines.files import whole_file
+from pipelines.points import Run, missing
+
+_OF_TABLE_5 = ("no privacy", "DP-SGD")
 
 _HEAD = """# Day by day
 
 Table 5, Figure 5 and Figure 6 of Ghazi et al. (NeurIPS 2023), scaled down: 18 days train, one
-streaming period after the other, and the 6 days behind them evaluate. `made-up days` drift
-(`python -m pipelines.criteo.generate --days 24 --rows 10000 --out days`); `Criteo sample` is the
-public sample of Criteo-Kaggle in 24 slices of equal length (`python -m
-pipelines.criteo.time_series.cut --input DATA --output slices`), whose slices are not days. Four
-passes over each period in batches of 1,000; all other settings are those of
-`configs/criteo_time_series.py`, tuned for neither. One seed: differences below some 0.005 in AUC
-are noise. ε is the largest of the periods' (`dp_sparse.DisjointPlans`), not their sum. Log loss and
-mean prediction are "-" for runs of before they were measured.
+streaming period after the other, and the 6 days behind them evaluate. Made-up days drift; slices of
+the sample are 24 parts of equal length of Criteo-Kaggle's, which are not days. {epochs:g} passes
+over each period in batches of {batch:,}; all other settings are those of
+`configs/criteo_time_series.py`. ε is the largest of the periods' (`dp_sparse.DisjointPlans`), not
+their sum. ± is the deviation between seeds; where there is none, one seed ran.
 
-`python -m pipelines.criteo.time_series.study --data 'made-up days=days/day_*.gz' 'Criteo
-sample=slices/day_*' --results docs/results/time_series.jsonl --page docs/results/time_series.md`
-does the runs that are missing, and writes this page.
+```
+python -m pipelines.criteo.generate --days 24 --rows 10000 --out days
+python -m pipelines.criteo.time_series.cut --input DATA --output slices
+python -m pipelines.criteo.time_series.study --made-up 'days/day_*.gz' --slices 'slices/day_*'
+```
+
+The last command runs what is missing and writes this page. Each run is a line of
+[time_series.jsonl](time_series.jsonl).
 """
 
 
-def page(lines: Sequence[dict[str, Any]], path: Path, wanted: int) -> None:
-    """Writes the page, and a plot beside it for each data set.
-
-    Args:
-        lines: The finished runs.
-        path: The page.
-        wanted: How many runs a data set has in all.
-    """
-    parts = [_HEAD]
-    for data in dict.fromkeys(line["data"] for line in lines):
-        own = [line for line in lines if line["data"] == data]
-        parts += [f"## {data[0].upper()}{data[1:]}", f"{len(own)} of {wanted} runs are finished."]
-        parts += [_table_5(own), _other_runs(own)]
-        plot = path.with_name(f"{path.stem}_{data.replace(' ', '_')}.png")
-        if _plot(own, plot):
-            parts.append(f"![AUC against gradient-size reduction]({plot.name})")
+def write_page(config: ml_collections.ConfigDict, lines: Sequence[Run], path: Path) -> None:
+    """Writes the page, and a plot beside it for each data set."""
     with whole_file(path) as file:
-        file.write(("\n\n".join(part.strip() for part in parts) + "\n").encode())
+        file.write(page_of(config, lines).encode())
+    for data in _data_sets(lines):
+        _plot(_sparse(lines, data), path.with_name(_picture(data)))
 
 
-def _table_5(lines: Sequence[dict[str, Any]]) -> str:
-    """AUC of DP-SGD by period and ε, and without privacy; log loss and mean prediction beside it.
+def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
+    """The page."""
+    training = config.base.training
+    parts = [_HEAD.format(epochs=training.epochs, batch=training.batch_size)]
+    left = missing(config.points, lines)
+    if left:
+        groups = ", ".join(dict.fromkeys(run["group"] for run, _ in left))
+        parts.append(f"\n**Runs that are missing: {len(left)} ({groups}).**\n")
+    for data in dict.fromkeys(line["group"] for line in lines):
+        parts.append(f"\n## {data[0].upper()}{data[1:]}\n")
+        parts.append(_table_5(lines, data))
+    for data in _data_sets(lines):
+        parts.append(_table_of_sparse(lines, data))
+    return "".join(parts)
 
-    Runs of before these two were measured have "-" in their place.
-    """
-    found: dict[tuple[int, float | None], dict[str, Any]] = {}
+
+def _data_sets(lines: Sequence[Run]) -> list[str]:
+    """Those of which a sparse method ran."""
+    return [data for data in (MADE_UP, SLICES) if _sparse(lines, data)]
+
+
+def _sparse(lines: Sequence[Run], data: str) -> dict[str, list[Run]]:
+    """The runs of the sparse methods on a data set, by the names of their points."""
+    found = defaultdict(list)
     for line in lines:
-        if line["part"] == "table_5":
-            changes = line["changes"]
-            found[changes["period"], changes.get("privacy.epsilon")] = line["result"]
-    budgets: list[float | None] = [1.0, 3.0, 8.0, None]
+        if line["group"] == data and not line["name"].startswith(_OF_TABLE_5):
+            found[line["name"]].append(line)
+    return dict(found)
+
+
+def _table_5(lines: Sequence[Run], data: str) -> str:
+    found = defaultdict(list)
+    for line in lines:
+        if line["group"] == data:
+            found[line["name"], line["epsilon"]].append(line)
+
+    def cell(period: int, epsilon: float | None) -> str:
+        name = f"{_OF_TABLE_5[epsilon is not None]}, period {period}"
+        return _shown(found.get((name, epsilon), []))
+
     rows = [
-        f"| {period} | "
-        + " | ".join(_shown(found.get((period, budget))) for budget in budgets)
-        + " |"
-        for period in sorted({period for period, _ in found})
+        f"| {period} | {' | '.join(cell(period, e) for e in (*EPSILONS, None))} |\n"
+        for period in PERIODS
     ]
-    head = "| streaming period | ε = 1 | ε = 3 | ε = 8 | non-private |\n|---|---|---|---|---|"
-    title = "AUC (log loss, mean prediction) of DP-SGD and without privacy (Table 5):"
-    return "\n".join([title, "", head, *rows])
-
-
-def _other_runs(lines: Sequence[dict[str, Any]]) -> str:
-    """AUC, log loss, mean prediction and reduction of the sparse methods, by period and setting."""
-    rows = []
-    for line in sorted(lines, key=lambda line: str(line["name"])):
-        if line["part"] == "table_5":
-            continue
-        changes, result = dict(line["changes"]), line["result"]
-        method, period = changes.pop("method"), changes.pop("period")
-        setting = ", ".join(f"{key.split('.')[-1]} {value}" for key, value in changes.items())
-        shown = f"{_shown(result)} | {result['reduction']:,.0f}"
-        rows.append(f"| {method} | {period} | {setting} | {shown} |")
-    head = (
-        "| method | period | setting | AUC (log loss, mean prediction) | reduction |\n"
-        "|---|---|---|---|---|"
+    return (
+        "\nAUC (log loss) of DP-SGD and without privacy, by the days of a period (Table 5):\n\n"
+        "| streaming period | ε = 1 | ε = 3 | ε = 8 | no privacy |\n|---|---|---|---|---|\n"
+        + "".join(rows)
     )
-    return "\n".join(["Sparse methods at ε = 1 (Figures 5 and 6):", "", head, *rows])
 
 
-def _shown(result: dict[str, Any] | None) -> str:
-    if result is None:
+def _table_of_sparse(lines: Sequence[Run], data: str) -> str:
+    rows = []
+    for name, runs in _sparse(lines, data).items():
+        point, _, period = name.rpartition(", period ")
+        rows.append(f"| {point} | {period} | {_shown(runs)} | {_reduction(runs):,.0f} |\n")
+    return (
+        f"\nSparse methods on {data} at ε = 1 (Figures 5 and 6):\n\n"
+        "| method | period | AUC (log loss) | reduction |\n|---|---|---|---|\n"
+        + "".join(rows)
+        + f"\n![AUC against gradient-size reduction]({_picture(data)})\n"
+    )
+
+
+def _shown(runs: Sequence[Run]) -> str:
+    if not runs:
         return "not run"
-    beside = (result.get(name) for name in ("log_loss", "mean_prediction"))
-    told = ", ".join("-" if value is None else f"{value:.4f}" for value in beside)
-    return f"{result['auc']:.4f} ({told})"
+    aucs = [run["auc"] for run in runs]
+    spread = f" ± {statistics.stdev(aucs):.4f}" if len(aucs) > 1 else ""
+    loss = statistics.fmean(run["log_loss"] for run in runs)
+    return f"{statistics.fmean(aucs):.4f}{spread} ({loss:.4f})"
 
 
-def _plot(lines: Sequence[dict[str, Any]], path: Path) -> bool:
-    """Figure 5's shape: AUC against reduction, a mark for each method; False without a run."""
-    own = [line for line in lines if line["part"] != "table_5"]
-    if not own:
-        return False
+def _reduction(runs: Sequence[Run]) -> float:
+    return statistics.fmean(run["reduction"] for run in runs)
+
+
+def _picture(data: str) -> str:
+    return f"time_series_{data.replace(' ', '_')}.png"
+
+
+def _plot(points: dict[str, list[Run]], path: Path) -> None:
+    """Figure 5's shape: AUC against reduction, a mark for each method."""
     figure = matplotlib.figure.Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    kinds = sorted({_kind(line) for line in own})
-    for kind in kinds:
-        results = [line["result"] for line in own if _kind(line) == kind]
-        x, y = zip(*sorted((r["reduction"], r["auc"]) for r in results), strict=True)
+    kinds = defaultdict(list)
+    for name, runs in points.items():
+        kinds[_kind(name)].append((_reduction(runs), statistics.fmean(r["auc"] for r in runs)))
+    for kind, found in sorted(kinds.items()):
+        x, y = zip(*sorted(found), strict=True)
         axes.plot(x, y, marker="o", linestyle="", label=kind, alpha=0.8)
     axes.set_xscale("log")
     axes.set_xlabel("gradient-size reduction")
@@ -112,11 +139,9 @@ def _plot(lines: Sequence[dict[str, Any]], path: Path) -> bool:
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # beside all points
     with whole_file(path) as file:
         figure.savefig(file, format="png", dpi=120)
-    return True
 
 
-def _kind(line: dict[str, Any]) -> str:
-    changes = line["changes"]
-    frequencies = changes.get("selection.frequencies")
-    source = f", {frequencies}" if frequencies else ""
-    return f"{changes['method']}{source}, period {changes['period']}"
+def _kind(name: str) -> str:
+    """The method, whose counts it selects rows by, and the period."""
+    parts = name.split(", ")
+    return ", ".join(part for part in parts if not part.startswith(("k=", "λ=")))

@@ -1,149 +1,108 @@
-"""The paper's experiment on days: Table 5, Figure 5 and Figure 6 of Ghazi et al., NeurIPS 2023.
+"""The paper's experiment on days: runs what is missing, and writes the page.
 
-Each run trains on 18 days, a period after the other, and evaluates on the 6 behind them. A finished
-run is a line of the results file at once; the same command does the rest.
+Table 5, Figure 5 and Figure 6 of Ghazi et al., NeurIPS 2023. Each run trains on 18 days, a period
+after the other, and evaluates on the 6 behind them. A finished run is a line of the results at
+once, so a study that was stopped goes on.
 
-`python -m pipelines.criteo.time_series.study --data NAME=PATTERN ... --results FILE.jsonl --page
-FILE.md`, each PATTERN naming the 24 days of one data set.
+`python -m pipelines.criteo.time_series.study --made-up PATTERN --slices PATTERN [--minutes N]`,
+each pattern naming 24 files. Points without their days are left for another time; without any, the
+command writes the page alone. `configs/criteo_time_series_study.py` has the points.
 """
 
 import argparse
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_collections
 
-from configs import criteo_time_series
-from pipelines.criteo.time_series.page import page
-from pipelines.criteo.time_series.train import train
+from configs import criteo_time_series_study
+from configs.criteo_time_series_study import MADE_UP, SLICES
+from pipelines.criteo.time_series.days import day_files
+from pipelines.criteo.time_series.page import write_page
 from pipelines.finished_runs import FinishedRuns
 from pipelines.own_process import in_own_process
+from pipelines.points import Changes, Run, run_config, run_missing
+from pipelines.runs import REFUSALS, digest_of
 
-PERIODS = (1, 2, 4, 8, 16, 18)
-EPSILONS = (1.0, 3.0, 8.0)
-FREQUENCIES = ("first_day", "running", "all_days")
-_ROWS, _FALSE_ROWS = (1000, 5000), (32.0, 1000.0)
-
-
-@dataclass(frozen=True)
-class Point:
-    """One run.
-
-    Attributes:
-        part: `table_5`, `figure_5` or `figure_6`.
-        changes: Of `configs/criteo_time_series.py`, by the paths of its fields.
-    """
-
-    part: str
-    changes: tuple[tuple[str, Any], ...]
-
-    @property
-    def name(self) -> str:
-        """What is different about it."""
-        return " ".join([self.part, *(f"{key}={value}" for key, value in self.changes)])
+_OF_MACHINE = ("seed", "data.days", "directory")
 
 
-def points() -> list[Point]:
-    """All runs on one data set, those of few periods first."""
-    found = [*_of_table_5(), *_of_figure_5(), *_of_figure_6()]
-    return sorted(found, key=lambda point: -dict(point.changes)["period"])
+def run_point(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """Trains in a folder that is gone afterwards; what goes into the line."""
+    from pipelines.criteo.time_series.train import train
 
-
-def _of_table_5() -> Iterator[Point]:
-    for period in PERIODS:
-        yield Point("table_5", (("method", "non_private"), ("period", period)))
-        for epsilon in EPSILONS:
-            of_budget = ("privacy.epsilon", epsilon)
-            yield Point("table_5", (("method", "dp_sgd"), ("period", period), of_budget))
-
-
-def _of_figure_5() -> Iterator[Point]:
-    for period in (PERIODS[0], PERIODS[-1]):
-        for rows in _ROWS:
-            for frequencies in FREQUENCIES:
-                given = (("selection.rows", rows), ("selection.frequencies", frequencies))
-                yield Point("figure_5", (("method", "dp_fest"), ("period", period), *given))
-        for false_rows in _FALSE_ROWS:
-            given_rows = ("adafest.expected_false_rows", false_rows)
-            yield Point("figure_5", (("method", "dp_adafest"), ("period", period), given_rows))
-
-
-def _of_figure_6() -> Iterator[Point]:
-    for rows in _ROWS:
-        given = (("selection.rows", rows), ("adafest.expected_false_rows", _FALSE_ROWS[0]))
-        yield Point("figure_6", (("method", "dp_adafest_plus"), ("period", 1), *given))
-
-
-def config_of(point: Point, days: str, changes: dict[str, Any]) -> ml_collections.ConfigDict:
-    """The settings of a run: four passes over each period in batches of 1,000, as they stand.
-
-    Args:
-        point: The run.
-        days: Pattern of the files of days.
-        changes: For tests: further fields.
-    """
-    config = criteo_time_series.get_config()
-    config.data.days = days
-    config.training.batch_size, config.training.epochs = 1000, 4.0
-    config.update_from_flattened_dict({**dict(point.changes), **changes})
-    return config
-
-
-def run(point: Point, days: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """Trains in a folder that is gone afterwards; returns what came of it."""
     with tempfile.TemporaryDirectory() as folder:
-        result = train(config_of(point, days, changes), Path(folder))
+        result = train(config, Path(folder))
     return {
-        "auc": result.auc,
-        "log_loss": result.log_loss,
-        "mean_prediction": result.mean_prediction,
-        "epsilon": result.epsilon if math.isfinite(result.epsilon) else None,
-        "reduction": result.reduction,
+        "auc": round(result.auc, 5),
+        "log_loss": round(result.log_loss, 5),
+        "mean_prediction": round(result.mean_prediction, 5),
+        "spent": round(result.epsilon, 4) if math.isfinite(result.epsilon) else None,
+        "reduction": round(result.reduction, 2),
         "steps": result.steps,
     }
 
 
-def study(
-    data: dict[str, str], results: FinishedRuns, wanted: Sequence[Point], changes: dict[str, Any]
-) -> None:
-    """Runs what is missing; each finished run is a line at once."""
-    done = {(line["data"], line["name"]) for line in results.lines}
-    for name, days in data.items():
-        for point in wanted:
-            if (name, point.name) in done:
-                continue
-            line = {"data": name, "name": point.name, "part": point.part}
-            result = in_own_process(run, point, days, changes)
-            line |= {"changes": dict(point.changes), "result": result}
-            results.add(line)
-            print(f"{name}: {point.name}: {line['result']}", flush=True)
+def results_in(path: Path, config: ml_collections.ConfigDict) -> FinishedRuns:
+    """The finished runs in a file.
+
+    Raises:
+        ValueError: It has runs of another base than that of `config`.
+    """
+    return FinishedRuns(path, digest_of(config.base, _OF_MACHINE))
+
+
+def run_all(
+    config: ml_collections.ConfigDict,
+    days: dict[str, str],
+    results: FinishedRuns,
+    page: Path,
+    minutes: float,
+) -> list[str]:
+    """Runs what is missing and has its days; a line for each that failed."""
+    points = [p for p in config.points if p["group"] in days]
+
+    def train(run: Run, changes: Changes) -> dict[str, Any]:
+        own = run_config(config.base, run, changes)
+        own.data.days = days[run["group"]]
+        return in_own_process(run_point, own)
+
+    def finished(line: Run) -> None:
+        write_page(config, results.lines, page)
+        told = ", ".join(str(line[name]) for name in ("group", "name", "epsilon", "seed"))
+        print(f"{told}: AUC {line['auc']:.4f}, reduction {line['reduction']}", flush=True)
+
+    return run_missing(points, results, train, finished, minutes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", nargs="*", default=[], help="NAME=PATTERN of 24 files")
-    parser.add_argument("--results", type=Path, required=True, help="a JSON line for each run")
-    parser.add_argument("--page", type=Path, required=True, help="the Markdown page to write")
+    parser.add_argument("--made-up", help="a pattern of the files of 24 made-up days")
+    parser.add_argument("--slices", help="a pattern of 24 slices of Criteo rows")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which none begins")
+    parser.add_argument("--results", type=Path, default=Path("docs/results/time_series.jsonl"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results/time_series.md"))
     options = parser.parse_args(arguments)
-    wrong = [given for given in options.data if "=" not in given]
-    if wrong:
-        print(f"error: Expected --data NAME=PATTERN, got {wrong[0]}.", file=sys.stderr)
-        return 1
-    data = dict(given.split("=", 1) for given in options.data)
+    given = {MADE_UP: options.made_up, SLICES: options.slices}
+    days = {name: pattern for name, pattern in given.items() if pattern}
+    config = criteo_time_series_study.get_config()
     try:
-        results = FinishedRuns(options.results)
-        study(data, results, points(), {})
-    except ValueError as error:
+        for pattern in days.values():
+            day_files(pattern)
+        results = results_in(options.results, config)
+    except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    page(results.lines, options.page, len(points()))
-    return 0
+    failed = run_all(config, days, results, options.page, options.minutes)
+    write_page(config, results.lines, options.page)
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -166,7 +166,8 @@ class Run:
             plans.prepare(period)
             self._refuse_repeated([*self._periods[: period.number], *plans.read_for(period)])
         plan, rows = plans.of(period)
-        optimizer = optimizer_under(self._config, plan, rows)
+        wrapped = optimizer_of(self._config, steps=self._steps())
+        optimizer = optimizer_under(self._going_on(previous), plan, rows, wrapped)
         self._compile(optimizer)
         if previous is not None:
             optimizer.take_slots(previous)
@@ -185,6 +186,13 @@ class Run:
             self._end(period, plan.sampling.steps, report.reduction() if report.model else None)
         self._runs.close()
         return optimizer
+
+    def _going_on(self, previous: Any) -> ml_collections.ConfigDict:
+        """The config, with the clip norm where the one of the period before has moved to."""
+        config = self._config.copy_and_resolve_references()
+        if previous is not None and config.privacy.clip_quantile:
+            config.privacy.clip_norm = float(previous.current_clip_norm)
+        return config
 
     def _batches(self, period: Period, run: dp_sparse.Run, spent: int) -> tf.data.Dataset:
         """The batches that are left of a period's run, which is restored.
@@ -213,12 +221,10 @@ class Run:
         """The same periods and epochs with shuffled batches, neither clipped nor noised."""
         if not isinstance(self._reader, RecordReader):
             raise ValueError("Expected data.reading=records for method=non_private.")
-        self._compile(optimizer_of(self._config))
+        self._compile(optimizer_of(self._config, steps=self._steps()))
         for period in self._periods:
-            source = self._reader.source(period)
-            settings = self._reader.steps(len(source))
-            batch = int(settings["expected_batch_size"])
-            steps = max(1, round(settings["epochs"] * len(source) / batch))
+            source, steps = self._reader.source(period), self._steps(period)
+            batch = int(self._reader.steps(len(source))["expected_batch_size"])
             self._model.fit(
                 stock_batches(source, batch, steps),
                 steps_per_epoch=steps,
@@ -226,6 +232,12 @@ class Run:
             )
             self._end(period, steps, None)
         return self._result({})
+
+    def _steps(self, *periods: Period) -> int:
+        """Steps of some periods, by default of all: over them a learning rate falls that decays."""
+        counts = [self._reader.count(period) for period in periods or self._periods]
+        plans = [dp_sparse.PoissonSampling(n, **self._reader.steps(n)) for n in counts]
+        return sum(sampling.steps for sampling in plans)
 
     def _compile(self, optimizer: keras.optimizers.Optimizer) -> None:
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
