@@ -28,10 +28,14 @@ def require_disk(folder: Path, needed: float, what: str) -> None:
     if free < needed:
         raise OSError(
             errno.ENOSPC,
-            f"Expected {needed / 1e9:,.1f} GB free for {what}, got {free / 1e9:,.1f} GB: free "
-            "some, or write to another disk",
+            f"Expected {_size(needed)} free for {what}, got {_size(free)}: free some, or write to "
+            "another disk",
             str(folder),
         )
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.2f} MB"
 
 
 def lock(path: Path) -> IO[str] | None:

@@ -63,12 +63,12 @@ def test_rows_of_a_file(
 ) -> None:
     monkeypatch.setattr(demo, "RUNS", (("dp_adafest", 1.0),))
     rows = tmp_path / "rows.tsv"
-    generate(3_000, rows, vocabularies=VOCABULARIES, progress=False)
+    generate(5_000, rows, vocabularies=VOCABULARIES, progress=False)
     assert demo.main(["--data", str(rows), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    assert "1 run on 3,000 rows: about 1 minute on 2 cores." in printed
+    assert "1 run on 5,000 rows: about 1 minute on 2 cores." in printed
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "3,000 rows" in page and "made-up" not in page
+    assert "5,000 rows" in page and "made-up" not in page
     assert "covered by no epsilon" not in page
 
 

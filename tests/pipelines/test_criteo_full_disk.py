@@ -64,6 +64,7 @@ def test_offline_batches(source: Path, disk: SmallDisk, tmp_path: Path, size: in
     given: dict[str, Any] = {"num_examples": ROWS, "batch_size": 500.0, "epochs": 1.0}
     given |= {"vocabularies": SIZES, "seeded": True}
     key = str(tmp_path / "key")
+    disk.resize(ROOM)
     job = new_job([str(source)], str(disk.path / "out"), key_file=key, **given)
     disk.resize(size)
     with no_room():
