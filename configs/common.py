@@ -17,7 +17,7 @@ def adafest(noise_ratio: float = 2.0, false_rows: float = 10.0) -> ml_collection
 
 
 def former_adafest() -> ml_collections.ConfigDict:
-    """Those with which the runs on the pages of days and of language were made."""
+    """Those with which the runs on the page of language models were made."""
     return adafest(noise_ratio=5.0, false_rows=32.0)
 
 

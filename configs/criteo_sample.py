@@ -16,7 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
     """
     config = ml_collections.ConfigDict()
     config.method = "dp_adafest"
-    config.model = "pctr"  # or dlrm or dcn, of keras-rs' layers
+    config.model = "pctr"  # or dlrm or dcn, of keras-rs' layers; ranking with tables=layer
     config.tables = "keras"  # or layer: an embedding layer, as TPUs have them
     config.table_weights = ml_collections.ConfigDict(  # of pctr with tables=keras
         {"initial": "uniform", "lora_rank": 0, "trained": True}

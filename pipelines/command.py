@@ -63,8 +63,7 @@ def _end(error: Any) -> NoReturn:
     said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if isinstance(error, AttributeError | KeyError):  # which names the option alone
         said = (
-            f"Expected an option that the config has, got {said}: the file of --config has those "
-            "that there are."
+            f"Expected an option that the config has, got {said}: see the file that --config names."
         )
     print(f"error: {' '.join(said.split())}", file=sys.stderr)
     sys.exit(1)

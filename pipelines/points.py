@@ -4,13 +4,18 @@ A point is a group on the page, a name, ε (or None), the changes of a base conf
 of it is a line of the results as soon as it has ended, so a study that was stopped goes on.
 """
 
+import argparse
+import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_collections
 
 from pipelines.finished_runs import FinishedRuns
+from pipelines.runs import digest_of
 
 Point = dict[str, Any]
 Run = dict[str, Any]  # group, name, epsilon, seed, and in a finished one what came of it
@@ -55,24 +60,56 @@ def missing(points: Sequence[Point], lines: Sequence[Run]) -> list[tuple[Run, Ch
     return [(run, changes) for run, changes in runs_of(points) if not _is_there(run, lines)]
 
 
+def told_missing(points: Sequence[Point], lines: Sequence[Run]) -> str:
+    """A paragraph of the page that counts them; empty if there are none."""
+    left = missing(points, lines)
+    groups = ", ".join(dict.fromkeys(run["group"] for run, _ in left))
+    return f"\n**Runs that are missing: {len(left)} ({groups}).**\n" if left else ""
+
+
+def parser(text: str, name: str) -> argparse.ArgumentParser:
+    """The options that all studies have; those of one study are added to them."""
+    made = argparse.ArgumentParser(description=text)
+    made.add_argument("--minutes", type=float, default=math.inf, help="after which none begins")
+    made.add_argument("--results", type=Path, default=Path(f"docs/results/{name}.jsonl"))
+    made.add_argument("--page", type=Path, default=Path(f"docs/results/{name}.md"))
+    return made
+
+
+def results_in(
+    path: Path, config: ml_collections.ConfigDict, of_machine: Sequence[str]
+) -> FinishedRuns:
+    """The finished runs in a file.
+
+    Args:
+        path: The file; it need not exist.
+        config: Of the study, whose `base` the runs share.
+        of_machine: Settings of the base that change no result.
+
+    Raises:
+        ValueError: It has runs of another base.
+    """
+    return FinishedRuns(path, digest_of(config.base, of_machine))
+
+
 def run_missing(
     points: Sequence[Point],
     results: FinishedRuns,
     train: Callable[[Run, Changes], dict[str, Any]],
-    finished: Callable[[Run], None],
+    write: Callable[[], None],
     minutes: float,
-) -> list[str]:
-    """Runs what is missing, one after the other.
+) -> int:
+    """Runs what is missing, one after the other; one that fails does not stop the others.
 
     Args:
         points: Of the study.
         results: Where each run becomes a line.
         train: What comes of a run.
-        finished: Called with each line.
+        write: Writes the page of the results; after each run, and at the end.
         minutes: After which none begins.
 
     Returns:
-        A sentence for each run that failed; the others went on.
+        The status of the command: 1 if a run failed.
     """
     until, failed = time.monotonic() + 60 * minutes, []
     for run, changes in missing(points, results.lines):
@@ -82,11 +119,19 @@ def run_missing(
         try:
             found = train(run, changes)
         except Exception as error:  # whatever a run may raise
-            failed.append(f"{run}: {type(error).__name__}: {error}")
+            failed.append(f"{_told(run)}: {type(error).__name__}: {error}")
             continue
         results.add({**run, **found})
-        finished(results.lines[-1])
-    return failed
+        write()
+        print(f"finished: {_told(run)}", flush=True)
+    write()
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _told(run: Run) -> str:
+    return ", ".join(f"{name}={run[name]}" for name in ("group", "name", "epsilon", "seed"))
 
 
 def _is_there(run: Run, lines: Sequence[Run]) -> bool:

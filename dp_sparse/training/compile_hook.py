@@ -282,7 +282,7 @@ def _train_step(
     def step(data: Any) -> Any:
         if not tf.executing_eagerly():
             return traced(data)
-        refuse_other_strategy(optimizer)  # where a batch has other parts
+        refuse_other_strategy(optimizer)  # whose replicas would cut the batch otherwise
         preflight.look_at(data)
         return in_graph(data)
 

@@ -8,7 +8,7 @@ without their file are left for another time; without any, the command writes th
 --out=FILE` makes up rows.
 """
 
-import argparse
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -19,12 +19,13 @@ import ml_collections
 import numpy as np
 
 from configs import criteo_study
+from pipelines import points
 from pipelines.criteo.records import PrepareError, prepared_in
 from pipelines.criteo.study_page import write_page
 from pipelines.finished_runs import FinishedRuns
 from pipelines.own_process import in_own_process
-from pipelines.points import Changes, Run, run_config, run_missing
-from pipelines.runs import REFUSALS, digest_of
+from pipelines.points import Changes, Run, parser, run_config, run_missing
+from pipelines.runs import REFUSALS
 from pipelines.scores import constant_log_loss, weighted_auc
 
 RESAMPLES = 100
@@ -36,6 +37,7 @@ _ROWS = {  # the option that names a group's rows
     "models": "sample",
 }
 _OF_MACHINE = ("seed", "data.path", "data.prepared", "report.directory")
+results_in = functools.partial(points.results_in, of_machine=_OF_MACHINE)
 
 
 def run_point(config: ml_collections.ConfigDict, directory: str) -> dict[str, Any]:
@@ -74,15 +76,6 @@ def resampled_auc(labels: np.ndarray, scores: np.ndarray) -> list[float]:
     return found
 
 
-def results_in(path: Path, config: ml_collections.ConfigDict) -> FinishedRuns:
-    """The finished runs in a file.
-
-    Raises:
-        ValueError: It has runs of another base than that of `config`.
-    """
-    return FinishedRuns(path, digest_of(config.base, _OF_MACHINE))
-
-
 def run_all(
     config: ml_collections.ConfigDict,
     files: dict[str, Path],
@@ -90,9 +83,8 @@ def run_all(
     page: Path,
     directory: Path,
     minutes: float,
-) -> list[str]:
-    """Runs what is missing and has its file; a line for each that failed."""
-    points = [p for p in config.points if _ROWS[p["group"]] in files]
+) -> int:
+    """Runs what is missing and has its file; the status of the command."""
 
     def train(run: Run, changes: Changes) -> dict[str, Any]:
         own = run_config(config.base, run, changes)
@@ -100,26 +92,21 @@ def run_all(
         own.report.directory = str(directory)
         return in_own_process(run_point, own, str(directory))
 
-    def finished(line: Run) -> None:
+    def write() -> None:
         write_page(config, results.lines, page)
-        told = ", ".join(str(line[name]) for name in ("group", "name", "epsilon", "seed"))
-        print(f"{told}: AUC {line['auc']:.4f}, reduction {line['reduction']}", flush=True)
 
-    return run_missing(points, results, train, finished, minutes)
+    wanted = [p for p in config.points if _ROWS[p["group"]] in files]
+    return run_missing(wanted, results, train, write, minutes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sample", type=Path, help="Criteo rows, a TSV or .gz")
-    parser.add_argument("--two-million", type=Path, help="two million made-up rows")
-    parser.add_argument("--twenty-million", type=Path, help="twenty million made-up rows")
-    parser.add_argument("--directory", type=Path, default=Path("runs/criteo_study"))
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which none begins")
-    parser.add_argument("--results", type=Path, default=Path("docs/results/criteo_kaggle.jsonl"))
-    parser.add_argument("--page", type=Path, default=Path("docs/results/criteo_kaggle.md"))
-    options = parser.parse_args(arguments)
-    config = criteo_study.get_config()
+    own = parser(__doc__ or "", "criteo_kaggle")
+    own.add_argument("--sample", type=Path, help="Criteo rows, a TSV or .gz")
+    own.add_argument("--two-million", type=Path, help="two million made-up rows")
+    own.add_argument("--twenty-million", type=Path, help="twenty million made-up rows")
+    own.add_argument("--directory", type=Path, default=Path("runs/criteo_study"))
+    options, config = own.parse_args(arguments), criteo_study.get_config()
     files = {name: path for name in _ROWS.values() if (path := getattr(options, name))}
     try:
         for path in files.values():
@@ -128,11 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PrepareError, *REFUSALS) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    failed = run_all(config, files, results, options.page, options.directory, options.minutes)
-    write_page(config, results.lines, options.page)
-    for line in failed:
-        print(f"failed: {line}", file=sys.stderr)
-    return 1 if failed else 0
+    return run_all(config, files, results, options.page, options.directory, options.minutes)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 
 from configs.criteo_study import RATIOS, THRESHOLDS
 from pipelines.files import whole_file
-from pipelines.points import Run, missing
+from pipelines.points import Run, told_missing
 
 Group = Sequence[Run]  # runs of one point, which differ in their seeds
 
@@ -83,10 +83,7 @@ def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
             share=base.selection.share,
         )
     ]
-    left = missing(config.points, lines)
-    if left:
-        groups = ", ".join(dict.fromkeys(run["group"] for run, _ in left))
-        parts.append(f"\n**Runs that are missing: {len(left)} ({groups}).**\n")
+    parts.append(told_missing(config.points, lines))
     for group, title in _TITLES.items():
         epsilons = _epsilons(lines, group)
         if epsilons:

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 import dp_sparse
+from configs.criteo_sample import get_config
 from models.pctr import pctr
 from pipelines.criteo.methods import calibration_of, private_optimizer
 from pipelines.criteo.records import PreparedData
@@ -192,7 +193,10 @@ def _model(config: ml_collections.ConfigDict, vocabularies: Sequence[int]) -> ke
             trains_tables=weights.trained,
         )
     if config.model not in ("dlrm", "dcn"):
-        raise ValueError(f"Expected model to be pctr, dlrm or dcn, got model={config.model!r}.")
+        raise ValueError(
+            f"Expected model to be pctr, dlrm or dcn, or ranking with tables=layer, got "
+            f"model={config.model!r}."
+        )
     _require_usual_tables(config)
     from models import dlrm  # needs keras-rs, which pCTR does not
 
@@ -201,7 +205,7 @@ def _model(config: ml_collections.ConfigDict, vocabularies: Sequence[int]) -> ke
 
 def _require_usual_tables(config: ml_collections.ConfigDict) -> None:
     given = dict(config.table_weights)
-    if given != {"initial": "uniform", "lora_rank": 0, "trained": True}:
+    if given != dict(get_config().table_weights):
         raise ValueError(
             f"Expected model=pctr and tables=keras with table_weights={given}, got "
             f"model={config.model!r} and tables={config.tables!r}."

@@ -5,7 +5,7 @@ after the other, each in its own process, and writes the page after each. A fini
 of `--results` at once, so a study that was stopped goes on. Without `--data` it writes the page.
 """
 
-import argparse
+import functools
 import math
 import statistics
 import sys
@@ -16,16 +16,17 @@ from typing import Any
 import ml_collections
 
 from configs import glue_bag_study
+from pipelines import points
 from pipelines.files import whole_file
 from pipelines.finished_runs import FinishedRuns
 from pipelines.glue.data import HELD_OUT, VALIDATION
 from pipelines.glue.tasks import DEV
 from pipelines.own_process import in_own_process
-from pipelines.points import Changes, Run, missing, run_config, run_missing
-from pipelines.runs import digest_of
+from pipelines.points import Changes, Run, parser, run_config, run_missing, told_missing
 
 _OF_MACHINE = ("seed", "data.path", "data.prepared", "model.tokenizer", "selection.counts")
 _BASELINE = "DP-SGD"
+results_in = functools.partial(points.results_in, of_machine=_OF_MACHINE)
 
 _HEAD = """# A bag of words: where the table is everything
 
@@ -60,29 +61,18 @@ def run_point(config: ml_collections.ConfigDict) -> dict[str, Any]:
     }
 
 
-def results_in(path: Path, config: ml_collections.ConfigDict) -> FinishedRuns:
-    """The finished runs in a file.
-
-    Raises:
-        ValueError: It has runs of another base than that of `config`.
-    """
-    return FinishedRuns(path, digest_of(config.base, _OF_MACHINE))
-
-
 def run_all(
     config: ml_collections.ConfigDict, results: FinishedRuns, page: Path, minutes: float
-) -> list[str]:
-    """Runs what is missing, for so many minutes at most; a line for each that failed."""
+) -> int:
+    """Runs what is missing, for so many minutes at most; the status of the command."""
 
     def train(run: Run, changes: Changes) -> dict[str, Any]:
         return in_own_process(run_point, run_config(config.base, run, changes))
 
-    def finished(line: Run) -> None:
+    def write() -> None:
         write_page(config, results, page)
-        told = {name: line[name] for name in ("group", "name", "epsilon", "seed")}
-        print(f"{told}: {line['accuracy'][HELD_OUT]:.4f}, {line['reduction']}", flush=True)
 
-    return run_missing(config.points, results, train, finished, minutes)
+    return run_missing(config.points, results, train, write, minutes)
 
 
 def write_page(config: ml_collections.ConfigDict, results: FinishedRuns, path: Path) -> None:
@@ -94,7 +84,6 @@ def write_page(config: ml_collections.ConfigDict, results: FinishedRuns, path: P
 def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
     """The page."""
     base = config.base
-    left = len(missing(config.points, lines))
     head = _HEAD.format(
         rows=lines[0]["words"] if lines else 0,
         width=base.model.width,
@@ -106,9 +95,7 @@ def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
         clip=base.privacy.clip_norm,
         share=base.selection.share,
     )
-    parts = [head]
-    if left:
-        parts.append(f"\n**{left} runs are missing; the command above runs them.**\n")
+    parts = [head, told_missing(config.points, lines)]
     parts.append("\n## Methods\n\n" + _methods_table(lines))
     for group in dict.fromkeys(point["group"] for point in config.points):
         own = [line for line in lines if line["group"] == group]
@@ -174,27 +161,24 @@ def _reduction(runs: Sequence[Run]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", help="a folder with SST-2; without it, the page alone")
-    parser.add_argument("--tokenizer", help="a folder with RoBERTa's BPE")
-    parser.add_argument("--prepared", default="runs/glue_bag-tokens", help="of tokens")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which none begins")
-    parser.add_argument("--results", type=Path, default=Path("docs/results/bag.jsonl"))
-    parser.add_argument("--page", type=Path, default=Path("docs/results/bag.md"))
-    options = parser.parse_args(arguments)
+    own = parser(__doc__ or "", "bag")
+    own.add_argument("--data", help="a folder with SST-2; without it, the page alone")
+    own.add_argument("--tokenizer", help="a folder with RoBERTa's BPE")
+    own.add_argument("--prepared", default="runs/glue_bag-tokens", help="of tokens")
+    options, config = own.parse_args(arguments), glue_bag_study.get_config()
     if (options.data is None) != (options.tokenizer is None):
-        parser.error("expected --data and --tokenizer together, got one of them")
-    config = glue_bag_study.get_config()
-    results = results_in(options.results, config)
-    failed = []
-    if options.data is not None:
-        config.base.data.path, config.base.data.prepared = options.data, options.prepared
-        config.base.model.tokenizer = config.base.selection.counts = options.tokenizer
-        failed = run_all(config, results, options.page, options.minutes)
-    write_page(config, results, options.page)
-    for line in failed:
-        print(f"failed: {line}", file=sys.stderr)
-    return 1 if failed else 0
+        own.error("expected --data and --tokenizer together, got one of them")
+    try:
+        results = results_in(options.results, config)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if options.data is None:
+        write_page(config, results, options.page)
+        return 0
+    config.base.data.path, config.base.data.prepared = options.data, options.prepared
+    config.base.model.tokenizer = config.base.selection.counts = options.tokenizer
+    return run_all(config, results, options.page, options.minutes)
 
 
 if __name__ == "__main__":

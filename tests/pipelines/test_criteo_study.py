@@ -36,7 +36,7 @@ def small(*wanted: str) -> Any:
     return config
 
 
-def run(config: Any, rows: Path, folder: Path) -> tuple[list[str], list[dict[str, Any]]]:
+def run(config: Any, rows: Path, folder: Path) -> tuple[int, list[dict[str, Any]]]:
     results = study.results_in(folder / "runs.jsonl", config)
     page = folder / "page.md"
     return study.run_all(config, {"sample": rows}, results, page, folder, 60.0), results.lines
@@ -51,8 +51,8 @@ def test_entries_of_whole_tables_and_of_lora(
     """Each run is one line, and a study that was stopped goes on."""
     monkeypatch.setattr(study, "in_own_process", lambda function, *given: function(*given))
     config = small(LORA, "frozen tables")
-    failed, lines = run(config, rows, tmp_path)
-    assert not failed
+    status, lines = run(config, rows, tmp_path)
+    assert status == 0
     found = {line["name"]: line for line in lines}
     widths = [int(2 * size**0.25) for size in VOCABULARIES]
     whole = np.dot(VOCABULARIES, widths)
@@ -64,23 +64,26 @@ def test_entries_of_whole_tables_and_of_lora(
     assert all(line["training_rows"] == 1200 and line["held_out_rows"] == 150 for line in lines)
     assert "are missing:" not in (tmp_path / "page.md").read_text()
     monkeypatch.setattr(study, "in_own_process", None)  # nothing is left to run
-    assert run(config, rows, tmp_path) == ([], lines)
+    assert run(config, rows, tmp_path) == (0, lines)
     config.base.privacy.clip_norm = 2.0
     with pytest.raises(ValueError, match="of these settings"):
         run(config, rows, tmp_path)
 
 
-def test_a_run_that_fails_is_named(rows: Path, tmp_path: Path) -> None:
+def test_a_run_that_fails_is_named(
+    rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = small("DP-SGD", "DP-FEST, k=300")
     config.points = ({**config.points[0], "changes": {"method": "nothing"}},)
-    (failed,), lines = run(config, rows, tmp_path)
-    assert "'name': 'DP-SGD'" in failed and "ValueError: Expected method" in failed and not lines
+    assert run(config, rows, tmp_path) == (1, [])
+    said = "failed: group=sample, name=DP-SGD, epsilon=1.0, seed=0: ValueError: Expected method"
+    assert said in capsys.readouterr().err
 
 
 def test_points_without_their_rows_are_left(rows: Path, tmp_path: Path) -> None:
     config = criteo_study.get_config()
     results = study.results_in(tmp_path / "runs.jsonl", config)
-    assert study.run_all(config, {}, results, tmp_path / "page.md", tmp_path, 60.0) == []
+    assert study.run_all(config, {}, results, tmp_path / "page.md", tmp_path, 60.0) == 0
 
 
 def test_every_point_changes_keys_that_exist_and_makes_an_optimizer() -> None:

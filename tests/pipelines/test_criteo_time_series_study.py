@@ -45,7 +45,7 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def run(count: int) -> list[dict[str, Any]]:
         config.points = tuple(own[:count])
         found = study.results_in(results, config)
-        assert study.run_all(config, days, found, written, 60.0) == []
+        assert study.run_all(config, days, found, written, 60.0) == 0
         return found.lines
 
     run(1)

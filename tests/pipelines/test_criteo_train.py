@@ -129,6 +129,10 @@ def test_bad_configurations_are_refused(generated) -> None:
     config.model = "wide_and_deep"
     with pytest.raises(ValueError, match="Expected model to be pctr, dlrm or dcn, got model='wide"):
         train(config, generated)
+    config = small_config("dp_sgd")
+    config.model, config.table_weights.lora_rank = "dlrm", 1
+    with pytest.raises(ValueError, match="Expected model=pctr .*'lora_rank': 1.* model='dlrm'"):
+        train(config, generated)
     for method in METHODS:
         config = small_config(method)
         config.training.batch_size = 3_000

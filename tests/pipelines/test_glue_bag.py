@@ -100,13 +100,15 @@ def test_the_page_tells_what_is_missing() -> None:
     config = glue_bag_study.get_config()
     everything = len(list(points.runs_of(config.points)))
     page = bag_study.page_of(config, made_up(config, everything))
-    assert "are missing" not in page and "71.0 % ± 1.0" in page and "40×" in page
+    assert "are missing:" not in page and "71.0 % ± 1.0" in page and "40×" in page
     assert all(f"## {title}" in page for title in bag_study.TITLES.values())
     page = bag_study.page_of(config, made_up(config, 30))
-    assert f"**{everything - 30} runs are missing" in page
+    assert f"are missing: {everything - 30} (" in page
 
 
-def test_a_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = glue_bag_study.get_config()
     config.points = config.points[:2]
     ran: list[int] = []
@@ -121,12 +123,12 @@ def test_a_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bag_study, "in_own_process", run)
     results = bag_study.results_in(tmp_path / "bag.jsonl", config)
     page = tmp_path / "bag.md"
-    (failed,) = bag_study.run_all(config, results, page, 60.0)
-    assert "RuntimeError: killed" in failed and len(ran) == 6
+    assert bag_study.run_all(config, results, page, 60.0) == 1
+    assert capsys.readouterr().err.endswith("seed=0: RuntimeError: killed\n") and len(ran) == 6
     again = bag_study.results_in(tmp_path / "bag.jsonl", config)
-    assert bag_study.run_all(config, again, page, 60.0) == [] and len(ran) == 7
-    assert "runs are missing" not in page.read_text()
-    assert bag_study.run_all(config, again, page, 0.0) == []
+    assert bag_study.run_all(config, again, page, 60.0) == 0 and len(ran) == 7
+    assert "are missing:" not in page.read_text()
+    assert bag_study.run_all(config, again, page, 0.0) == 0
     config.base.privacy.clip_norm = 2.0
     with pytest.raises(ValueError, match="of these settings"):
         bag_study.results_in(tmp_path / "bag.jsonl", config)
@@ -135,9 +137,11 @@ def test_a_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_command_writes_the_page_alone(tmp_path: Path) -> None:
     page, results = tmp_path / "bag.md", tmp_path / "bag.jsonl"
     assert bag_study.main([f"--page={page}", f"--results={results}"]) == 0
-    assert "runs are missing" in page.read_text()
+    assert "are missing:" in page.read_text()
     with pytest.raises(SystemExit):
         bag_study.main(["--data=somewhere"])
+    results.write_text('{"of": "others"}\n')
+    assert bag_study.main([f"--page={page}", f"--results={results}"]) == 1
 
 
 def test_the_page_in_docs_is_of_the_results() -> None:

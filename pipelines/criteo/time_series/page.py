@@ -8,9 +8,9 @@ from pathlib import Path
 import matplotlib.figure
 import ml_collections
 
-from configs.criteo_time_series_study import EPSILONS, MADE_UP, PERIODS, SLICES
+from configs.criteo_time_series_study import EPSILONS, PERIODS
 from pipelines.files import whole_file
-from pipelines.points import Run, missing
+from pipelines.points import Run, told_missing
 
 _OF_TABLE_5 = ("no privacy", "DP-SGD")
 
@@ -38,29 +38,22 @@ def write_page(config: ml_collections.ConfigDict, lines: Sequence[Run], path: Pa
     """Writes the page, and a plot beside it for each data set."""
     with whole_file(path) as file:
         file.write(page_of(config, lines).encode())
-    for data in _data_sets(lines):
-        _plot(_sparse(lines, data), path.with_name(_picture(data)))
+    for data in dict.fromkeys(line["group"] for line in lines):
+        if sparse := _sparse(lines, data):
+            _plot(sparse, path.with_name(_picture(data)))
 
 
 def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
     """The page."""
     training = config.base.training
     parts = [_HEAD.format(epochs=training.epochs, batch=training.batch_size)]
-    left = missing(config.points, lines)
-    if left:
-        groups = ", ".join(dict.fromkeys(run["group"] for run, _ in left))
-        parts.append(f"\n**Runs that are missing: {len(left)} ({groups}).**\n")
+    parts.append(told_missing(config.points, lines))
     for data in dict.fromkeys(line["group"] for line in lines):
         parts.append(f"\n## {data[0].upper()}{data[1:]}\n")
         parts.append(_table_5(lines, data))
-    for data in _data_sets(lines):
-        parts.append(_table_of_sparse(lines, data))
+        if _sparse(lines, data):
+            parts.append(_table_of_sparse(lines, data))
     return "".join(parts)
-
-
-def _data_sets(lines: Sequence[Run]) -> list[str]:
-    """Those of which a sparse method ran."""
-    return [data for data in (MADE_UP, SLICES) if _sparse(lines, data)]
 
 
 def _sparse(lines: Sequence[Run], data: str) -> dict[str, list[Run]]:

@@ -9,7 +9,7 @@ each pattern naming 24 files. Points without their days are left for another tim
 command writes the page alone. `configs/criteo_time_series_study.py` has the points.
 """
 
-import argparse
+import functools
 import math
 import sys
 import tempfile
@@ -21,14 +21,16 @@ import ml_collections
 
 from configs import criteo_time_series_study
 from configs.criteo_time_series_study import MADE_UP, SLICES
+from pipelines import points
 from pipelines.criteo.time_series.days import day_files
 from pipelines.criteo.time_series.page import write_page
 from pipelines.finished_runs import FinishedRuns
 from pipelines.own_process import in_own_process
-from pipelines.points import Changes, Run, run_config, run_missing
-from pipelines.runs import REFUSALS, digest_of
+from pipelines.points import Changes, Run, parser, run_config, run_missing
+from pipelines.runs import REFUSALS
 
 _OF_MACHINE = ("seed", "data.days", "directory")
+results_in = functools.partial(points.results_in, of_machine=_OF_MACHINE)
 
 
 def run_point(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -47,50 +49,35 @@ def run_point(config: ml_collections.ConfigDict) -> dict[str, Any]:
     }
 
 
-def results_in(path: Path, config: ml_collections.ConfigDict) -> FinishedRuns:
-    """The finished runs in a file.
-
-    Raises:
-        ValueError: It has runs of another base than that of `config`.
-    """
-    return FinishedRuns(path, digest_of(config.base, _OF_MACHINE))
-
-
 def run_all(
     config: ml_collections.ConfigDict,
     days: dict[str, str],
     results: FinishedRuns,
     page: Path,
     minutes: float,
-) -> list[str]:
-    """Runs what is missing and has its days; a line for each that failed."""
-    points = [p for p in config.points if p["group"] in days]
+) -> int:
+    """Runs what is missing and has its days; the status of the command."""
 
     def train(run: Run, changes: Changes) -> dict[str, Any]:
         own = run_config(config.base, run, changes)
         own.data.days = days[run["group"]]
         return in_own_process(run_point, own)
 
-    def finished(line: Run) -> None:
+    def write() -> None:
         write_page(config, results.lines, page)
-        told = ", ".join(str(line[name]) for name in ("group", "name", "epsilon", "seed"))
-        print(f"{told}: AUC {line['auc']:.4f}, reduction {line['reduction']}", flush=True)
 
-    return run_missing(points, results, train, finished, minutes)
+    wanted = [p for p in config.points if p["group"] in days]
+    return run_missing(wanted, results, train, write, minutes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--made-up", help="a pattern of the files of 24 made-up days")
-    parser.add_argument("--slices", help="a pattern of 24 slices of Criteo rows")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which none begins")
-    parser.add_argument("--results", type=Path, default=Path("docs/results/time_series.jsonl"))
-    parser.add_argument("--page", type=Path, default=Path("docs/results/time_series.md"))
-    options = parser.parse_args(arguments)
+    own = parser(__doc__ or "", "time_series")
+    own.add_argument("--made-up", help="a pattern of the files of 24 made-up days")
+    own.add_argument("--slices", help="a pattern of 24 slices of Criteo rows")
+    options, config = own.parse_args(arguments), criteo_time_series_study.get_config()
     given = {MADE_UP: options.made_up, SLICES: options.slices}
     days = {name: pattern for name, pattern in given.items() if pattern}
-    config = criteo_time_series_study.get_config()
     try:
         for pattern in days.values():
             day_files(pattern)
@@ -98,11 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    failed = run_all(config, days, results, options.page, options.minutes)
-    write_page(config, results.lines, options.page)
-    for line in failed:
-        print(f"failed: {line}", file=sys.stderr)
-    return 1 if failed else 0
+    return run_all(config, days, results, options.page, options.minutes)
 
 
 if __name__ == "__main__":
