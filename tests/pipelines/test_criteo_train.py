@@ -127,7 +127,7 @@ def test_bad_configurations_are_refused(generated) -> None:
         train(config, generated)
     config = small_config("dp_sgd")
     config.model = "wide_and_deep"
-    with pytest.raises(ValueError, match="Expected model to be pctr, dlrm or dcn, got model='wide"):
+    with pytest.raises(ValueError, match="or ranking with tables=layer, got model='wide"):
         train(config, generated)
     config = small_config("dp_sgd")
     config.model, config.table_weights.lora_rank = "dlrm", 1
