@@ -34,7 +34,7 @@ def get_config() -> ml_collections.ConfigDict:
         {
             "name": "Adam",
             "options": {"learning_rate": 0.01},
-            "decays": True,  # to 0 along a line over all periods: one that stays does not learn
+            "decays": True,  # to 0 along a line over all periods: a rate that stays hardly learns
         }
     )
     config.privacy = ml_collections.ConfigDict(
