@@ -16,6 +16,7 @@ import numpy as np
 
 from configs.criteo_study import RATIOS, THRESHOLDS
 from pipelines.files import whole_file
+from pipelines.markdown import table
 from pipelines.points import Run, told_missing
 
 Group = Sequence[Run]  # runs of one point, which differ in their seeds
@@ -92,12 +93,12 @@ def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
             parts.append(_tradeoff(lines, group, epsilon))
     grid = _grid(lines)
     if grid:
-        parts.append(_GRID + _table(("σ1/σ2, τ", "AUC", "log loss", "reduction"), _grid_rows(grid)))
-        parts.append("\n![each and both](criteo_grid.png)\n")
+        parts.append(_GRID + table(("σ1/σ2, τ", "AUC", "log loss", "reduction"), _grid_rows(grid)))
+        parts.append("\n\n![each and both](criteo_grid.png)\n")
     models = [line for line in lines if line["group"] == "models"]
     if models:
         rows = [(x["name"], _auc([x]), _relative([x]), _reduction([x])) for x in models]
-        parts.append(_MODELS + _table(("model", "AUC", "log loss", "reduction"), rows))
+        parts.append(_MODELS + table(("model", "AUC", "log loss", "reduction"), rows) + "\n")
     return "".join(parts)
 
 
@@ -142,12 +143,12 @@ def _tradeoff(lines: Sequence[Run], group: str, epsilon: float) -> str:
     points = _points(lines, group, epsilon)
     base = _base(points)
     headers = ("point", "AUC", "loss", "±", "log loss", "entries a step", "reduction")
-    table = _table(headers, [_row(name, runs, base) for name, runs in points.items()])
-    reached = _table(("method", *(f"loss ≤ {loss:g}" for loss in _LOSSES)), _reached(points, base))
+    points_table = table(headers, [_row(name, runs, base) for name, runs in points.items()])
+    reached = table(("method", *(f"loss ≤ {loss:g}" for loss in _LOSSES)), _reached(points, base))
     own = "" if points[_BASELINE] == base else f" (`{base[0]['name']}`, the best of them)"
     return (
-        f"\n### ε = {epsilon:g}\n\n{table}\nThe largest reduction of each method at a loss against "
-        f"DP-SGD{own} of at most:\n\n{reached}\n"
+        f"\n### ε = {epsilon:g}\n\n{points_table}\n\nThe largest reduction of each method at a "
+        f"loss against DP-SGD{own} of at most:\n\n{reached}\n\n"
         f"![AUC loss against reduction]({_picture(group, epsilon)})\n"
     )
 
@@ -295,8 +296,3 @@ def _saved(figure: Any, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

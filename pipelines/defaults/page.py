@@ -19,6 +19,7 @@ from pipelines.defaults.settings import (
     recommended,
 )
 from pipelines.defaults.tasks import NAMES, Task
+from pipelines.markdown import table
 
 _HEAD = """# Which settings learn
 
@@ -140,7 +141,7 @@ def _of_task(name: str, task: Task, epsilons: list[float], results: Results) -> 
     return [
         f"## {task.name}\n",
         f"{task.metric}; {size}, {task.passes:g} passes; the constant has {_of_constant(task)}.\n",
-        _table(_HEADERS, rows),
+        table(_HEADERS, rows),
         "",
         *_of_clip_norms(name, task, epsilons, results),
     ]
@@ -171,7 +172,7 @@ def _of_clip_norms(name: str, task: Task, epsilons: list[float], results: Result
             if setting in found and found.beside(setting, "test_log_loss") is not None
         ]
     headers = ("ε", "clip norm", "rate", *_HEADERS[3:7])
-    return [f"Clip norms:\n\n{_table(headers, rows)}", ""] if rows else []
+    return [f"Clip norms:\n\n{table(headers, rows)}", ""] if rows else []
 
 
 def _of_budget(found: Found, task: Task, epsilon: float, least: float) -> list[tuple[str, ...]]:
@@ -233,8 +234,3 @@ def _described(setting: Setting) -> str:
     if setting.method == DP_FEST:
         parts.append(f"{setting.row_fraction:.0%} of the rows")
     return ", ".join(parts)
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,8 +1,8 @@
 """The page of the study."""
 
-from collections.abc import Sequence
 from typing import Any
 
+from pipelines.markdown import table
 from pipelines.shuffling import theory, training
 
 _HEAD = """# Shuffled DP-SGD
@@ -79,7 +79,7 @@ def _figure_2(found: list[dict[str, Any]]) -> list[str]:
         for one in found
         for name, values in one["quantiles"].items()
     ]
-    return [*lines, _table(("σ", "method", "5 %", "50 %", "95 %"), rows), ""]
+    return [*lines, table(("σ", "method", "5 %", "50 %", "95 %"), rows), ""]
 
 
 def _figure_3(rows: list[dict[str, Any]]) -> list[str]:
@@ -108,7 +108,7 @@ def _figure_3(rows: list[dict[str, Any]]) -> list[str]:
         "For GPT-2-large it prints no numbers that can be read, and GPT-2's ratio is taken. "
         "Anyone who undoes the permutation has DP-SGD's δ in the last column, where at most "
         "10⁻⁵ is claimed.\n",
-        _table(headers, cells),
+        table(headers, cells),
         "",
     ]
 
@@ -121,7 +121,7 @@ def _figure_4(rows: list[dict[str, Any]]) -> list[str]:
         "![](shuffling_figure_4.png)\n",
         "δ = 10⁻⁵, c′/c = √250, one step; the paper's smallest and largest σ, 0.86 and 13.2, are "
         "among them (at ε ≤ 1).\n",
-        _table(names, cells),
+        table(names, cells),
         "",
     ]
 
@@ -155,12 +155,12 @@ def _training(results: dict[str, Any]) -> list[str]:
         "two runs of DP-SGD do: noise of one place comes to another unit. (The paper prints equal "
         "losses there, too.) Where both accuracies are near 50 %, the private model has learned "
         "nothing: these examples are too few for it.\n",
-        _table((*heads, "‖weights apart‖", "logits apart, at most"), cells),
+        table((*heads, "‖weights apart‖", "logits apart, at most"), cells),
         "",
         "## Table VIII: seconds of an epoch\n",
         "The same runs, steps in turns in one process; medians of a step, times steps. "
         "`python -m benchmarks.shuffling` has the ratio for larger models.\n",
-        _table(("model", "noise", "plain", "shuffled"), times),
+        table(("model", "noise", "plain", "shuffled"), times),
         "",
     ]
 
@@ -174,11 +174,6 @@ def _table_7(seconds: dict[str, float]) -> list[str]:
         "## Table VII: three ways to permute\n",
         "Rows and columns of a matrix of 10,000 × 10,000; the matrices of the products are there "
         "before.\n",
-        _table(("by", "ms", "times the index"), cells),
+        table(("by", "ms", "times the index"), cells),
         "",
     ]
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
