@@ -31,6 +31,7 @@ from dp_sparse.clipping.named_inputs import (
 )
 from dp_sparse.clipping.non_private_statistics import metric_variables, register_statistics
 from dp_sparse.clipping.recording import (
+    OwnLoss,
     Recording,
     Seeds,
     record,
@@ -59,6 +60,7 @@ __all__ = [
     "FlatClipping",
     "GradientTerm",
     "LayerRules",
+    "OwnLoss",
     "PerLayerClipping",
     "QuantileClipping",
     "Recording",

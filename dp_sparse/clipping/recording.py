@@ -33,6 +33,7 @@ from dp_sparse.clipping.zero_weights import filled_weights
 from dp_sparse.core import PrivacyError, UnsupportedLayerError, replaced_call, replicas, require
 
 Seeds: TypeAlias = Callable[[int, str], tf.Tensor]  # of a number in the pass and a dtype, `[2]`
+OwnLoss: TypeAlias = Callable[[Any], tf.Tensor]  # of the model's outputs
 _MEND = (
     "another axis was folded into that of the batch, or part of the batch left out. Keep the "
     "examples on the first axis: give layers [batch, positions, width], or use "
@@ -141,12 +142,14 @@ class Recording:
         records: One per tapped call, in the order of the calls.
         seeds_drawn: How many random seeds the pass drew, for dropout and the like.
         read: The trainable variables that the pass read, as paths by id.
+        loss: What the model's own loss gave; None without one.
     """
 
     outputs: Any
     records: list[Record]
     seeds_drawn: int
     read: Mapping[int, str]
+    loss: tf.Tensor | None = None
 
     @property
     def targets(self) -> list[tf.Tensor]:
@@ -184,8 +187,9 @@ def record(
     batch_capacity: int,
     seeds: Seeds | None = None,
     before_lookup: BeforeLookup | None = None,
+    own_loss: OwnLoss | None = None,
 ) -> Recording:
-    """Runs `model(x, training=True)` on `tape`, every layer call recorded.
+    """Runs `model(x, training=True)` on `tape`, and its own loss, every layer call recorded.
 
     Args:
         model: The model, built or not.
@@ -195,6 +199,7 @@ def record(
         seeds: The state of a seed generator at each of its uses, instead of Keras' own, which is
             public: masks must not tell where an example stood in its batch.
         before_lookup: Called with each table and the ids whose rows are about to be read.
+        own_loss: From the outputs to the loss, where the model computes it by itself.
 
     Raises:
         UnsupportedLayerError: With every layer whose per-example gradients cannot be had, its path
@@ -216,9 +221,10 @@ def record(
         with guard:
             start = len(_operations())
             outputs = model(x, training=True)
+            loss = None if own_loss is None else own_loss(outputs)
         guard.refuse()  # first, since it names variables
         refuse_rounded_ids(model, _operations()[start:])
-    return Recording(outputs, records, guard.seeds_drawn(), guard.read)
+    return Recording(outputs, records, guard.seeds_drawn(), guard.read, loss)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,9 @@ from dp_sparse.sampling import Examples
 from dp_sparse.step import (
     arrays,
     examples_of,
+    has_own_loss,
     isolation_of,
+    measure,
     recorded_pass,
     refuse_wrapped,
     replaced_methods,
@@ -197,12 +199,13 @@ def _of_a_pass(model: keras.Model, specs: Any, batch_size: int) -> list[str]:
 
 def _of_a_batch(model: keras.Model, examples: Examples, batch_size: int) -> list[str]:
     """What the checks of isolation say of a batch."""
-    if model._compile_loss is None:
+    if model._compile_loss is None and not has_own_loss(model):
         examples = examples._replace(y=())
     compiles = getattr(model, "jit_compile", False) is True
     isolation = isolation_of(model, batch_size, own_size=compiles)
     try:
         with translated():
+            measure(model, examples)
             found = isolation.coupled(*arrays(examples, trimmed=False), seed=0, whole=True)
     except PrivacyError as error:
         return [str(error)]
@@ -220,8 +223,10 @@ def _of_clip_norm(
     norm follows the gradients.
     """
     style, clip_norm = optimizer.clipping, optimizer.clip_norm
-    unknown = not tf.nest.flatten(examples.y) or model._compile_loss is None
-    if unknown or isinstance(style, AutomaticClipping | QuantileClipping):
+    compiled = tf.nest.flatten(examples.y) and model._compile_loss is not None
+    if not (compiled or has_own_loss(model)) or isinstance(
+        style, AutomaticClipping | QuantileClipping
+    ):
         return []
 
     def norms(examples: Examples) -> tuple[tf.Tensor, tf.Tensor]:

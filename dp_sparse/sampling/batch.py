@@ -91,11 +91,11 @@ class Examples(NamedTuple):
         places = tf.reshape(begin, [1]), tf.reshape(end, [1])  # once for all leaves
         return tf.nest.map_structure(lambda leaf: tf.strided_slice(leaf, *places), self)
 
-    def of_data(self) -> "Examples":
-        """Whether each leaf holds inputs or labels, bool."""
+    def of_data(self, weights_too: bool = False) -> "Examples":
+        """Whether each leaf holds inputs or labels, or weights too, bool."""
         x, y, weights = (
             tf.nest.map_structure(lambda _, own=own: own, part)
-            for part, own in ((self.x, True), (self.y, True), (self.sample_weight, False))
+            for part, own in ((self.x, True), (self.y, True), (self.sample_weight, weights_too))
         )
         return Examples(x, y, weights, False)
 

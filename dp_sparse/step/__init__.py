@@ -21,6 +21,7 @@ from dp_sparse.step.checkpointed_steps import (
 )
 from dp_sparse.step.environment import refuse_nan
 from dp_sparse.step.forward_backward import led_by_batch, losses_with_padding
+from dp_sparse.step.own_loss import has_own_loss, measure
 from dp_sparse.step.preflight_checks import (
     Preflight,
     Schedule,
@@ -58,11 +59,13 @@ __all__ = [
     "examples_of",
     "flush_hooks",
     "has_folder",
+    "has_own_loss",
     "inputs_of",
     "isolation_of",
     "led_by_batch",
     "lookups_of",
     "losses_with_padding",
+    "measure",
     "metrics",
     "preflight",
     "private_train_step",

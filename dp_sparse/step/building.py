@@ -12,7 +12,7 @@ from dp_sparse.accounting import RestsOnRelease
 from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer, known_noise
 from dp_sparse.sampling import Examples
-from dp_sparse.step import flush_hooks
+from dp_sparse.step import flush_hooks, own_loss
 
 
 def build_for(model: keras.Model, optimizer: PrivateOptimizer, examples: Examples) -> None:
@@ -22,6 +22,8 @@ def build_for(model: keras.Model, optimizer: PrivateOptimizer, examples: Example
     """
     x, y = examples.x, examples.y
     with tf.init_scope(), model.distribute_strategy.scope():
+        if not all_built(model) and own_loss.has_own_loss(model):
+            own_loss.build_layers(model, examples)
         if not all_built(model):
             with _losses_left_out(model):
                 model._symbolic_build(data_batch=(x, y, None))  # weights may lack the losses' axes

@@ -6,7 +6,7 @@ The clipped sums of a batch follow from a pass over it, the step's rows and clip
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -19,6 +19,7 @@ from dp_sparse.sampling import Examples, real_examples
 from dp_sparse.selection import StepRows, TableLookups
 from dp_sparse.step import metrics
 from dp_sparse.step.losses import per_example_losses
+from dp_sparse.step.own_loss import own_loss_of
 
 StepRowsByTable = Mapping[int, StepRows]  # by the id of the table
 
@@ -29,13 +30,16 @@ class Pass:
 
     Attributes:
         outputs: The model's predictions.
-        losses: Per-example losses, float32 `[batch]`, 0 for padding.
+        losses: Per-example losses, float32 `[batch]`, 0 for padding; 0 for all if the model gives
+            one number for the batch.
+        logged: The same for logs; the mean for all if the model gives one number.
         output_losses: The same for each output whose loss Keras tracks by itself.
         terms: The joined term of each variable; of the tables also those not looked up.
     """
 
     outputs: Any
     losses: tf.Tensor
+    logged: tf.Tensor
     output_losses: list[tf.Tensor]
     terms: Terms
 
@@ -63,14 +67,41 @@ def passed(
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         settle = None if xla.static_shapes() else optimizer.before_lookup(draw)
-        recording = record(model, optimizer, examples.x, tape, draw, settle, part)
-        losses, of_outputs = losses_with_padding(model, examples, recording.outputs)
-        total = tf.reduce_sum(losses)
+        recording = record(model, optimizer, examples, tape, draw, settle, part)
+        found = losses_of(model, examples, recording)
     with clipping.guarded():
-        cotangents = tape.gradient(total, recording.targets)
-    used = _terms(optimizer, recording, cotangents, tf.shape(losses)[0])
-    losses = led_by_batch(used, losses, examples.present)
-    return Pass(recording.outputs, losses, of_outputs, used)
+        cotangents = tape.gradient(found.total, recording.targets)
+    used = _terms(optimizer, recording, cotangents, tf.shape(examples.present)[0])
+    losses = led_by_batch(used, found.of_examples, examples.present)
+    with tf.control_dependencies([losses]):
+        logged = losses if found.logged is found.of_examples else tf.identity(found.logged)
+    return Pass(recording.outputs, losses, logged, found.of_outputs, used)
+
+
+class Losses(NamedTuple):
+    """The losses of a pass.
+
+    Attributes:
+        of_examples: As `Pass.losses`.
+        logged: As there.
+        of_outputs: As `Pass.output_losses`.
+        total: The scalar whose gradient is that of each example's loss in its own records.
+    """
+
+    of_examples: tf.Tensor
+    logged: tf.Tensor
+    of_outputs: list[tf.Tensor]
+    total: tf.Tensor
+
+
+def losses_of(model: keras.Model, examples: Examples, recording: clipping.Recording) -> Losses:
+    """The losses of a pass that is recorded, the model's own or those it was compiled with."""
+    own = own_loss_of(model, examples)
+    if own is not None:
+        losses, logged, total = own.of_examples(recording.loss)
+        return Losses(losses, logged, [], total)
+    losses, of_outputs = losses_with_padding(model, examples, recording.outputs)
+    return Losses(losses, losses, of_outputs, tf.reduce_sum(losses))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +125,7 @@ def forward(
     With losses all of it would be: TensorFlow runs every assertion of a traced function, and a loss
     may assert that its labels have the shape of the outputs.
     """
-    recording = record_forward(model, optimizer, examples.x, draw)
+    recording = record_forward(model, optimizer, examples, draw)
     nothing = [tf.zeros_like(target) for target in recording.targets]
     used = _terms(optimizer, recording, nothing, tf.shape(examples.present)[0])
     return Forward(recording.outputs, used)
@@ -111,23 +142,30 @@ def led_by_batch(terms: Terms, losses: tf.Tensor, present: tf.Tensor) -> tf.Tens
 def record(
     model: keras.Model,
     optimizer: PrivateOptimizer,
-    x: Any,
+    examples: Examples,
     tape: tf.GradientTape,
     draw: noise.Draw,
     before_lookup: clipping.BeforeLookup | None,
     part: tf.Tensor | int = 0,
 ) -> clipping.Recording:
-    """The forward pass alone, under the seeds of this part."""
-    seeds = secret_seeds(draw, part)
-    return clipping.record(model, x, tape, optimizer.examples_in_memory, seeds, before_lookup)
+    """The forward pass alone, with the model's own loss, under the seeds of this part."""
+    return clipping.record(
+        model,
+        examples.x,
+        tape,
+        optimizer.examples_in_memory,
+        secret_seeds(draw, part),
+        before_lookup,
+        own_loss_of(model, examples),
+    )
 
 
 def record_forward(
-    model: keras.Model, optimizer: PrivateOptimizer, x: Any, draw: noise.Draw
+    model: keras.Model, optimizer: PrivateOptimizer, examples: Examples, draw: noise.Draw
 ) -> clipping.Recording:
     """The same of the whole batch, without gradients; noise that is due to its rows is added."""
     with tf.GradientTape(watch_accessed_variables=False) as unused:
-        return record(model, optimizer, x, unused, draw, optimizer.before_lookup(draw))
+        return record(model, optimizer, examples, unused, draw, optimizer.before_lookup(draw))
 
 
 def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:
@@ -207,7 +245,7 @@ def at_once(
 ) -> tuple[ClippedSums, dict[str, Any]]:
     """Sums over the examples, and Keras' logs over those that are real."""
     run, sums = _run(model, optimizer, examples, draw)
-    return sums, metrics.update(model, examples, run.outputs, run.losses, run.output_losses)
+    return sums, metrics.update(model, examples, run.outputs, run.logged, run.output_losses)
 
 
 def in_one_kernel(
@@ -219,13 +257,13 @@ def in_one_kernel(
     TensorFlow keeps no more than the ids.
     """
     if optimizer.delays_noise:
-        record_forward(model, optimizer, examples.x, draw)
+        record_forward(model, optimizer, examples, draw)
 
     def body() -> dict[str, Any]:
         run, sums = _run(model, optimizer, examples, draw)
         return {
             "sums": (sums.amounts, list(sums.row_ids)),
-            "losses": (run.losses, run.output_losses),
+            "losses": (run.logged, run.output_losses),
             "outputs": run.outputs,
         }
 

@@ -120,7 +120,8 @@ def _track_losses(
         model._aggregate_additional_loss(loss) * replicas.count() for loss in model.losses
     ]
     model._loss_tracker.update_state(tf.add_n([mean(losses), *others]), sample_weight=count)
-    for tracker, losses in zip(model._compile_loss.metrics, output_losses, strict=True):
+    trackers = model._compile_loss.metrics if output_losses else []
+    for tracker, losses in zip(trackers, output_losses, strict=True):
         tracker.update_state(mean(losses), sample_weight=count)
 
 

@@ -26,7 +26,8 @@ from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Examples, batch_of, is_sampled
 from dp_sparse.step.building import build_for
 from dp_sparse.step.environment import refuse_nan
-from dp_sparse.step.forward_backward import led_by_batch, losses_with_padding
+from dp_sparse.step.forward_backward import led_by_batch, losses_of
+from dp_sparse.step.own_loss import forget, has_own_loss, measure, own_loss_of
 from dp_sparse.step.unsupported import refuse_wrapped
 
 _Signature = tuple[Any, tuple[tf.TensorSpec, ...]]  # names, and a specification of each leaf
@@ -81,6 +82,7 @@ class Preflight:
         self._signatures: set[_Signature] = set()  # of what was checked
         self._passed: set[_Signature] = set()  # for each replica, also without examples
         self._traced: set[_Signature] = set()
+        forget(self._model)
         self._isolation = self._made_anew()
 
     def _made_anew(self) -> Isolation:
@@ -165,6 +167,7 @@ class Preflight:
             if not optimizer.built:
                 with model.distribute_strategy.scope():
                     build_for(model, optimizer, examples)
+            measure(model, examples)
             examples = refuse_wrapped(model, refuse_nan(model, examples))
         given = arrays(examples, trimmed=not optimizer.compiles)
         refuse_coupled(self._isolation, *given, self.schedule.batches, whole, replica)
@@ -237,7 +240,12 @@ def isolation_of(
         at_once: As in `Isolation`.
     """
     recorded = recorded_pass(model, batch_capacity)
-    return Isolation(model, recorded, Examples.of_data, own_size, at_once)
+
+    def of_data(examples: Examples) -> Examples:
+        """A loss of the model's own also sees weights, which a compiled loss takes one by one."""
+        return examples.of_data(weights_too=has_own_loss(model))
+
+    return Isolation(model, recorded, of_data, own_size, at_once)
 
 
 def recorded_pass(model: keras.Model, batch_capacity: int) -> RecordedPass:
@@ -247,9 +255,11 @@ def recorded_pass(model: keras.Model, batch_capacity: int) -> RecordedPass:
         examples: Examples, seeds: clipping.Seeds
     ) -> tuple[clipping.Terms, tf.Tensor, bool]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            recording = clipping.record(model, examples.x, tape, batch_capacity, seeds)
-            losses = _losses(model, examples, recording.outputs)
-            total = tf.reduce_sum(losses)
+            own = own_loss_of(model, examples)
+            recording = clipping.record(
+                model, examples.x, tape, batch_capacity, seeds, own_loss=own
+            )
+            losses, total = _losses(model, examples, recording)
         with clipping.guarded():
             terms = recording.terms(tape.gradient(total, recording.targets))
         losses = led_by_batch(terms, losses, examples.present)
@@ -276,17 +286,21 @@ def _array(leaf: tf.Tensor) -> np.ndarray:
     return np.asarray(leaf.numpy())
 
 
-def _losses(model: keras.Model, examples: Examples, outputs: Any) -> tf.Tensor:
-    """Those of the model, or without labels a loss that depends on all of each output."""
-    if tf.nest.flatten(examples.y):
-        return losses_with_padding(model, examples, outputs)[0]
+def _losses(
+    model: keras.Model, examples: Examples, recording: clipping.Recording
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Those of the model, or without labels some that depend on all of each output; their sum."""
+    if tf.nest.flatten(examples.y) or recording.loss is not None:
+        found = losses_of(model, examples, recording)
+        return found.of_examples, found.total
 
     def made_up(output: tf.Tensor) -> tf.Tensor:
         values = tf.reshape(tf.cast(output, tf.float32), [tf.shape(output)[0], -1])
         weights = tf.cos(tf.range(tf.cast(tf.shape(values)[1], tf.float32)))
         return tf.reduce_sum(values * weights, 1)
 
-    return tf.add_n([made_up(output) for output in tf.nest.flatten(outputs)])
+    losses = tf.add_n([made_up(output) for output in tf.nest.flatten(recording.outputs)])
+    return losses, tf.reduce_sum(losses)
 
 
 def _replicas(model: keras.Model) -> int:

@@ -108,7 +108,7 @@ class _Parts:
             }
         real = forward_backward.checked_examples(run, own)
         sums = forward_backward.clipped_sums(optimizer, run, step_rows, real)
-        metrics.update(model, own, run.outputs, run.losses, run.output_losses, is_part=True)
+        metrics.update(model, own, run.outputs, run.logged, run.output_losses, is_part=True)
         return sums.amounts
 
 

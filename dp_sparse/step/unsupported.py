@@ -13,7 +13,11 @@ from dp_sparse import clipping
 from dp_sparse.core import BadExampleError, require
 from dp_sparse.sampling import Examples
 
-_STEP = ("train_step", "compute_loss", "_compute_loss")
+_STEP = {
+    "train_step": "put what it computes of a batch's losses into compute_loss(x, y, y_pred, "
+    "sample_weight, training), which runs, and what it logs into metrics= of compile",
+    "_compute_loss": "name it compute_loss",
+}
 
 
 def replaced_methods(model: keras.Model, loss: Any) -> list[str]:
@@ -25,8 +29,8 @@ def replaced_methods(model: keras.Model, loss: Any) -> list[str]:
     """
     lines = [
         f"{type(model).__name__} has a {name} of its own, which the private step would not run: "
-        "remove it and pass loss= and metrics= to compile."
-        for name in _STEP
+        f"{instead}."
+        for name, instead in _STEP.items()
         if _is_own(type(model), name)
     ]
     kinds = {type(each): each for each in tf.nest.flatten(loss)}

@@ -18,7 +18,7 @@ SIGMA = 1e-6  # noise is off; what is computed from σ must not be
 EVERY_LOOKUP = 1e-3  # a threshold that each lookup reaches, and noise of 1e-6 never does
 _COUNTERS = ("iteration", "steps_spent", "steps_seal", "own_order")
 
-Loss = Callable[[Any, Any], Any] | keras.losses.Loss | type[keras.losses.Loss] | str
+Loss = Callable[[Any, Any], Any] | keras.losses.Loss | type[keras.losses.Loss] | str | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from tests.mutations import (
     of_exports,
     of_layers,
     of_noise,
+    of_own_losses,
     of_probabilities,
     of_selection,
     of_shuffling,
@@ -17,6 +18,7 @@ from tests.mutations.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *of_noise.FAULTS,
+    *of_own_losses.FAULTS,
     *of_clipping.FAULTS,
     *of_selection.FAULTS,
     *of_probabilities.FAULTS,

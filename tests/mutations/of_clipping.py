@@ -178,8 +178,8 @@ FAULTS = (
     Fault(
         "mean_of_the_losses_in_place_of_their_sum",
         "dp_sparse/step/forward_backward.py",
-        "total = tf.reduce_sum(losses)",
-        "total = tf.reduce_mean(losses)",
+        "of_outputs, tf.reduce_sum(losses))",
+        "of_outputs, tf.reduce_mean(losses))",
         ("tests/training/test_train_step.py::test_noise_free_dpsgd_is_clip_sum_divide",),
     ),
     Fault(

@@ -24,8 +24,8 @@ FAULTS = (
     Fault(
         "records_of_a_part_not_checked",
         "dp_sparse/step/forward_backward.py",
-        "    losses = led_by_batch(used, losses, examples.present)\n",
-        "",
+        "losses = led_by_batch(used, found.of_examples, examples.present)",
+        "losses = found.of_examples",
         (f"{_OF_MICROBATCHES}::test_records_of_a_part_must_lead_with_the_part",),
     ),
     Fault(

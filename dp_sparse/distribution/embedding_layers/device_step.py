@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from dp_sparse import clipping, noise
 from dp_sparse.clipping import Rows, Terms, exact
-from dp_sparse.core import UnsupportedLayerError, replicas, xla
+from dp_sparse.core import PrivacyError, UnsupportedLayerError, replicas, xla
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, Table
 from dp_sparse.guards import Isolation
 from dp_sparse.sampling import Examples, real_examples
-from dp_sparse.step import led_by_batch, losses_with_padding, refuse_nan
+from dp_sparse.step import has_own_loss, led_by_batch, losses_with_padding, refuse_nan
 
 PreparedBatch = dict[str, Any]
 
@@ -150,6 +150,11 @@ def _forward(
     seeds: clipping.Seeds,
 ) -> tuple[clipping.Recording, tf.Tensor, list[tf.Tensor]]:
     examples: Examples = batch["examples"]
+    if has_own_loss(model):
+        raise PrivacyError(
+            f"{type(model).__name__} has a compute_loss of its own, which train_tables does not "
+            "run: pass loss= to compile, or train with fit, which runs it."
+        )
     x = {**examples.x, **activations}
     recording = clipping.record(model, x, tape, tables.examples, seeds)
     if recording.seeds_drawn > _ROUNDING:
