@@ -31,7 +31,7 @@ def get_config() -> ml_collections.ConfigDict:
         {"name": "Adam", "options": {"learning_rate": 0.03}, "decays": False}
     )
     config.privacy = ml_collections.ConfigDict({"epsilon": 3.0, "delta": 0.0, "clip_norm": 1.0})
-    config.adafest = common.adafest(noise_ratio=1.0, false_rows=1000.0)
+    config.adafest = common.adafest_of_words()
     config.selection = ml_collections.ConfigDict(
         {"source": "gaussian", "rows": 1000, "share": 0.02, "counts": ""}
     )

@@ -67,7 +67,7 @@ def get_config() -> ml_collections.ConfigDict:
             "clip_norm": 0.1,
         }
     )
-    config.adafest = common.former_adafest()
+    config.adafest = common.adafest_of_words()
     config.selection = ml_collections.ConfigDict(  # of dp_fest and dp_adafest_plus
         {
             "source": "gaussian",  # or public: no cost

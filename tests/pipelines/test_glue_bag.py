@@ -9,7 +9,7 @@ import pytest
 
 from configs import glue_bag, glue_bag_study
 from pipelines import points
-from pipelines.glue import bag, bag_study
+from pipelines.glue import bag, bag_page, bag_study
 from tests.pipelines.glue_files import roberta_folder, sst2_folder
 
 COUNTS = ("steps", "training_rows", "words")
@@ -99,10 +99,10 @@ def made_up(config: Any, count: int) -> list[dict[str, Any]]:
 def test_the_page_tells_what_is_missing() -> None:
     config = glue_bag_study.get_config()
     everything = len(list(points.runs_of(config.points)))
-    page = bag_study.page_of(config, made_up(config, everything))
+    page = bag_page.page_of(config, made_up(config, everything))
     assert "are missing:" not in page and "71.0 % ± 1.0" in page and "40×" in page
-    assert all(f"## {title}" in page for title in bag_study.TITLES.values())
-    page = bag_study.page_of(config, made_up(config, 30))
+    assert all(f"## {title}" in page for title in bag_page.TITLES.values())
+    page = bag_page.page_of(config, made_up(config, 30))
     assert f"are missing: {everything - 30} (" in page
 
 
@@ -149,4 +149,4 @@ def test_the_page_in_docs_is_of_the_results() -> None:
     config = glue_bag_study.get_config()
     results = bag_study.results_in(root / "docs/results/bag.jsonl", config)
     written = (root / "docs/results/bag.md").read_text()
-    assert written == bag_study.page_of(config, results.lines)
+    assert written == bag_page.page_of(config, results.lines)

@@ -4,7 +4,9 @@ import shutil
 from pathlib import Path
 
 from configs import movielens_study
+from pipelines.criteo import study as clicks
 from pipelines.criteo.time_series import study as time_series
+from pipelines.glue import bag_study as bag
 from pipelines.glue import study as language
 from pipelines.movielens import study as sequence
 from pipelines.movielens import study_page as sequence_page
@@ -26,6 +28,19 @@ def test_the_page_of_language_models(tmp_path: Path) -> None:
     written = tmp_path / "language.md"
     assert language.main(by_options("language", written)) == 0
     assert written.read_text() == (RESULTS / "language.md").read_text()
+
+
+def test_the_page_of_the_bag_of_words(tmp_path: Path) -> None:
+    written = tmp_path / "bag.md"
+    assert bag.main(by_options("bag", written)) == 0
+    assert written.read_text() == (RESULTS / "bag.md").read_text()
+
+
+def test_the_page_of_click_models(tmp_path: Path) -> None:
+    written = tmp_path / "criteo_kaggle.md"
+    assert clicks.main(by_options("criteo_kaggle", written)) == 0
+    assert written.read_text() == (RESULTS / "criteo_kaggle.md").read_text()
+    assert drawn(tmp_path, "criteo") == drawn(RESULTS, "criteo")
 
 
 def test_the_page_of_time_series(tmp_path: Path) -> None:
