@@ -44,7 +44,7 @@ COUPLED = (
     "What training measures of one example depends on another example of its batch, on its place "
     "in it, or on the batch's size (seen at {}), so clipping would not bound its influence.\n"
     "Remove what mixes examples (batch statistics, contrastive or in-batch losses, a compute_loss "
-    "that divides by the batch's weights or tokens: take ops.mean(losses * weights)), knows their "
+    "that divides by the batch's own tokens: take ops.mean(losses * weights)), knows their "
     "order or number, or draws random numbers other than by keras.random with a seed generator.\n"
     "dp_sparse.check_model(model, (x, y)) makes the same check before training."
 )

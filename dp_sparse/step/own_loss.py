@@ -1,18 +1,20 @@
 """A loss that a model computes by itself: a `compute_loss` in place of `compile(loss=...)`.
 
-It gives one loss for each example, `[batch]`, or one number for the batch, which must be the sum or
-the mean of its examples' losses. Which of the two is measured before the first step: of a batch
-that is one example many times, a mean is that example's loss, and a sum so many times as much. That
+It gives one loss for each example, `[batch]`, or one number for the batch: the sum or the mean of
+its examples' losses, or their sum ÷ the sum of all sample weights. Which of these is measured
+before the first step, from batches of one example many times, and of two with other weights. That
 no example's loss knows another one is for the preflight to see.
 
 ### Formal Guarantees
-The gradient of the number, times the size of the batch if it is a mean, is recorded for each
-example apart, as with a compiled loss. If the number is neither sum nor mean, what is recorded of
-an example depends on its batch or on the batch's size, which the preflight compares.
+The gradient of the number, times the divisor that was measured, is recorded for each example apart,
+as with a compiled loss; a constant, the number of an example's weights, replaces the sum of all
+weights. If the number is something else, what is recorded of an example depends on its batch or on
+the batch's size, which the preflight compares.
 """
 
 import contextlib
 import inspect
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +26,7 @@ import tensorflow as tf
 from dp_sparse.core import PrivacyError
 from dp_sparse.sampling import Examples
 
-MEAN, SUM, EACH = "mean", "sum", "each"
+EACH, SUM, MEAN, WEIGHTED = "each", "sum", "mean", "weighted mean"
 _COPIES = (2, 5)
 _TRIED = 8  # examples, of which one has a loss that is not 0
 _TOLERANCE = 2.0**-10  # relative: float32 sums of few terms, and half precision
@@ -90,8 +92,17 @@ class OwnLoss:
         kind = _KINDS.get(self._model)
         if kind is None:
             raise PrivacyError(_UNKNOWN.format(name=self._model.name))
-        total = given * size if kind == MEAN else given
-        return tf.zeros_like(present), present * tf.stop_gradient(total) / size, total
+        nothing, mean = tf.zeros_like(present), given / size if kind == SUM else given
+        return nothing, present * tf.stop_gradient(mean), self._total(given, kind, size)
+
+    def _total(self, given: tf.Tensor, kind: str, size: tf.Tensor) -> tf.Tensor:
+        """The sum of what each example has by itself."""
+        if kind == SUM:
+            return given
+        if kind == MEAN:
+            return given * size
+        (weights,) = tf.nest.flatten(_weights(self._examples))
+        return given * size * tf.reduce_mean(weights)
 
 
 def own_loss_of(model: keras.Model, examples: Examples) -> OwnLoss | None:
@@ -117,7 +128,8 @@ def measure(model: keras.Model, examples: Examples) -> None:
             _KINDS[model] = EACH
             return
         if np.isfinite(one.numpy()) and one.numpy() != 0:
-            _KINDS[model] = _kind(model, examples, place, float(one.numpy()))
+            kind = _sum_or_mean(model, examples, place, float(one.numpy()))
+            _KINDS[model] = kind if kind == SUM else _mean(model, examples, places)
             return
     raise PrivacyError(_NO_LOSS.format(name=type(model).__name__, count=len(places)))
 
@@ -137,12 +149,12 @@ def forget(model: keras.Model) -> None:
     _KINDS.pop(model, None)
 
 
-def _kind(model: keras.Model, examples: Examples, place: int, one: float) -> str:
+def _sum_or_mean(model: keras.Model, examples: Examples, place: int, one: float) -> str:
     fits = {MEAN, SUM}
     for copies in _COPIES:
         many = float(_of_copies(model, examples, place, copies).numpy())
         wanted = {MEAN: one, SUM: one * copies}
-        fits = {kind for kind in fits if abs(many - wanted[kind]) <= _TOLERANCE * abs(wanted[kind])}
+        fits = {kind for kind in fits if _near(many, wanted[kind], abs(wanted[kind]))}
         if not fits:
             name = type(model).__name__
             raise PrivacyError(_NEITHER.format(name=name, one=one, many=many, copies=copies))
@@ -150,27 +162,54 @@ def _kind(model: keras.Model, examples: Examples, place: int, one: float) -> str
     return kind
 
 
+def _mean(model: keras.Model, examples: Examples, places: np.ndarray) -> str:
+    """Whether a mean is over examples, or by the weights of two of which the second has more."""
+    if len(tf.nest.flatten(examples.sample_weight)) != 1:
+        return MEAN
+    first, second = examples.sample_weight, 3.0 * tf.convert_to_tensor(examples.sample_weight)
+    for one, other in itertools.pairwise(places):
+        chosen = _chosen(examples, [one, other])
+        heavier = chosen._replace(sample_weight=tf.stack([first[one], second[other]]))
+        apart = [_chosen(heavier, [place]) for place in (0, 1)]
+        losses = [float(_without_chance(model, each).numpy()) for each in apart]
+        weights = [float(tf.reduce_sum(each.sample_weight)) for each in apart]
+        both = float(_without_chance(model, heavier).numpy())
+        size = max(map(abs, losses))
+        if sum(weights) <= 0 or _near(losses[0], losses[1], size):
+            continue  # nothing to tell a mean by
+        if not _near(both, sum(losses) / 2, size) and _near(
+            both, float(np.average(losses, weights=weights)), size
+        ):
+            return WEIGHTED
+        return MEAN  # or something else, of which the preflight says where it mixes
+    return MEAN
+
+
+def _near(found: float, wanted: float, size: float) -> bool:
+    return abs(found - wanted) <= _TOLERANCE * size
+
+
 def _of_copies(model: keras.Model, examples: Examples, place: int, copies: int) -> tf.Tensor:
-    """The loss of a batch that is one example so many times, without random layers."""
-    several = tf.nest.map_structure(
-        lambda leaf: tf.repeat(tf.convert_to_tensor(leaf)[place : place + 1], copies, axis=0),
-        examples,
-    )
+    """The loss of a batch that is one example so many times."""
+    return _without_chance(model, _chosen(examples, [place] * copies))
+
+
+def _chosen(examples: Examples, places: list[int]) -> Examples:
+    return tf.nest.map_structure(lambda leaf: tf.gather(leaf, places), examples)
+
+
+def _without_chance(model: keras.Model, examples: Examples) -> tf.Tensor:
+    """The loss of a batch, without random layers."""
     given = {"training": False} if model._call_has_training_arg else {}
-    return _loss(model, several, model(several.x, **given), training=False)
+    return _loss(model, examples, model(examples.x, **given), training=False)
 
 
 def _loss(model: keras.Model, examples: Examples, outputs: Any, training: bool) -> tf.Tensor:
     """As the model computes it, in float32."""
-    present = examples.present > 0
-    weights = tf.nest.map_structure(  # padding has the weight of any other example
-        lambda w: tf.where(tf.reshape(present, [-1] + [1] * (w.shape.rank - 1)), w, 1.0),
-        examples.sample_weight,
-    )
     y = examples.y if tf.nest.flatten(examples.y) else None
     with _without_trackers(model):
         loss = model._compute_loss(
-            x=examples.x, y=y, y_pred=outputs, sample_weight=weights, training=training
+            x=examples.x, y=y, y_pred=outputs, sample_weight=_weights(examples), training=training
         )
     try:
         loss = tf.cast(tf.convert_to_tensor(loss), tf.float32)
@@ -181,6 +220,17 @@ def _loss(model: keras.Model, examples: Examples, outputs: Any, training: bool) 
         found = f"shape {tuple(loss.shape)}"
         raise ValueError(_SHAPE.format(name=type(model).__name__, found=found))
     return loss
+
+
+def _weights(examples: Examples) -> Any:
+    """The sample weights; padding has that of any other example, 1, and so has what is none."""
+    present = examples.present > 0
+
+    def own(weights: tf.Tensor) -> tf.Tensor:
+        there = tf.reshape(present, [-1] + [1] * (weights.shape.rank - 1))
+        return tf.where(there & tf.math.is_finite(weights) & (weights >= 0), weights, 1.0)
+
+    return tf.nest.map_structure(own, examples.sample_weight)
 
 
 @contextlib.contextmanager

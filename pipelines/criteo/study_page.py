@@ -147,9 +147,32 @@ def _tradeoff(lines: Sequence[Run], group: str, epsilon: float) -> str:
     reached = table(("method", *(f"loss ≤ {loss:g}" for loss in _LOSSES)), _reached(points, base))
     own = "" if points[_BASELINE] == base else f" (`{base[0]['name']}`, the best of them)"
     return (
-        f"\n### ε = {epsilon:g}\n\n{points_table}\n\nThe largest reduction of each method at a "
-        f"loss against DP-SGD{own} of at most:\n\n{reached}\n\n"
+        f"\n### ε = {epsilon:g}\n\n{_says(points, base)}{points_table}\n\n"
+        f"The largest reduction of each method at a loss against DP-SGD{own} of at most:\n\n"
+        f"{reached}\n\n"
         f"![AUC loss against reduction]({_picture(group, epsilon)})\n"
+    )
+
+
+def _says(points: Mapping[str, Group], base: Group) -> str:
+    """What tables are worth, and the best point of each method by the validation rows."""
+    frozen, whole = points.get("frozen tables"), base[0]["entries"]
+    by_method = _by_method(points)
+    if frozen is None or not by_method:
+        return ""
+
+    def told(runs: Group) -> str:
+        loss, error = loss_of(runs, base)
+        return f"{loss:+.4f} ± {2 * error:.4f}"
+
+    found = []
+    for own in by_method.values():
+        best = max(own, key=lambda runs: _mean(runs, "validation_auc"))
+        noised = f"noise on {_mean(best, 'entries'):,.0f} of {whole:,.0f} entries a step"
+        found.append(f"- {best[0]['name']}: {told(best)}, {noised} (1 in {_reduction(best)}).")
+    return (
+        f"Tables that never train lose {told(frozen)}. The best point of each method by the "
+        "validation rows loses:\n\n" + "\n".join(found) + "\n\n"
     )
 
 
@@ -183,12 +206,8 @@ def loss_of(runs: Group, base: Group) -> tuple[float, float]:
 
 
 def _reached(points: Mapping[str, Group], base: Group) -> list[tuple[str, ...]]:
-    by_method = defaultdict(list)
-    for name, runs in points.items():
-        if not name.startswith((*_NOT_METHODS, _BASELINE)):
-            by_method[_method(name)].append(runs)
     rows = []
-    for method, own in by_method.items():
+    for method, own in _by_method(points).items():
         found = [(loss_of(runs, base)[0], _mean(runs, "reduction")) for runs in own]
         cells = []
         for most in _LOSSES:
@@ -196,6 +215,15 @@ def _reached(points: Mapping[str, Group], base: Group) -> list[tuple[str, ...]]:
             cells.append(f"{max(fit):,.0f}" if fit else "-")
         rows.append((method, *cells))
     return rows
+
+
+def _by_method(points: Mapping[str, Group]) -> dict[str, list[Group]]:
+    """The points of each method that does not put noise on every row."""
+    found: dict[str, list[Group]] = defaultdict(list)
+    for name, runs in points.items():
+        if not name.startswith((*_NOT_METHODS, _BASELINE)):
+            found[_method(name)].append(runs)
+    return found
 
 
 def _method(name: str) -> str:

@@ -56,6 +56,10 @@ def by_weights(y: Any, y_pred: Any, weights: Any) -> tf.Tensor:
     return tf.reduce_sum(weights * squares(y, y_pred)) / tf.reduce_sum(weights)
 
 
+def by_squared_weights(y: Any, y_pred: Any, weights: Any) -> tf.Tensor:
+    return tf.reduce_sum(weights * squares(y, y_pred)) / tf.reduce_sum(weights**2)
+
+
 def by_labels(y: Any, y_pred: Any, weights: Any) -> tf.Tensor:
     return tf.reduce_sum(squares(y, y_pred)) / (1.0 + tf.reduce_sum(tf.abs(y)))
 
@@ -99,8 +103,7 @@ MIXING = {
         for name, loss in LOSSES.items()
         if name not in _HARMLESS
     },
-    "by the batch's weights": own(by_weights, sample_weighted),
-    "by the batch's weights, all equal": own(by_weights),
+    "by squares of the batch's weights": own(by_squared_weights, sample_weighted),
     "by the batch's labels": own(by_labels),
     "the root of the mean": own(root),
     "the largest": own(largest),
@@ -126,6 +129,7 @@ ENTRIES = (
         for name, loss in [
             ("the mean", lambda y, y_pred, w: tf.reduce_mean(w * squares(y, y_pred))),
             ("the sum", lambda y, y_pred, w: tf.reduce_sum(w * squares(y, y_pred))),
+            ("by the batch's weights", by_weights),
             ("one for each", lambda y, y_pred, w: w * squares(y, y_pred)),
         ]
     ]

@@ -9,9 +9,19 @@ FAULTS = (
     Fault(
         "a_mean_is_taken_for_a_sum",
         _OWN_LOSS,
-        "total = given * size if kind == MEAN else given",
-        "total = given",
+        "            return given * size\n",
+        "            return given\n",
         (f"{_TESTS}::test_trains_as_the_same_loss_of_compile[DPSGDOptimizer-arguments0-mean]",),
+    ),
+    Fault(
+        "a_weighted_mean_is_taken_for_a_mean",
+        _OWN_LOSS,
+        "            return WEIGHTED\n",
+        "            return MEAN\n",
+        (
+            f"{_TESTS}::test_trains_as_the_same_loss_of_compile"
+            "[DPSGDOptimizer-arguments0-divided by all weights]",
+        ),
     ),
     Fault(
         "an_own_loss_that_no_check_has_seen_is_trained",
@@ -37,8 +47,8 @@ FAULTS = (
     Fault(
         "padding_is_told_by_its_weight",
         _OWN_LOSS,
-        "w.shape.rank - 1)), w, 1.0),",
-        "w.shape.rank - 1)), w, w),",
+        "& (weights >= 0), weights, 1.0)",
+        "& (weights >= 0), weights, weights)",
         (f"{_TESTS}::test_a_loss_cannot_tell_padding_by_its_weight",),
     ),
     Fault(
