@@ -118,6 +118,7 @@ def _trained(folder: Path, held_out: Path) -> dict[str, Any]:
     command = [
         "pipelines.criteo",
         f"--config={_CONFIG}",
+        "--config.model=dlrm",  # whose layers are a third of pCTR's
         f"--config.data.offline={folder / 'prepared'}",
         f"--config.data.path={held_out}",
         f"--config.report.directory={run}",

@@ -18,7 +18,7 @@ _HEAD = """# As many rows as the disk holds
 
 `python -m pipelines.criteo.scale --rows=100000000 --folder=FOLDER` makes up rows in the shape of
 Criteo's in {files} files, draws the batches of one expected pass on Apache Beam with two workers,
-and trains the pCTR model on them with DP-AdaFEST at ε = 1, all settings being those of
+and trains DLRM on them with DP-AdaFEST at ε = 1, all settings being those of
 `configs/criteo_sample.py` but the batch size. Preparation is killed when half of the files are
 read, training when three eighths of its steps are in the log, both with SIGKILL to all their
 processes; the same command then goes on. Time has what was done twice.
