@@ -58,6 +58,7 @@ EXTRAS = {
         "pytest-xdist>=3.8,<4",
         "hypothesis>=6.150,<7",
         "mpmath>=1.3,<2",  # the reference of the normal quantile and of δ(ε)
+        "pandas>=2.2,<4",  # data frames, which users bring
         "setuptools>=64",  # with wheel, builds the wheel that is tested
         "wheel>=0.43",
         *RECOMMENDERS,

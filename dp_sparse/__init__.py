@@ -63,6 +63,7 @@ from dp_sparse.sampling import (
     StreamSampling,
     offline,
     offline_sampling,
+    write_records,
 )
 from dp_sparse.selection import (
     GaussianTopK,
@@ -165,4 +166,5 @@ __all__ = [
     "select_top_k",
     "theorem6_plan_not_a_guarantee",
     "theorem6_sigma_not_a_guarantee",
+    "write_records",
 ]

@@ -33,6 +33,7 @@ from dp_sparse.sampling.not_private import NotPrivateSampling
 from dp_sparse.sampling.offline import OfflineBatches, OfflinePoissonSampling, offline_sampling
 from dp_sparse.sampling.poisson import PoissonSampling
 from dp_sparse.sampling.stream import StreamSampling
+from dp_sparse.sampling.written_records import write_records
 
 __all__ = [
     "OWN_ORDER",
@@ -67,4 +68,5 @@ __all__ = [
     "text_tensors",
     "trained_on",
     "weights_of_outputs",
+    "write_records",
 ]

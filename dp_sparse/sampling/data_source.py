@@ -45,15 +45,17 @@ class RecordFile:
     """Fixed-width records in a memory-mapped file.
 
     Args:
-        path: The file; its size must be a multiple of the record's width.
-        dtype: NumPy structured dtype of one record, without padding.
+        path: The file: one of `write_records`, or with a dtype any whose size is a multiple of the
+            record's width.
+        dtype: NumPy structured dtype of one record, without padding; by default what the file says.
         unpack: Turns an array of n records into `(x, y)` or `(x, y, sample_weight)`, nests of
-            arrays `[n, ...]`.
+            arrays `[n, ...]`; by default by the names that `write_records` gives.
         start: First record to use.
         stop: The record after the last one to use; by default the end of the file.
 
     Raises:
-        ValueError: When the file is empty or does not hold whole records.
+        ValueError: When the file is empty, does not hold whole records, or is none of
+            `write_records` and no dtype is given.
 
     Examples:
         >>> import dp_sparse, numpy as np, tempfile
@@ -72,11 +74,15 @@ class RecordFile:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        dtype: np.dtype,
-        unpack: Callable[[np.ndarray], Example],
+        dtype: np.dtype | None = None,
+        unpack: Callable[[np.ndarray], Example] | None = None,
         start: int = 0,
         stop: int | None = None,
     ) -> None:
+        self._unpack = unpack or unpacked_by_names
+        if dtype is None:
+            self._records = _self_described(path)[start:stop]
+            return
         size = os.path.getsize(path)
         if size == 0 or size % dtype.itemsize:
             raise ValueError(
@@ -85,7 +91,6 @@ class RecordFile:
                 "prepare the file again."
             )
         self._records = np.memmap(path, dtype=dtype, mode="r")[start:stop]
-        self._unpack = unpack
 
     def __len__(self) -> int:
         return len(self._records)
@@ -93,6 +98,37 @@ class RecordFile:
     def gather(self, indices: np.ndarray) -> Example:
         """The examples at `indices` (int64 `[n]`)."""
         return self._unpack(np.asarray(self._records[indices]))
+
+
+def unpacked_by_names(records: np.ndarray) -> Example:
+    """`(x, y)` or `(x, y, sample_weight)` of records with the fields of `write_records`."""
+    found: list[Any] = []
+    for part in ("x", "y", "weight"):
+        names = [name for name in records.dtype.names or () if name.partition("/")[0] == part]
+        leaves = {name.partition("/")[2]: records[name] for name in names}
+        if names == [part]:
+            found.append(records[part])
+        elif list(leaves) == [str(place) for place in range(len(leaves))]:
+            found.append(tuple(leaves.values()))
+        else:
+            found.append(leaves)
+    return tuple(found[:2] if isinstance(found[2], tuple) and not found[2] else found)
+
+
+def _self_described(path: str | os.PathLike[str]) -> np.ndarray:
+    try:
+        records = np.lib.format.open_memmap(path, mode="r", max_header_size=2**24)
+    except ValueError as error:
+        raise ValueError(
+            f"Expected a file of dp_sparse.write_records, got {os.fspath(path)} ({error}).\n"
+            "Write it by that call, or say what its records are: RecordFile(path, dtype, unpack)."
+        ) from error
+    if not {"x", "y"} <= {name.partition("/")[0] for name in records.dtype.names or ()}:
+        raise ValueError(
+            f"Expected records with fields x and y in {os.fspath(path)}, got {records.dtype}.\n"
+            "Write it by dp_sparse.write_records, or pass dtype and unpack."
+        )
+    return records
 
 
 class _Arrays:
@@ -292,7 +328,8 @@ def as_data_source(source: Any) -> DataSource:
         return source
     raise ValueError(
         "Expected (x, y) or (x, y, sample_weight) arrays, a dp_sparse.RecordFile, or a "
-        f"tf.data.Dataset with random access, got {type(source).__name__}."
+        f"tf.data.Dataset with random access, got {type(source).__name__}: "
+        "dp_sparse.write_records(source, path) makes a RecordFile of files, frames and datasets."
         + (" Give (dict(frame.drop(columns=label)), frame[label])." if _is_frame(source) else "")
     )
 
