@@ -1,5 +1,6 @@
 """The examples of the README and of pages of docs without a test of their own run as printed."""
 
+import gzip
 import re
 import shlex
 import subprocess
@@ -120,7 +121,7 @@ def test_checkpoints_alone_run_as_printed(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_augmentation_runs_as_printed() -> None:
-    (example,) = python_of(DOCS / "data.md")
+    *_, example = python_of(DOCS / "data.md")
     sampling = dp_sparse.PoissonSampling(num_examples=16, expected_batch_size=8, steps=2)
     plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-3), sampling).calibrate()
     layers = [keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(1)]
@@ -131,6 +132,27 @@ def test_augmentation_runs_as_printed() -> None:
     names = {"tf": tf, "plan": plan, "model": model, "images": images, "labels": labels}
     exec(example, names)
     assert int(model.optimizer.steps_spent) == 2
+
+
+def test_records_of_files_are_written_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    example, *_ = python_of(DOCS / "data.md")
+    text = "user,city,clicked\n" + "".join(f"u{i},c{i % 3},{i % 2}\n" for i in range(8))
+    Path("monday.csv").write_text(text)
+    Path("tuesday.csv.gz").write_bytes(gzip.compress(text.encode()))
+    inputs = {name: keras.Input((), dtype="int32", name=name) for name in ("user", "city")}
+    sizes = {"user": 2**20, "city": 4096}
+    rows = [keras.layers.Embedding(size, 2)(inputs[name]) for name, size in sizes.items()]
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(rows)))
+    sampling = dp_sparse.PoissonSampling(num_examples=16, expected_batch_size=8, steps=2)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(1.0, 1e-3), sampling).calibrate()
+    model.compile(dp_sparse.DPAdaFESTOptimizer("sgd", plan, clip_norm=1.0), "mse")
+    names = {"dp_sparse": dp_sparse, "plan": plan, "model": model}
+    exec(example, names)
+    assert len(names["clicks"]) == 16 and int(model.optimizer.steps_spent) == 2
 
 
 def test_the_command_for_plans_runs_as_printed(
