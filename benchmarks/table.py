@@ -212,6 +212,16 @@ ROWS = (
         "demo",
         "{demo_auc_below_no_privacy_eps3:.3f}; {demo_minutes:.1f}",
     ),
+    Row(
+        "Step of a model with a compute_loss of its own over the same loss of compile",
+        "custom_loss",
+        "{custom_over_compiled}",
+    ),
+    Row(
+        "CSV to records by write_records, rows a second (five columns, two of them hashed text)",
+        "custom_loss",
+        "{csv_rows_per_second}",
+    ),
 )
 
 
