@@ -41,7 +41,7 @@ from dp_sparse.selection import (
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
 class DPAdaFESTOptimizer(SparseOptimizer):
-    """Sparse private training of embedding models, around Keras' SGD, Adagrad or Adam.
+    """Sparse private training of embedding models, around Keras' SGD, Adagrad, Adam or Ftrl.
 
     Args:
         optimizer: Updates the dense variables, and the tables through its row-wise twin.

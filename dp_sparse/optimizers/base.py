@@ -120,8 +120,8 @@ class TableOptions(Options, total=False):
     """What optimizers that noise chosen rows take by name, beside `Options`.
 
     Attributes:
-        table_optimizer: A Keras SGD, Adagrad or Adam for the tables alone, with its own learning
-            rate; by default a row-wise twin of the optimizer itself.
+        table_optimizer: A Keras SGD, Adagrad, Adam or Ftrl for the tables alone, with a rate of
+            its own; by default a row-wise twin of the optimizer itself.
     """
 
     table_optimizer: keras.optimizers.Optimizer | None

@@ -19,7 +19,7 @@ from dp_sparse.selection import SelectedRows, StepRows, TableLookups, restricted
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
 class DPFESTOptimizer(SparseOptimizer):
-    """Sparse private training on rows selected beforehand, around Keras' SGD, Adagrad or Adam.
+    """Sparse private training on rows selected before, around Keras' SGD, Adagrad, Adam or Ftrl.
 
     Args:
         optimizer: Updates the dense variables, and the tables through its row-wise twin.

@@ -10,7 +10,7 @@ Slots, which updates have gathered, can be passed on to the optimizer of another
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -75,12 +75,56 @@ def adam_rows(
     table.scatter_sub(tf.IndexedSlices(rate * mean / (tf.sqrt(square) + epsilon), rows))
 
 
+class FtrlSettings(NamedTuple):
+    """Constants of FTRL-Proximal, by Keras' names.
+
+    Attributes:
+        power: `learning_rate_power`, at most 0.
+        l1: `l1_regularization_strength`.
+        l2: `l2_regularization_strength`.
+        shrinkage: `l2_shrinkage_regularization_strength`.
+        beta: As there.
+    """
+
+    power: float
+    l1: float
+    l2: float
+    shrinkage: float
+    beta: float
+
+
+def ftrl_rows(
+    table: tf.Variable,
+    accumulator: tf.Variable,
+    linear: tf.Variable,
+    gradient: tf.IndexedSlices,
+    learning_rate: tf.Tensor,
+    settings: FtrlSettings,
+) -> None:
+    """FTRL-Proximal on the gradient's rows (McMahan et al., KDD 2013, Algorithm 1), as Keras has it.
+
+    What a row holds follows from its slots: weights that it began with are not kept.
+    """
+    rows, values = gradient.indices, gradient.values
+    weights, before = table.sparse_read(rows), accumulator.sparse_read(rows)
+    total = before + tf.square(values)
+    grown, rate = -settings.power, learning_rate
+    sigma = (tf.pow(total, grown) - tf.pow(before, grown)) / rate
+    moved = values + 2 * settings.shrinkage * weights - sigma * weights
+    own = linear.sparse_read(rows) + moved
+    quadratic = tf.pow(total, grown) / rate + 2 * settings.l2 + settings.beta / rate
+    accumulator.scatter_update(tf.IndexedSlices(total, rows))
+    linear.scatter_update(tf.IndexedSlices(own, rows))
+    found = (tf.clip_by_value(own, -settings.l1, settings.l1) - own) / quadratic
+    table.scatter_update(tf.IndexedSlices(found, rows))
+
+
 class RowWise:
     """Updates tables at the rows of a gradient, as `optimizer` would.
 
     Args:
-        optimizer: Exactly a Keras SGD without momentum, Adagrad, or Adam without amsgrad. Its
-            learning rate and its constants are used; its own `apply` is not.
+        optimizer: Exactly a Keras SGD without momentum, Adagrad, Ftrl, or Adam without amsgrad.
+            Its learning rate and its constants are used; its own `apply` is not.
 
     Raises:
         ValueError: Any other optimizer, or one with an option that touches a table's every row.
@@ -120,6 +164,8 @@ class RowWise:
             sgd_rows(weights, gradient, rate)
         elif isinstance(optimizer, keras.optimizers.Adagrad):
             adagrad_rows(weights, slots[0], gradient, rate, optimizer.epsilon)
+        elif isinstance(optimizer, keras.optimizers.Ftrl):
+            ftrl_rows(weights, slots[0], slots[1], gradient, rate, _settings(optimizer))
         else:
             betas = optimizer.beta_1, optimizer.beta_2
             adam_rows(weights, slots[0], slots[1], gradient, rate, step, *betas, optimizer.epsilon)
@@ -129,7 +175,19 @@ class RowWise:
             return []
         if isinstance(self._optimizer, keras.optimizers.Adagrad):
             return [("accumulator", self._optimizer.initial_accumulator_value)]
+        if isinstance(self._optimizer, keras.optimizers.Ftrl):
+            return [("accumulator", self._optimizer.initial_accumulator_value), ("linear", 0.0)]
         return [("momentum", 0.0), ("velocity", 0.0)]
+
+
+def _settings(optimizer: keras.optimizers.Ftrl) -> FtrlSettings:
+    return FtrlSettings(
+        optimizer.learning_rate_power,
+        optimizer.l1_regularization_strength,
+        optimizer.l2_regularization_strength,
+        optimizer.l2_shrinkage_regularization_strength,
+        optimizer.beta,
+    )
 
 
 def _refuse(optimizer: keras.optimizers.Optimizer) -> None:
@@ -138,9 +196,10 @@ def _refuse(optimizer: keras.optimizers.Optimizer) -> None:
         keras.optimizers.SGD,
         keras.optimizers.Adagrad,
         keras.optimizers.Adam,
+        keras.optimizers.Ftrl,
     ):
         raise ValueError(
-            f"Expected SGD, Adagrad or Adam for embedding tables, got {type(optimizer).__name__}, "
+            f"Expected SGD, Adagrad, Adam or Ftrl for embedding tables, got {type(optimizer).__name__}, "
             f"whose update would "
             f"touch every row. {fix}"
         )

@@ -12,6 +12,7 @@ from tests.reference import rows as reference
 
 ROWS, WIDTH, STEPS = 12, 3, 5
 RATE, EPSILON, BETA_1, BETA_2 = 0.3, 0.05, 0.9, 0.99  # ε large enough to show where it stands
+FTRL = row_wise.FtrlSettings(power=-0.5, l1=0.3, l2=0.2, shrinkage=0.0, beta=0.1)
 Gradient = tuple[np.ndarray, np.ndarray]  # row ids, values
 
 
@@ -55,6 +56,8 @@ def step_of(name: str, table: tf.Variable, slots: list[tf.Variable]) -> Callable
             row_wise.sgd_rows(table, gradient, rate)
         elif name == "adagrad":
             row_wise.adagrad_rows(table, slots[0], gradient, rate, EPSILON)
+        elif name == "ftrl":
+            row_wise.ftrl_rows(table, *slots, gradient, rate, FTRL)
         else:
             row_wise.adam_rows(table, *slots, gradient, rate, step, BETA_1, BETA_2, EPSILON)
 
@@ -64,6 +67,8 @@ def step_of(name: str, table: tf.Variable, slots: list[tf.Variable]) -> Callable
 def new_slots(name: str) -> list[tf.Variable]:
     if name == "adagrad":
         return [tf.Variable(tf.fill([ROWS, WIDTH], 0.1))]
+    if name == "ftrl":
+        return [tf.Variable(tf.fill([ROWS, WIDTH], 0.1)), zeros()]
     return {"sgd": [], "adam": [zeros(), zeros()]}[name]
 
 
@@ -118,7 +123,7 @@ def test_adam_is_lazy() -> None:
             np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "ftrl"])
 def test_equals_the_reference(name: str) -> None:
     table, slots = tf.Variable(initial_table()), new_slots(name)
     expected = [initial_table().astype(np.float64), *[slot.numpy().astype(float) for slot in slots]]
@@ -126,6 +131,9 @@ def test_equals_the_reference(name: str) -> None:
         step_of(name, table, slots)(slices(gradient), tf.constant(number))
         if name == "sgd":
             reference.sgd(*expected, *gradient, RATE)
+        elif name == "ftrl":
+            reference.ftrl(*expected, *gradient, RATE, FTRL.l1, FTRL.l2, FTRL.beta)
+            assert np.any(expected[0] == 0)  # L1 holds some weights at 0
         else:
             reference.adagrad(*expected, *gradient, RATE, EPSILON)
         for found, wanted in zip([table, *slots], expected, strict=True):
@@ -146,7 +154,7 @@ def test_other_rows_stay_bit_for_bit(name: str) -> None:
             assert np.all(variable.numpy()[gradient[0]] != old[gradient[0]])
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam", "ftrl"])
 def test_no_rows_change_nothing(name: str) -> None:
     table, slots = tf.Variable(initial_table()), new_slots(name)
     nothing = (np.zeros(0, np.int64), np.zeros((0, WIDTH), np.float32))
@@ -154,7 +162,7 @@ def test_no_rows_change_nothing(name: str) -> None:
     np.testing.assert_array_equal(table.numpy(), initial_table())
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam", "ftrl"])
 def test_no_operation_makes_a_tensor_of_the_tables_shape(name: str) -> None:
     table, slots = tf.Variable(initial_table()), new_slots(name)
     update = step_of(name, table, slots)

@@ -30,9 +30,17 @@ def built(
         lambda: keras.optimizers.SGD(0.3),
         lambda: keras.optimizers.Adagrad(0.3, initial_accumulator_value=0.2, epsilon=1e-3),
         lambda: keras.optimizers.Adam(0.3, beta_1=0.8, beta_2=0.9, epsilon=1e-3),
+        lambda: keras.optimizers.Ftrl(
+            0.3,
+            learning_rate_power=-0.6,
+            l1_regularization_strength=0.2,
+            l2_regularization_strength=0.1,
+            l2_shrinkage_regularization_strength=0.05,
+            beta=0.3,
+        ),
         lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.3, 1, 0.5)),
     ],
-    ids=["sgd", "adagrad", "adam", "schedule"],
+    ids=["sgd", "adagrad", "adam", "ftrl", "schedule"],
 )
 def test_on_all_rows_it_is_keras(make: Any) -> None:
     start = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
@@ -48,7 +56,7 @@ def test_on_all_rows_it_is_keras(make: Any) -> None:
         np.testing.assert_allclose(table.numpy(), reference.numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "Ftrl"])
 def test_other_rows_and_their_slots_stay_bit_for_bit(name: str) -> None:
     start = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     table = keras.Variable(start)
