@@ -101,7 +101,7 @@ def ftrl_rows(
     learning_rate: tf.Tensor,
     settings: FtrlSettings,
 ) -> None:
-    """FTRL-Proximal on the gradient's rows (McMahan et al., KDD 2013, Algorithm 1), as Keras has it.
+    """FTRL-Proximal on the gradient's rows (McMahan et al., KDD 2013, Algorithm 1), as Keras does.
 
     What a row holds follows from its slots: weights that it began with are not kept.
     """
