@@ -199,9 +199,8 @@ def _refuse(optimizer: keras.optimizers.Optimizer) -> None:
         keras.optimizers.Ftrl,
     ):
         raise ValueError(
-            f"Expected SGD, Adagrad, Adam or Ftrl for embedding tables, got {type(optimizer).__name__}, "
-            f"whose update would "
-            f"touch every row. {fix}"
+            "Expected SGD, Adagrad, Adam or Ftrl for embedding tables, got "
+            f"{type(optimizer).__name__}, whose update would touch every row. {fix}"
         )
     if getattr(optimizer, "momentum", 0) or getattr(optimizer, "amsgrad", False):
         raise ValueError(
