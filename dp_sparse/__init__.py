@@ -54,7 +54,7 @@ from dp_sparse.reports import (
     check_model,
     recommend,
 )
-from dp_sparse.runs import Run
+from dp_sparse.runs import PrivateModel, Run, make_private
 from dp_sparse.sampling import (
     OfflineBatches,
     OfflinePoissonSampling,
@@ -128,6 +128,7 @@ __all__ = [
     "PrivacyPlan",
     "PrivacyReport",
     "PrivateCheckpoint",
+    "PrivateModel",
     "PublicRows",
     "QuantileClipping",
     "Recommendation",
@@ -153,6 +154,7 @@ __all__ = [
     "export_model",
     "histogram_of_counts",
     "layers",
+    "make_private",
     "noisy_frequencies",
     "noisy_histogram",
     "not_private_plan",

@@ -20,6 +20,7 @@ from dp_sparse.sampling.batch import (
 )
 from dp_sparse.sampling.data_source import (
     RecordFile,
+    as_data_source,
     checked_number,
     chunks_of,
     has_length,
@@ -50,6 +51,7 @@ __all__ = [
     "RecordFile",
     "Sampling",
     "StreamSampling",
+    "as_data_source",
     "augmented",
     "batch_of",
     "check_batches",

@@ -1,0 +1,324 @@
+"""One call around a compiled model: plan, batches, optimizer and checks, each of them chosen."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse.accounting import PrivacyBudget, PrivacyPlan
+from dp_sparse.core import UnsupportedLayerError, validate
+from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.reports import Recommendation, check_model, recommend
+from dp_sparse.sampling import PoissonSampling, as_data_source
+
+MOST_OF_A_BATCH, PARTS = 4096, 12  # the expected batch size, and the least batches of a pass
+_LOOKED_AT = 256  # examples, by check_model
+_LINES = 10
+_GROUPS = 8
+MakeOptimizer = Callable[[PrivacyPlan], PrivateOptimizer]
+
+
+def make_private(
+    model: keras.Model,
+    *,
+    epsilon: float,
+    examples: Any,
+    epochs: float = 1,
+    delta: float | None = None,
+    batch_size: int | None = None,
+    optimizer: MakeOptimizer | None = None,
+    fix: bool = False,
+    verbose: bool = True,
+) -> "PrivateModel":
+    """A compiled model with all that private training needs, chosen from shapes and noise.
+
+    Args:
+        model: Compiled, with its loss and metrics; its optimizer is replaced.
+        epsilon: Of the whole training.
+        examples: What trains: `(x, y)` or `(x, y, sample_weight)` arrays, a `RecordFile`, or a
+            dataset of single examples with random access.
+        epochs: Expected passes.
+        delta: By default 1 / examples.
+        batch_size: Expected; by default 4,096, or a twelfth of the examples if that is less.
+        optimizer: From the plan to a private optimizer; by default what `recommend` says.
+        fix: Whether to replace each BatchNormalization of a functional or Sequential model by
+            GroupNormalization, with its scale and offset. The model is another one then.
+        verbose: Whether to print what was chosen and why, in ten lines.
+
+    Returns:
+        The private model; `private.fit()` trains it.
+
+    Raises:
+        ValueError: A model without a loss, an argument out of its range, or `fix` of a model that
+            is neither functional nor Sequential.
+        UnsupportedLayerError: The model cannot be trained privately; every problem with its fix.
+
+    Examples:
+        >>> import dp_sparse, keras, numpy as np
+        >>> layers = [keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")]
+        >>> model = keras.Sequential(layers, name="clicks")
+        >>> model.compile("adam", "binary_crossentropy")
+        >>> x, y = np.random.rand(1000, 2).astype("float32"), np.ones((1000, 1), "float32")
+        >>> private = dp_sparse.make_private(model, epsilon=3, examples=(x, y), verbose=False)
+        >>> history = private.fit(x, y, validation_split=0.1, verbose=0)
+        >>> private.plan.sampling.num_examples, private.predict(x[:1], verbose=0).shape
+        (900, (1, 1))
+        >>> print(private.statement())
+        Guarantee
+          (3, 0.00111111)-differential privacy protects one example after 12 of 12 steps; ...
+
+    ### Formal Guarantees
+    Those of the plan. What is chosen follows from shapes, the number of examples and noise, which
+    are public; `check_model` reads a few examples and says only what is wrong with the model.
+    """
+    validate.of_keras_3("a model", model)
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"Expected a compiled keras.Model, got model={model!r}.")
+    if not model.compiled or (
+        model._compile_loss is None and type(model).compute_loss is keras.Model.compute_loss
+    ):
+        raise ValueError(
+            f"Expected {model.name} compiled with its loss, got it without: call "
+            "model.compile(optimizer, loss, metrics) first."
+        )
+    changed: list[str] = []
+    if fix:
+        model, changed = _without_batch_normalization(model)
+    made = PrivateModel(model, examples, epsilon, delta, epochs, batch_size, optimizer, changed)
+    if verbose:
+        print(made)
+    return made
+
+
+class PrivateModel:
+    """A model that `make_private` made; what it has not itself is that of the model.
+
+    Attributes:
+        model: The Keras model, compiled with a private optimizer.
+        plan: Its plan.
+        advice: What `recommend` said; None if an optimizer was given.
+        changed: Lines on layers that were replaced.
+    """
+
+    model: keras.Model
+    plan: PrivacyPlan
+    advice: Recommendation | None
+
+    def __init__(
+        self,
+        model: keras.Model,
+        examples: Any,
+        epsilon: float,
+        delta: float | None,
+        epochs: float,
+        batch_size: int | None,
+        optimizer: MakeOptimizer | None,
+        changed: Sequence[str],
+    ) -> None:
+        self.model, self.changed = model, list(changed)
+        self._examples, self._make = examples, optimizer
+        self._epsilon, self._delta = epsilon, delta
+        self._epochs, self._batch_size = epochs, batch_size
+        self._compiled = _compiled_with(model)
+        source = as_data_source(examples)
+        self._check(source)
+        self._begin(len(source))
+
+    def _check(self, source: Any) -> None:
+        found = check_model(self.model, source.gather(np.arange(min(len(source), _LOOKED_AT))))
+        if not found.ok:
+            raise UnsupportedLayerError(
+                f"Cannot train {self.model.name} privately:\n"
+                + "\n".join(f"- {problem}" for problem in found.problems)
+            )
+
+    def _begin(self, count: int) -> None:
+        """Plans for so many examples, and compiles."""
+        size = self._batch_size or max(1, min(MOST_OF_A_BATCH, math.ceil(count / PARTS)))
+        budget = PrivacyBudget(self._epsilon, 1 / count if self._delta is None else self._delta)
+        sampling = PoissonSampling(count, size, epochs=self._epochs)
+        self.plan, self.advice = PrivacyPlan(budget, sampling).calibrate(), None
+        if self._make is not None:
+            optimizer = self._make(self.plan)
+        else:
+            batch = as_data_source(self._examples).gather(np.arange(1))
+            self.advice = recommend(self.model, self.plan, batch)
+            optimizer = self.advice.optimizer()
+        self.model.compile(optimizer, **self._compiled)
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        epochs: float | None = None,
+        batch_size: int | None = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
+        verbose: Any = "auto",
+    ) -> keras.callbacks.History:
+        """Trains under the plan, on the examples of `make_private` or on arrays in their place.
+
+        Before the first step, other numbers of examples, epochs or examples in a batch than planned
+        make another plan for the same budget.
+
+        Args:
+            x: Arrays, or anything that `make_private` takes as examples; by default its examples.
+            y: Labels, if x is arrays.
+            sample_weight: Weights, if x is arrays.
+            epochs: Expected passes; by default those of `make_private`.
+            batch_size: Expected; likewise.
+            validation_split: The last share of arrays, which does not train.
+            validation_data: As in Keras; no ε covers metrics on private rows.
+            callbacks: As in Keras.
+            verbose: As in Keras.
+
+        Returns:
+            Keras' history.
+
+        Raises:
+            ValueError: Another number of examples, epochs or examples in a batch after the first
+                step, or a split of what is not arrays.
+            PrivacyError: All steps of the plan are spent.
+        """
+        examples = self._given(x, y, sample_weight)
+        if validation_split:
+            examples, validation_data = _split(examples, validation_split)
+        self._plan_for(len(as_data_source(examples)), epochs, batch_size)
+        return self.model.fit(
+            self.plan.sampling.batches(examples),
+            epochs=max(1, math.ceil(self._epochs)),
+            validation_data=validation_data,
+            callbacks=list(callbacks or ()),
+            verbose=verbose,
+        )
+
+    def _given(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        if x is None:
+            return self._examples
+        if y is None:
+            return x
+        return (x, y) if sample_weight is None else (x, y, sample_weight)
+
+    def _plan_for(self, count: int, epochs: float | None, batch_size: int | None) -> None:
+        sampling = self.plan.sampling
+        asked = (
+            count != sampling.num_examples,
+            epochs not in (None, self._epochs),
+            batch_size not in (None, self._batch_size),
+        )
+        if not any(asked):
+            return
+        optimizer = self.model.optimizer
+        if optimizer.built and int(optimizer.steps_spent) > 0:
+            raise ValueError(
+                f"Expected fit on {sampling.num_examples:,} examples, the epochs and the batch "
+                f"size with which training began, got {count:,} examples, epochs={epochs} and "
+                f"batch_size={batch_size}.\nCall make_private again; it spends another budget."
+            )
+        self._epochs = self._epochs if epochs is None else epochs
+        self._batch_size = self._batch_size if batch_size is None else batch_size
+        self._begin(count)
+
+    def statement(self, *, format: str = "text") -> str:
+        """What the steps so far guarantee; as `PrivacyPlan.statement`."""
+        optimizer = self.model.optimizer
+        steps = int(optimizer.steps_spent) if optimizer.built else 0
+        return self.plan.statement(steps, format=format) if steps else self.plan.statement()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model":
+            raise AttributeError(name)  # before it is there
+        return getattr(self.model, name)
+
+    def __str__(self) -> str:
+        sampling, budget = self.plan.sampling, self.plan.budget
+        lines = [
+            f"{self.model.name} trains privately: epsilon={budget.epsilon:g}, "
+            f"delta={budget.delta:.3g}, one example protected.",
+            f"{sampling.num_examples:,} examples, {sampling.expected_batch_size:,.0f} expected in "
+            f"a batch, {self._epochs:g} expected passes: {sampling.steps:,} steps.",
+            f"Noise multiplier {self.plan.noise_multiplier:.3f}, from privacy loss distributions.",
+            *self.changed,
+        ]
+        if self.advice is not None:
+            first, *rest = str(self.advice).splitlines()
+            warned = [line for line in rest if line.startswith("! ")]
+            lines += [first, *warned, *(line for line in rest if line.startswith("- "))]
+        return "\n".join(lines[:_LINES])
+
+
+def _compiled_with(model: keras.Model) -> dict[str, Any]:
+    """Loss and metrics as `compile` got them."""
+    loss, metrics = model._compile_loss, model._compile_metrics
+    found: dict[str, Any] = {}
+    if loss is not None:
+        found |= {"loss": loss._user_loss, "loss_weights": loss._user_loss_weights}
+    if metrics is not None:
+        found |= {"metrics": metrics._user_metrics}
+        found |= {"weighted_metrics": metrics._user_weighted_metrics}
+    return found
+
+
+def _split(examples: Any, share: float) -> tuple[Any, Any]:
+    if not isinstance(examples, tuple) or not 0 < share < 1:
+        raise ValueError(
+            f"Expected 0 < validation_split < 1 with arrays, got {share} with "
+            f"{type(examples).__name__}: split the data before, and pass validation_data."
+        )
+    count = len(as_data_source(examples))
+    kept = math.floor(count * (1 - share))
+
+    def part(which: slice) -> Any:
+        return tf.nest.map_structure(lambda leaf: np.asarray(leaf)[which], examples)
+
+    return part(slice(kept)), part(slice(kept, count))
+
+
+def _without_batch_normalization(model: keras.Model) -> tuple[keras.Model, list[str]]:
+    """The model with other normalisation and the same weights elsewhere, and what changed."""
+    old = [
+        layer
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    if not old:
+        return model, []
+    if not isinstance(model, keras.Sequential) and not hasattr(model, "_inputs_struct"):
+        raise ValueError(
+            f"Expected a functional or Sequential model with fix=True, got "
+            f"{type(model).__name__}: replace its BatchNormalization by GroupNormalization."
+        )
+    changed: list[str] = []
+
+    def cloned(layer: keras.layers.Layer) -> keras.layers.Layer:
+        if not isinstance(layer, keras.layers.BatchNormalization):
+            return type(layer).from_config(layer.get_config())
+        axes = layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis]
+        channels = int(layer.gamma.shape[0] if layer.scale else layer.moving_mean.shape[0])
+        groups = math.gcd(channels, _GROUPS)
+        changed.append(
+            f"{layer.path or layer.name}: BatchNormalization became GroupNormalization({groups})."
+        )
+        return keras.layers.GroupNormalization(
+            groups,
+            axis=axes[0],
+            epsilon=layer.epsilon,
+            center=layer.center,
+            scale=layer.scale,
+            name=layer.name,
+        )
+
+    made = keras.models.clone_model(model, clone_function=cloned)
+    for before, after in zip(model.layers, made.layers, strict=True):
+        kept = before.weights
+        if isinstance(before, keras.layers.BatchNormalization):
+            kept = before.trainable_weights or [*filter(lambda w: w.trainable, before.weights)]
+        after.set_weights([weight.numpy() for weight in kept])
+    made.compile(model.optimizer.__class__(), **_compiled_with(model))
+    return made, changed

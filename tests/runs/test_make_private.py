@@ -1,0 +1,157 @@
+"""One call around a compiled model: what it chooses, trains and refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import dp_sparse
+
+ROWS = 1_000
+
+
+def data(rows: int = ROWS) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = {"user": rng.integers(0, 50, rows).astype(np.int32), "age": rng.random(rows, np.float32)}
+    return x, (x["user"] % 2).astype(np.float32)[:, None]
+
+
+def clicks(loss: Any = "binary_crossentropy") -> keras.Model:
+    user = keras.Input((), dtype="int32", name="user")
+    age = keras.Input((1,), name="age")
+    rows = keras.layers.Embedding(50, 4)(user)
+    logit = keras.layers.Dense(1, activation="sigmoid")(keras.layers.Concatenate()([rows, age]))
+    model = keras.Model({"user": user, "age": age}, logit, name="clicks")
+    model.compile("adam", loss, metrics=["AUC"])
+    return model
+
+
+def columns(rows: int = ROWS) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    x, y = data(rows)
+    return {**x, "age": x["age"][:, None]}, y
+
+
+def test_it_learns_by_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = columns()
+    model = clicks()
+    private = dp_sparse.make_private(model, epsilon=8, examples=(x, y), epochs=20)
+    told = capsys.readouterr().out.splitlines()
+    assert 3 < len(told) <= 10
+    assert told[0].startswith("clicks trains privately: epsilon=8, delta=0.001")
+    assert "1,000 examples, 84 expected in a batch, 20 expected passes: 238 steps." in told[1]
+    assert any(line.startswith("dp_sparse.DPSGDOptimizer(") for line in told)
+    history = private.fit(x, y, validation_split=0.2, verbose=0).history
+    assert private.plan.sampling.num_examples == 800 and len(history["val_AUC"]) == 20
+    assert history["val_AUC"][-1] > 0.9
+    assert private.model is model and private.evaluate(x, y, verbose=0)[1] > 0.9
+    assert "(8, 0.00125)-differential privacy" in private.statement()
+    assert private.statement(format="json")
+
+
+def test_every_part_can_be_given() -> None:
+    x, y = columns()
+    private = dp_sparse.make_private(
+        clicks(),
+        epsilon=3,
+        delta=1e-4,
+        examples=(x, y, np.ones(ROWS, np.float32)),
+        epochs=2,
+        batch_size=100,
+        optimizer=lambda plan: dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0),
+        verbose=False,
+    )
+    assert isinstance(private.optimizer, dp_sparse.DPAdaFESTOptimizer)
+    assert private.plan.budget.delta == 1e-4 and private.plan.sampling.steps == 20
+    private.fit(epochs=1, batch_size=50, verbose=0)  # its own examples, before the first step
+    assert private.plan.sampling.steps == 20 and private.plan.sampling.expected_batch_size == 50
+    assert int(private.optimizer.steps_spent) == 20
+    with pytest.raises(ValueError, match="with which training began"):
+        private.fit(epochs=3, verbose=0)
+    with pytest.raises(dp_sparse.PrivacyError, match="no steps left|all its steps|spent"):
+        private.fit(verbose=0)
+
+
+def test_loss_and_metrics_stay_and_logs_show_both(tmp_path: Path) -> None:
+    x, y = columns()
+    model = clicks(keras.losses.BinaryCrossentropy(label_smoothing=0.1))
+    private = dp_sparse.make_private(model, epsilon=3, examples=(x, y), verbose=False)
+    log = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    others = {name: values[::-1].copy() + 0 for name, values in x.items()}
+    others["age"] += 0.01
+    private.fit(x, y, validation_data=(others, y), callbacks=[log], verbose=0)
+    assert "val_AUC" in (tmp_path / "log.csv").read_text()
+    assert private.loss.label_smoothing == 0.1
+    private.save(tmp_path / "model.keras")
+    assert (tmp_path / "model.keras").exists()
+
+
+def test_records_of_a_file(tmp_path: Path) -> None:
+    written = dp_sparse.write_records(columns(), tmp_path / "rows.npy")
+    private = dp_sparse.make_private(clicks(), epsilon=3, examples=written, verbose=False)
+    private.fit(verbose=0)
+    assert int(private.optimizer.steps_spent) == 12
+    with pytest.raises(ValueError, match="with arrays, got"):
+        dp_sparse.make_private(clicks(), epsilon=3, examples=written, verbose=False).fit(
+            validation_split=0.5
+        )
+
+
+def normalised(statistics: bool) -> keras.Model:
+    layers = [
+        keras.Input((3,)),
+        keras.layers.Dense(12),
+        keras.layers.BatchNormalization(name="norm") if statistics else keras.layers.ReLU(),
+        keras.layers.Dense(2),
+    ]
+    model = keras.Sequential(layers, name="normalised")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_batch_normalisation_is_replaced_if_asked() -> None:
+    x = np.random.default_rng(0).random((64, 3), np.float32)
+    y = np.arange(64) % 2
+    model = normalised(statistics=True)
+    model.get_layer("norm").gamma.assign(np.arange(12.0))
+    with pytest.raises(dp_sparse.UnsupportedLayerError, match="norm.*mixes the examples"):
+        dp_sparse.make_private(model, epsilon=8, examples=(x, y), verbose=False)
+    private = dp_sparse.make_private(model, epsilon=8, examples=(x, y), fix=True, verbose=False)
+    assert "BatchNormalization became GroupNormalization(4)" in str(private)
+    norm = private.get_layer("norm")
+    assert isinstance(norm, keras.layers.GroupNormalization) and norm.groups == 4
+    np.testing.assert_array_equal(norm.gamma, np.arange(12.0))
+    np.testing.assert_array_equal(private.layers[0].kernel, model.layers[0].kernel)
+    private.fit(x, y, verbose=0)
+    same = normalised(statistics=False)
+    assert (
+        dp_sparse.make_private(same, epsilon=8, examples=(x, y), fix=True, verbose=False).model
+        is same
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": 3}, "compiled keras.Model, got model=3"),
+        ({"epsilon": 0}, "epsilon"),
+        ({"epochs": 0}, "epochs"),
+        ({"batch_size": 2_000}, "batch"),
+        ({"examples": [1, 2]}, r"write_records\(source, path\)"),
+        ({"examples": (np.ones((4, 2)), np.ones(3))}, "one common length"),
+    ],
+)
+def test_what_is_out_of_range_is_told(given: dict[str, Any], words: str) -> None:
+    arguments = {"model": clicks(), "epsilon": 3, "examples": columns(), "verbose": False, **given}
+    with pytest.raises(ValueError, match=words):
+        dp_sparse.make_private(arguments.pop("model"), **arguments)
+
+
+def test_a_model_without_a_loss_is_told() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="plain")
+    for compiled in (False, True):
+        if compiled:
+            model.compile("adam")
+        with pytest.raises(ValueError, match="Expected plain compiled with its loss"):
+            dp_sparse.make_private(model, epsilon=3, examples=(np.ones((4, 2)), np.ones(4)))
