@@ -205,7 +205,7 @@ def _of_a_batch(model: keras.Model, examples: Examples, batch_size: int) -> list
     isolation = isolation_of(model, batch_size, own_size=compiles)
     try:
         with translated():
-            measure(model, examples)
+            measure(model, examples, batch_size)
             found = isolation.coupled(*arrays(examples, trimmed=False), seed=0, whole=True)
     except PrivacyError as error:
         return [str(error)]

@@ -21,7 +21,8 @@ from dp_sparse.step.checkpointed_steps import (
 )
 from dp_sparse.step.environment import refuse_nan
 from dp_sparse.step.forward_backward import led_by_batch, losses_with_padding
-from dp_sparse.step.own_loss import has_own_loss, measure
+from dp_sparse.step.loss_kind import measure
+from dp_sparse.step.own_loss import has_own_loss
 from dp_sparse.step.preflight_checks import (
     Preflight,
     Schedule,

@@ -1,50 +1,34 @@
 """A loss that a model computes by itself: a `compute_loss` in place of `compile(loss=...)`.
 
 It gives one loss for each example, `[batch]`, or one number for the batch: the sum or the mean of
-its examples' losses, or their sum ÷ the sum of all sample weights. Which of these is measured
-before the first step, from batches of one example many times, and of two with other weights. That
-no example's loss knows another one is for the preflight to see.
+its examples' losses, or their sum ÷ the sum of all sample weights. `loss_kind` measures which.
 
 ### Formal Guarantees
-The gradient of the number, times the divisor that was measured, is recorded for each example apart,
-as with a compiled loss; a constant, the number of an example's weights, replaces the sum of all
-weights. If the number is something else, what is recorded of an example depends on its batch or on
-the batch's size, which the preflight compares.
+It runs inside the recorded pass alone, under its guards. The gradient of the number, times the
+divisor that was measured, is recorded for each example apart, as with a compiled loss; a constant,
+the number of an example's weights, replaces the sum of all weights. If the number is something
+else, what is recorded of an example depends on its batch or on the batch's size, which the
+preflight compares.
 """
 
 import contextlib
-import inspect
-import itertools
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from dp_sparse.core import PrivacyError
+from dp_sparse.core import PrivacyError, UnsupportedLayerError
 from dp_sparse.sampling import Examples
+from dp_sparse.step.unsupported import is_own
 
 EACH, SUM, MEAN, WEIGHTED = "each", "sum", "mean", "weighted mean"
-_COPIES = (2, 5)
-_TRIED = 8  # examples, of which one has a loss that is not 0
-_TOLERANCE = 2.0**-10  # relative: float32 sums of few terms, and half precision
 _KINDS: weakref.WeakKeyDictionary[keras.Model, str] = weakref.WeakKeyDictionary()
 
 _SHAPE = (
     "Expected {name}.compute_loss to return one number or losses [batch], got {found}.\n"
     "Return the mean over the batch, or reduce each example's values over its own axes."
-)
-_NEITHER = (
-    "Expected {name}.compute_loss to return the sum or the mean of its examples' losses, got "
-    "{one:.6g} for one example and {many:.6g} for {copies} copies of it.\n"
-    "Reduce all of its parts alike, or return one loss for each example, [batch]."
-)
-_NO_LOSS = (
-    "Expected {name}.compute_loss to give one example alone a finite loss other than 0, got none "
-    "among {count}.\nAgainst the other examples of a batch, as with in-batch negatives, no loss is "
-    "private. Any other one: return losses [batch]."
 )
 _UNKNOWN = (
     "The loss of {name} was not seen before its step was traced.\n"
@@ -55,8 +39,17 @@ _UNKNOWN = (
 
 def has_own_loss(model: keras.Model) -> bool:
     """Whether the model computes its loss by itself."""
-    own = inspect.unwrap(getattr(model.compute_loss, "__func__", model.compute_loss))
-    return not str(getattr(own, "__module__", "")).startswith("keras.")
+    return "compute_loss" in vars(model) or is_own(type(model), "compute_loss")
+
+
+def kind_of(model: keras.Model) -> str | None:
+    """What its loss was measured to be; None if it was not."""
+    return _KINDS.get(model)
+
+
+def set_kind(model: keras.Model, kind: str) -> None:
+    """Keeps what was measured until the model is compiled anew."""
+    _KINDS[model] = kind
 
 
 class OwnLoss:
@@ -89,7 +82,7 @@ class OwnLoss:
             losses = tf.where(present > 0, given, 0.0)
             return losses, losses, tf.reduce_sum(losses)
         size = tf.cast(tf.shape(present)[0], tf.float32)
-        kind = _KINDS.get(self._model)
+        kind = kind_of(self._model)
         if kind is None:
             raise PrivacyError(_UNKNOWN.format(name=self._model.name))
         nothing, mean = tf.zeros_like(present), given / size if kind == SUM else given
@@ -110,30 +103,6 @@ def own_loss_of(model: keras.Model, examples: Examples) -> OwnLoss | None:
     return OwnLoss(model, examples) if has_own_loss(model) else None
 
 
-def measure(model: keras.Model, examples: Examples) -> None:
-    """Finds out what the model's own loss is, from a batch with an example; it runs eagerly.
-
-    Nothing is kept of the batch.
-
-    Raises:
-        PrivacyError: It is neither a sum nor a mean, or no example tells.
-        ValueError: It is neither a number nor `[batch]`.
-    """
-    if not has_own_loss(model) or model in _KINDS:
-        return
-    places = np.flatnonzero(np.asarray(examples.present) > 0)[:_TRIED]
-    for place in places:
-        one = _of_copies(model, examples, place, 1)
-        if one.shape.rank == 1:
-            _KINDS[model] = EACH
-            return
-        if np.isfinite(one.numpy()) and one.numpy() != 0:
-            kind = _sum_or_mean(model, examples, place, float(one.numpy()))
-            _KINDS[model] = kind if kind == SUM else _mean(model, examples, places)
-            return
-    raise PrivacyError(_NO_LOSS.format(name=type(model).__name__, count=len(places)))
-
-
 def build_layers(model: keras.Model, examples: Examples) -> None:
     """Creates the variables of layers that the loss alone calls."""
     given = {"training": True} if model._call_has_training_arg else {}
@@ -149,65 +118,10 @@ def forget(model: keras.Model) -> None:
     _KINDS.pop(model, None)
 
 
-def _sum_or_mean(model: keras.Model, examples: Examples, place: int, one: float) -> str:
-    fits = {MEAN, SUM}
-    for copies in _COPIES:
-        many = float(_of_copies(model, examples, place, copies).numpy())
-        wanted = {MEAN: one, SUM: one * copies}
-        fits = {kind for kind in fits if _near(many, wanted[kind], abs(wanted[kind]))}
-        if not fits:
-            name = type(model).__name__
-            raise PrivacyError(_NEITHER.format(name=name, one=one, many=many, copies=copies))
-    (kind,) = fits  # copies of something that is not 0 have one of the two
-    return kind
-
-
-def _mean(model: keras.Model, examples: Examples, places: np.ndarray) -> str:
-    """Whether a mean is over examples, or by the weights of two of which the second has more."""
-    if len(tf.nest.flatten(examples.sample_weight)) != 1:
-        return MEAN
-    first, second = examples.sample_weight, 3.0 * tf.convert_to_tensor(examples.sample_weight)
-    for one, other in itertools.pairwise(places):
-        chosen = _chosen(examples, [one, other])
-        heavier = chosen._replace(sample_weight=tf.stack([first[one], second[other]]))
-        apart = [_chosen(heavier, [place]) for place in (0, 1)]
-        losses = [float(_without_chance(model, each).numpy()) for each in apart]
-        weights = [float(tf.reduce_sum(each.sample_weight)) for each in apart]
-        both = float(_without_chance(model, heavier).numpy())
-        size = max(map(abs, losses))
-        if sum(weights) <= 0 or _near(losses[0], losses[1], size):
-            continue  # nothing to tell a mean by
-        if not _near(both, sum(losses) / 2, size) and _near(
-            both, float(np.average(losses, weights=weights)), size
-        ):
-            return WEIGHTED
-        return MEAN  # or something else, of which the preflight says where it mixes
-    return MEAN
-
-
-def _near(found: float, wanted: float, size: float) -> bool:
-    return abs(found - wanted) <= _TOLERANCE * size
-
-
-def _of_copies(model: keras.Model, examples: Examples, place: int, copies: int) -> tf.Tensor:
-    """The loss of a batch that is one example so many times."""
-    return _without_chance(model, _chosen(examples, [place] * copies))
-
-
-def _chosen(examples: Examples, places: list[int]) -> Examples:
-    return tf.nest.map_structure(lambda leaf: tf.gather(leaf, places), examples)
-
-
-def _without_chance(model: keras.Model, examples: Examples) -> tf.Tensor:
-    """The loss of a batch, without random layers."""
-    given = {"training": False} if model._call_has_training_arg else {}
-    return _loss(model, examples, model(examples.x, **given), training=False)
-
-
 def _loss(model: keras.Model, examples: Examples, outputs: Any, training: bool) -> tf.Tensor:
     """As the model computes it, in float32."""
     y = examples.y if tf.nest.flatten(examples.y) else None
-    with _without_trackers(model):
+    with _without_trackers(model), _without_regularisers(model), _without_tapes(model):
         loss = model._compute_loss(
             x=examples.x, y=y, y_pred=outputs, sample_weight=_weights(examples), training=training
         )
@@ -217,7 +131,7 @@ def _loss(model: keras.Model, examples: Examples, outputs: Any, training: bool) 
         found = type(loss).__name__
         raise ValueError(_SHAPE.format(name=type(model).__name__, found=found)) from None
     if loss.shape.rank not in (0, 1):
-        found = f"shape {tuple(loss.shape)}"
+        found = "an unknown shape" if loss.shape.rank is None else f"shape {tuple(loss.shape)}"
         raise ValueError(_SHAPE.format(name=type(model).__name__, found=found))
     return loss
 
@@ -246,6 +160,36 @@ def _without_trackers(model: keras.Model) -> Iterator[None]:
         yield
     finally:
         compiled._metrics = metrics
+
+
+@contextlib.contextmanager
+def _without_regularisers(model: keras.Model) -> Iterator[None]:
+    """The private step applies them to the update; here they would be read as data."""
+    regularised = [(v, v.regularizer) for v in model.trainable_variables if v.regularizer]
+    for variable, _ in regularised:
+        variable.regularizer = None
+    try:
+        yield
+    finally:
+        for variable, own in regularised:
+            variable.regularizer = own
+
+
+@contextlib.contextmanager
+def _without_tapes(model: keras.Model) -> Iterator[None]:
+    """A gradient that a loss takes of itself uses weights where nothing records them."""
+
+    def enter(tape: tf.GradientTape) -> NoReturn:
+        raise UnsupportedLayerError(
+            f"{type(model).__name__}.compute_loss records a gradient (tf.GradientTape), whose own "
+            "gradient by the weights is not recorded for each example: leave it out."
+        )
+
+    own, tf.GradientTape.__enter__ = tf.GradientTape.__enter__, enter
+    try:
+        yield
+    finally:
+        tf.GradientTape.__enter__ = own
 
 
 class _Nothing:

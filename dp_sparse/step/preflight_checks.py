@@ -27,7 +27,8 @@ from dp_sparse.sampling import Examples, batch_of, is_sampled
 from dp_sparse.step.building import build_for
 from dp_sparse.step.environment import refuse_nan
 from dp_sparse.step.forward_backward import led_by_batch, losses_of
-from dp_sparse.step.own_loss import forget, has_own_loss, measure, own_loss_of
+from dp_sparse.step.loss_kind import measure
+from dp_sparse.step.own_loss import forget, has_own_loss, own_loss_of
 from dp_sparse.step.unsupported import refuse_wrapped
 
 _Signature = tuple[Any, tuple[tf.TensorSpec, ...]]  # names, and a specification of each leaf
@@ -167,7 +168,7 @@ class Preflight:
             if not optimizer.built:
                 with model.distribute_strategy.scope():
                     build_for(model, optimizer, examples)
-            measure(model, examples)
+            measure(model, examples, optimizer.examples_in_memory)
             examples = refuse_wrapped(model, refuse_nan(model, examples))
         given = arrays(examples, trimmed=not optimizer.compiles)
         refuse_coupled(self._isolation, *given, self.schedule.batches, whole, replica)

@@ -31,18 +31,18 @@ def replaced_methods(model: keras.Model, loss: Any) -> list[str]:
         f"{type(model).__name__} has a {name} of its own, which the private step would not run: "
         f"{instead}."
         for name, instead in _STEP.items()
-        if _is_own(type(model), name)
+        if is_own(type(model), name)
     ]
     kinds = {type(each): each for each in tf.nest.flatten(loss)}
     return lines + [
         f"The loss {kind.__name__} has a __call__ of its own, which the private step would not "
         "run: put what it does into call(y_true, y_pred), which returns one value for each example."
         for kind in kinds
-        if issubclass(kind, keras.losses.Loss) and _is_own(kind, "__call__")
+        if issubclass(kind, keras.losses.Loss) and is_own(kind, "__call__")
     ]
 
 
-def _is_own(kind: type, name: str) -> bool:
+def is_own(kind: type, name: str) -> bool:
     """Whether a class, or what it inherits, has the method in place of Keras'."""
     owner = next(cls for cls in kind.__mro__ if name in vars(cls))
     return not owner.__module__.startswith("keras.")

@@ -15,9 +15,9 @@ FAULTS = (
     ),
     Fault(
         "a_weighted_mean_is_taken_for_a_mean",
-        _OWN_LOSS,
-        "            return WEIGHTED\n",
-        "            return MEAN\n",
+        "dp_sparse/step/loss_kind.py",
+        "MEAN: -1.0, WEIGHTED: -2.0}",
+        "WEIGHTED: -1.0, MEAN: -2.0}",
         (
             f"{_TESTS}::test_trains_as_the_same_loss_of_compile"
             "[DPSGDOptimizer-arguments0-divided by all weights]",
@@ -26,8 +26,8 @@ FAULTS = (
     Fault(
         "an_own_loss_that_no_check_has_seen_is_trained",
         _OWN_LOSS,
-        "kind = _KINDS.get(self._model)",
-        "kind = _KINDS.get(self._model, MEAN)",
+        "kind = kind_of(self._model)\n",
+        "kind = kind_of(self._model) or MEAN\n",
         (f"{_TESTS}::test_a_step_that_no_check_has_seen_is_refused",),
     ),
     Fault(
@@ -57,6 +57,20 @@ FAULTS = (
         "weights_too=has_own_loss(model)",
         "weights_too=False",
         (f"{_TESTS}::test_weights_decide_for_none_of_the_others",),
+    ),
+    Fault(
+        "no_outputs_are_replaced",
+        "dp_sparse/step/loss_kind.py",
+        "    return tf.where(whose, leaf, tf.cast(value, leaf.dtype))\n",
+        "    return tf.where(whose, leaf, leaf)\n",
+        (f"{_TESTS}::test_what_mixes_examples_is_refused_before_a_step[flooding]",),
+    ),
+    Fault(
+        "a_loss_may_take_gradients",
+        _OWN_LOSS,
+        "own, tf.GradientTape.__enter__ = tf.GradientTape.__enter__, enter",
+        "own = tf.GradientTape.__enter__",
+        (f"{_TESTS}::test_what_mixes_examples_is_refused_before_a_step[a gradient of its own]",),
     ),
     Fault(
         "layers_of_the_loss_are_built_after_the_optimizer",

@@ -31,8 +31,8 @@ FAULTS = (
     Fault(
         "a_loss_without_its_call_is_trained",
         "dp_sparse/step/unsupported.py",
-        'if issubclass(kind, keras.losses.Loss) and _is_own(kind, "__call__")',
-        'if issubclass(kind, keras.losses.Loss) and _is_own(kind, "get_config")',
+        'if issubclass(kind, keras.losses.Loss) and is_own(kind, "__call__")',
+        'if issubclass(kind, keras.losses.Loss) and is_own(kind, "get_config")',
         ("tests/training/test_losses.py::test_a_loss_with_a_call_of_its_own_is_refused_by_class",),
     ),
     Fault(

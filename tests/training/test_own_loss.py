@@ -1,5 +1,6 @@
 """A `compute_loss` of the model's own: as a compiled loss, or refused before the first step."""
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ from keras import ops
 import dp_sparse
 from dp_sparse.core.errors import translated
 from dp_sparse.sampling import Examples
-from dp_sparse.step.own_loss import OwnLoss
+from dp_sparse.step.loss_kind import measure
+from dp_sparse.step.own_loss import OwnLoss, has_own_loss, kind_of
 from tests.replicas import strategy_of
 from tests.training_cases import (
     click_model,
@@ -32,6 +34,12 @@ Loss = Callable[..., Any]  # of the model, x, y, y_pred and sample_weight
 
 def errors(y: Any, y_pred: Any) -> Any:
     return ops.square(y_pred[:, 0] - y)
+
+
+def penalised(model: keras.Model, x: Any, losses: Any) -> Any:
+    with tf.GradientTape() as tape:
+        outputs = model(x)
+    return ops.mean(losses) + sum(map(ops.sum, tape.gradient(outputs, model.layers[-1].weights)))
 
 
 LOSSES: dict[str, Loss] = {
@@ -191,11 +199,23 @@ REFUSED: dict[str, tuple[Loss, str]] = {
     ),
     "losses that know each other": (
         lambda model, x, y, y_pred, w: errors(y, y_pred) - ops.mean(errors(y, y_pred)),
-        "depends on another example",
+        "depends on",
     ),
     "a sum and a mean": (
         lambda model, x, y, y_pred, w: ops.sum(errors(y, y_pred)) + ops.mean(y_pred),
-        "the sum or the mean of its examples' losses, got .* for 2 copies",
+        "(?s)the sum or the mean of its examples' losses, got a number whose gradient",
+    ),
+    "a cap that no batch has reached": (
+        lambda model, x, y, y_pred, w: ops.minimum(ops.mean(errors(y, y_pred)), 5.0),
+        "a cap",
+    ),
+    "flooding": (
+        lambda model, x, y, y_pred, w: ops.abs(ops.mean(errors(y, y_pred)) - 1e3) + 1e3,
+        "a cap",
+    ),
+    "a gradient of its own": (
+        lambda model, x, y, y_pred, w: penalised(model, x, errors(y, y_pred)),
+        "records a gradient",
     ),
     "the root of a mean": (
         lambda model, x, y, y_pred, w: ops.sqrt(ops.mean(errors(y, y_pred))),
@@ -228,7 +248,7 @@ def test_what_mixes_examples_is_refused_before_a_step(name: str) -> None:
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (lambda model, x, y, y_pred, w: y_pred, r"got shape \(1, 1\)"),
+        (lambda model, x, y, y_pred, w: y_pred, r"got shape \(None, 1\)"),
         (lambda model, x, y, y_pred, w: None, "got NoneType"),
     ],
 )
@@ -246,7 +266,7 @@ def test_weights_decide_for_none_of_the_others() -> None:
     loss = REFUSED["divided by squares of the batch's weights"][0]
     model, plan = with_loss(loss), plan_for(SIZE)
     model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0))
-    with pytest.raises(dp_sparse.PrivacyError, match="depends on another example"):
+    with pytest.raises(dp_sparse.PrivacyError, match="the sum or the mean"):
         model.fit(marked_dataset(plan, x, y), verbose=0)
 
 
@@ -277,7 +297,7 @@ def test_check_model_looks_at_it() -> None:
     x, y = clicks(SIZE)
     good, bad = with_loss(LOSSES["mean"]), with_loss(REFUSED["a product of means"][0])
     assert dp_sparse.check_model(good, (x, y)).ok
-    assert "depends on another example" in dp_sparse.check_model(bad, (x, y)).problems[0]
+    assert "depends on the outputs of another" in dp_sparse.check_model(bad, (x, y)).problems[0]
 
 
 def test_a_train_step_of_its_own_is_told_what_to_do() -> None:
@@ -358,3 +378,91 @@ def test_a_loss_cannot_tell_padding_by_its_weight() -> None:
     )
     model = with_loss(lambda model, x, y, y_pred, w: w)
     np.testing.assert_array_equal(OwnLoss(model, examples)(tf.zeros([4, 1])), np.ones(4))
+
+
+def test_one_example_tells_what_the_loss_is() -> None:
+    """The first batch may have no other, and one whose weights are all 1."""
+    x, y = clicks(SIZE)
+    examples = Examples(
+        *map(tf.constant, (x[:1], y[:1], np.ones(1, np.float32), np.ones(1, np.float32)))
+    )
+    for name, kind in [
+        ("mean", "mean"),
+        ("sum", "sum"),
+        ("divided by all weights", "weighted mean"),
+    ]:
+        model = with_loss(LOSSES[name])
+        measure(model, examples, 1)
+        assert kind_of(model) == kind
+
+
+def test_losses_of_most_examples_may_be_0() -> None:
+    """As where only those that clicked have one."""
+    x, y = clicks(SIZE)
+    y[:] = 0
+    y[-1] = 1
+    model, plan = with_loss(lambda m, x, y, y_pred, w: ops.mean(y * y_pred[:, 0])), plan_for(SIZE)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0))
+    model.fit(marked_dataset(plan, x, y), verbose=0)
+    assert kind_of(model) == "mean"
+
+
+def test_random_numbers_in_it() -> None:
+    """As of a variational autoencoder."""
+    seeds = keras.random.SeedGenerator(1)
+
+    def loss(model: Any, x: Any, y: Any, y_pred: Any, w: Any) -> Any:
+        drawn = keras.random.normal(ops.shape(y_pred), seed=seeds)
+        return ops.mean(ops.square(y_pred + drawn - y[:, None]))
+
+    model, plan = with_loss(loss), plan_for(SIZE)
+    model.seeds = seeds
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0))
+    model.fit(marked_dataset(plan, *clicks(SIZE)), verbose=0)
+    assert kind_of(model) == "mean"
+
+
+@pytest.mark.parametrize("kind", ["tf.Variable", "a weight"])
+def test_nothing_is_kept_of_an_example_before_it_is_refused(kind: str) -> None:
+    """The measurement runs under the guards of training, and in no eager pass."""
+    kept = tf.Variable(0.0) if kind == "tf.Variable" else keras.Variable(0.0, trainable=False)
+    eager: list[bool] = []
+
+    def loss(model: Any, x: Any, y: Any, y_pred: Any, w: Any) -> Any:
+        eager.append(tf.executing_eagerly())
+        own = ops.mean(errors(y, y_pred))
+        kept.assign(own)
+        return own
+
+    model, plan = with_loss(loss), plan_for(SIZE)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0))
+    with pytest.raises((dp_sparse.PrivacyError, dp_sparse.UnsupportedLayerError)):
+        model.fit(marked_dataset(plan, *clicks(SIZE)), verbose=0)
+    assert float(kept.numpy()) == 0.0 and not any(eager)
+
+
+def test_a_regulariser_is_left_to_the_step() -> None:
+    """`super().compute_loss` adds up what the private step applies to its update."""
+    inputs = keras.Input((3,))
+
+    class Own(keras.Model):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs)
+
+    model = Own(inputs, keras.layers.Dense(1, kernel_regularizer="l2")(inputs))
+    plan = plan_for(SIZE)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 1.0), "mse")
+    x = np.ones((SIZE, 3), np.float32)
+    model.fit(marked_dataset(plan, x, np.ones((SIZE, 1), np.float32)), verbose=0)
+    assert model.layers[-1].kernel.regularizer is not None and kind_of(model) == "mean"
+
+
+def test_a_wrapped_method_is_the_models_own() -> None:
+    class Own(keras.Model):
+        @functools.wraps(keras.Model.compute_loss)
+        def compute_loss(self, x: Any, y: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
+            return 0 * errors(y, y_pred)
+
+    source = click_model()
+    assert has_own_loss(Own(source.inputs, source.outputs))
+    assert not has_own_loss(source)
