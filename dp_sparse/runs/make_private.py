@@ -66,9 +66,8 @@ def make_private(
         >>> history = private.fit(x, y, validation_split=0.1, verbose=0)
         >>> private.plan.sampling.num_examples, private.predict(x[:1], verbose=0).shape
         (900, (1, 1))
-        >>> print(private.statement())
-        Guarantee
-          (3, 0.00111111)-differential privacy protects one example after 12 of 12 steps; ...
+        >>> private.statement().splitlines()[1]
+        '  (3, 0.00112)-differential privacy protects one example after 12 of 12 steps; the ...'
 
     ### Formal Guarantees
     Those of the plan. What is chosen follows from shapes, the number of examples and noise, which

@@ -121,7 +121,7 @@ ENTRIES = (
         for name, loss, words in [
             ("in-batch negatives", in_batch_negatives, "in-batch negatives"),
             ("a sum and a mean", sum_and_mean, "the sum or the mean"),
-            ("by the square of the size", squared_size, "the sum or the mean"),
+            ("by the square of the size", squared_size, "the batch's size"),
         ]
     ]
     + [
