@@ -277,3 +277,17 @@ def test_probabilities_are_calibrated_as_printed(
     )
     assert "log loss of a constant: " in capsys.readouterr().out
     assert "score histogram" in dp_sparse.check_export("served").statement
+
+
+def test_what_sparsity_costs_stands_on_its_page() -> None:
+    text = " ".join(README.read_text().split())
+    pattern = (
+        r"never train lose (\S+) of AUC, DP-AdaFEST with noise on 1 of (\S+) .*? reaches (\S+), "
+        r"and DP-SGD (\S+) "
+    )
+    (told,) = re.findall(pattern, text)
+    page = (DOCS / "results" / "criteo_kaggle.md").read_text().partition("## Two million")[2]
+    frozen, reduction, sparse, dense = told
+    assert f"never train lose +{frozen} ±" in page
+    assert re.search(rf"^\| DP-AdaFEST, λ=1 \| {sparse} .* {reduction} \|$", page, re.M)
+    assert re.search(rf"^\| DP-SGD, learning rate 0.003 \| {dense} \|  \|", page, re.M)
