@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,13 @@ class Watched:
         if self._file.exists():
             self._state = self._file.read(dict)
 
-    @contextlib.contextmanager
-    def own_time(self) -> Iterator[None]:
-        """Counts the time of what this process does, if it gets to its end."""
-        begun = time.monotonic()
-        yield
-        self._state["seconds"] += time.monotonic() - begun
-        self._file.write(self._state)
+    def own_time(self, parts: Iterable[Any]) -> None:
+        """Counts the time of what this process does, after each part that is done."""
+        last = time.monotonic()
+        for _ in parts:
+            now = time.monotonic()
+            self._state["seconds"], last = self._state["seconds"] + now - last, now
+            self._file.write(self._state)
 
     def run(self, command: Sequence[str], kill: Callable[[], bool]) -> str:
         """What a module's command printed when it ended by itself.

@@ -31,7 +31,6 @@ from dp_sparse.clipping.named_inputs import (
 )
 from dp_sparse.clipping.non_private_statistics import metric_variables, register_statistics
 from dp_sparse.clipping.recording import (
-    OwnLoss,
     Recording,
     Seeds,
     record,
@@ -60,7 +59,6 @@ __all__ = [
     "FlatClipping",
     "GradientTerm",
     "LayerRules",
-    "OwnLoss",
     "PerLayerClipping",
     "QuantileClipping",
     "Recording",

@@ -33,7 +33,7 @@ from dp_sparse.clipping.zero_weights import filled_weights
 from dp_sparse.core import PrivacyError, UnsupportedLayerError, replaced_call, replicas, require
 
 Seeds: TypeAlias = Callable[[int, str], tf.Tensor]  # of a number in the pass and a dtype, `[2]`
-OwnLoss: TypeAlias = Callable[[Any], tf.Tensor]  # of the model's outputs
+LossOfOutputs: TypeAlias = Callable[[Any], tf.Tensor]
 _MEND = (
     "another axis was folded into that of the batch, or part of the batch left out. Keep the "
     "examples on the first axis: give layers [batch, positions, width], or use "
@@ -187,7 +187,7 @@ def record(
     batch_capacity: int,
     seeds: Seeds | None = None,
     before_lookup: BeforeLookup | None = None,
-    own_loss: OwnLoss | None = None,
+    own_loss: LossOfOutputs | None = None,
 ) -> Recording:
     """Runs `model(x, training=True)` on `tape`, and its own loss, every layer call recorded.
 

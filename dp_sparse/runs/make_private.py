@@ -319,5 +319,5 @@ def _without_batch_normalization(model: keras.Model) -> tuple[keras.Model, list[
         if isinstance(before, keras.layers.BatchNormalization):
             kept = before.trainable_weights or [*filter(lambda w: w.trainable, before.weights)]
         after.set_weights([weight.numpy() for weight in kept])
-    made.compile(model.optimizer.__class__(), **_compiled_with(model))
+    made.compile(**_compiled_with(model))  # its optimizer is replaced
     return made, changed

@@ -114,7 +114,7 @@ def build_layers(model: keras.Model, examples: Examples) -> None:
 
 
 def forget(model: keras.Model) -> None:
-    """Of a model that is compiled anew."""
+    """Drops what was measured of a model, which is compiled anew."""
     _KINDS.pop(model, None)
 
 

@@ -77,12 +77,8 @@ def _made_up(folder: Path, wanted: Sequence[tuple[Path, int, int]], workers: int
     watched = Watched(folder, "made up")
     (folder / "rows").mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
-    with (
-        watched.own_time(),
-        concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool,
-    ):
-        missing = [of for of in wanted if not of[0].exists()]
-        list(pool.map(_make_up, missing))
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        watched.own_time(pool.map(_make_up, [of for of in wanted if not of[0].exists()]))
     return watched.found(folder / "rows")
 
 

@@ -290,7 +290,9 @@ def test_the_kind_is_measured_anew_after_compile() -> None:
         )
     )
     for scale[0] in (1.0, 0.0, 1.0):
+        assert kind_of(model) != ("mean" if scale[0] else "sum")
         fit_on(model, dp_sparse.DPSGDOptimizer("sgd", plan_for(SIZE), 1.0), plan_for(SIZE), x, y)
+        assert kind_of(model) == ("mean" if scale[0] else "sum")
 
 
 def test_check_model_looks_at_it() -> None:
