@@ -13,6 +13,7 @@ from dp_sparse.core import UnsupportedLayerError, validate
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.reports import Recommendation, check_model, recommend
 from dp_sparse.sampling import PoissonSampling, as_data_source
+from dp_sparse.step import has_own_loss
 
 MOST_OF_A_BATCH, PARTS = 4096, 12  # the expected batch size, and the least batches of a pass
 _LOOKED_AT = 256  # examples, by check_model
@@ -76,9 +77,7 @@ def make_private(
     validate.of_keras_3("a model", model)
     if not isinstance(model, keras.Model):
         raise ValueError(f"Expected a compiled keras.Model, got model={model!r}.")
-    if not model.compiled or (
-        model._compile_loss is None and type(model).compute_loss is keras.Model.compute_loss
-    ):
+    if not model.compiled or (model._compile_loss is None and not has_own_loss(model)):
         raise ValueError(
             f"Expected {model.name} compiled with its loss, got it without: call "
             "model.compile(optimizer, loss, metrics) first."

@@ -69,7 +69,7 @@ class OwnLoss:
         Raises:
             ValueError: It has another shape.
         """
-        return _loss(self._model, self._examples, outputs, training=True)
+        return _loss(self._model, self._examples, outputs)
 
     def of_examples(self, given: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """What follows from the loss: losses for clipping, those for logs, and their sum.
@@ -108,7 +108,7 @@ def build_layers(model: keras.Model, examples: Examples) -> None:
     given = {"training": True} if model._call_has_training_arg else {}
 
     def called(examples: Examples) -> tf.Tensor:
-        return _loss(model, examples, model(examples.x, **given), training=True)
+        return _loss(model, examples, model(examples.x, **given))
 
     tf.function(called, autograph=False).get_concrete_function(examples)
 
@@ -118,12 +118,12 @@ def forget(model: keras.Model) -> None:
     _KINDS.pop(model, None)
 
 
-def _loss(model: keras.Model, examples: Examples, outputs: Any, training: bool) -> tf.Tensor:
+def _loss(model: keras.Model, examples: Examples, outputs: Any) -> tf.Tensor:
     """As the model computes it, in float32."""
     y = examples.y if tf.nest.flatten(examples.y) else None
     with _without_trackers(model), _without_regularisers(model), _without_tapes(model):
         loss = model._compute_loss(
-            x=examples.x, y=y, y_pred=outputs, sample_weight=_weights(examples), training=training
+            x=examples.x, y=y, y_pred=outputs, sample_weight=_weights(examples), training=True
         )
     try:
         loss = tf.cast(tf.convert_to_tensor(loss), tf.float32)
