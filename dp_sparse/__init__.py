@@ -32,6 +32,7 @@ from dp_sparse.export import (
     export_delta,
     export_model,
 )
+from dp_sparse.layers import losses
 from dp_sparse.optimizers import (
     DPAdaFESTOptimizer,
     DPFESTOptimizer,
@@ -154,6 +155,7 @@ __all__ = [
     "export_model",
     "histogram_of_counts",
     "layers",
+    "losses",
     "make_private",
     "noisy_frequencies",
     "noisy_histogram",

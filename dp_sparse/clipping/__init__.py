@@ -12,7 +12,7 @@ from dp_sparse.clipping.gradient_terms import (
     Tied,
     exact,
     fields_of,
-    scalars_of,
+    of_batch,
 )
 from dp_sparse.clipping.graph_guard import guarded, update_from
 from dp_sparse.clipping.layer_rules import (
@@ -30,6 +30,12 @@ from dp_sparse.clipping.named_inputs import (
     typed_inputs,
 )
 from dp_sparse.clipping.non_private_statistics import metric_variables, register_statistics
+from dp_sparse.clipping.public_rows import (
+    SharedUniforms,
+    public_lookups,
+    scored_by,
+    shared_uniforms,
+)
 from dp_sparse.clipping.recording import (
     Recording,
     Seeds,
@@ -65,6 +71,7 @@ __all__ = [
     "Rows",
     "Scaled",
     "Seeds",
+    "SharedUniforms",
     "Terms",
     "Tied",
     "embedding_tables",
@@ -77,13 +84,16 @@ __all__ = [
     "metric_variables",
     "name_of_rule",
     "named_inputs",
+    "of_batch",
+    "public_lookups",
     "record",
     "recorded_tensors",
     "register_statistics",
     "require_batch_leads",
-    "scalars_of",
     "scaled",
+    "scored_by",
     "self_check",
+    "shared_uniforms",
     "stop_gradient_read",
     "tables_read_whole",
     "take_by_name",

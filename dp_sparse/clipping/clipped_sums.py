@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from dp_sparse.clipping import styles
-from dp_sparse.clipping.gradient_terms import GradientTerm, Rows, exact, expanded
+from dp_sparse.clipping.gradient_terms import GradientTerm, Rows, exact, expanded, floats_of
 from dp_sparse.clipping.styles import ClipNorm, ClippingStyle, FlatClipping
 from dp_sparse.core import rare_branch, replicas
 
@@ -194,7 +194,7 @@ def _sanitised(
 
     Free when there is none.
     """
-    structures = [{name: getattr(term, name) for name in term.float_fields} for _, term in terms]
+    structures = [floats_of(term) for _, term in terms]
     once = {
         id(tensor): tensor for tensor in tf.nest.flatten(structures)
     }  # what terms share stays so

@@ -138,7 +138,11 @@ def tables_read_whole(model: keras.Model) -> list[str]:
 
 
 def _read_whole(model: keras.Model, layers: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
-    return layers_called_with_reverse(model, list(filter(may_read_table_whole, layers)))
+    inner = model._flatten_layers()
+    always = {id(own) for layer in inner for own in getattr(layer, "reads_whole", ())}
+    whole = [layer for layer in layers if id(layer) in always]
+    asked = [layer for layer in layers if may_read_table_whole(layer) and id(layer) not in always]
+    return [*whole, *layers_called_with_reverse(model, asked)]
 
 
 def _collect(

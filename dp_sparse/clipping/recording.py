@@ -22,11 +22,13 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping import public_rows
 from dp_sparse.clipping.gradient_terms import GradientTerm, Rows, Tied, fields_of, joined
 from dp_sparse.clipping.graph_guard import guarded, own_operations, recorded_operations
 from dp_sparse.clipping.layer_rules import embedding_tables, own_variables, tapped_layers
 from dp_sparse.clipping.named_inputs import refuse_rounded_ids, taken_by_name
 from dp_sparse.clipping.non_private_statistics import metric_variables
+from dp_sparse.clipping.public_rows import SharedUniforms
 from dp_sparse.clipping.rules import Rule, covers_inner_layers
 from dp_sparse.clipping.tap import BeforeLookup, Record, Tap, is_stop_gradient_read
 from dp_sparse.clipping.zero_weights import filled_weights
@@ -188,6 +190,7 @@ def record(
     seeds: Seeds | None = None,
     before_lookup: BeforeLookup | None = None,
     own_loss: LossOfOutputs | None = None,
+    shared_uniforms: SharedUniforms | None = None,
 ) -> Recording:
     """Runs `model(x, training=True)` on `tape`, and its own loss, every layer call recorded.
 
@@ -200,6 +203,8 @@ def record(
             public: masks must not tell where an example stood in its batch.
         before_lookup: Called with each table and the ids whose rows are about to be read.
         own_loss: From the outputs to the loss, where the model computes it by itself.
+        shared_uniforms: Random numbers of layers that draw once for all examples of a step, on
+            all replicas and in all parts of a batch; None where there are none.
 
     Raises:
         UnsupportedLayerError: With every layer whose per-example gradients cannot be had, its path
@@ -213,6 +218,7 @@ def record(
         stack.enter_context(replicas.apart())
         stack.enter_context(_variable_scope_kept())
         stack.enter_context(taken_by_name(model))
+        stack.enter_context(public_rows.recorded_pass(shared_uniforms))
         for layer, rule in taps:
             tap = Tap(
                 layer, tape, records, batch_capacity, guard.seeds_drawn, _settling(before_lookup)

@@ -34,7 +34,7 @@ from dp_sparse.core.key_bytes import key_bytes
 from dp_sparse.core.replicas import rare_branch
 from dp_sparse.core.validate import require_matplotlib
 from dp_sparse.core.version import __version__
-from dp_sparse.core.xla import grouped, lower_bound
+from dp_sparse.core.xla import grouped, lower_bound, places_of
 
 __all__ = [
     "BadExampleError",
@@ -56,6 +56,7 @@ __all__ = [
     "local_form",
     "lower_bound",
     "marked",
+    "places_of",
     "rare_branch",
     "read_arrays",
     "replaced_call",

@@ -57,7 +57,8 @@ def of_keras_3(name: str, value: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return not isinstance(value, bool) and hasattr(value, "__float__") and not math.isnan(value)
+    is_scalar = not isinstance(value, bool) and getattr(value, "ndim", 0) == 0
+    return is_scalar and hasattr(value, "__float__") and not math.isnan(value)
 
 
 def is_weight(value: Any) -> bool:

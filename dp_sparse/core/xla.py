@@ -155,3 +155,13 @@ def lower_bound(ordered: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     # A loop, since XLA would compute unrolled steps again for each of their many uses.
     start = tf.constant(0), tf.zeros_like(values, tf.int32)
     return tf.while_loop(lambda step, _: step < steps, halved, start)[1]
+
+
+def places_of(values: tf.Tensor, ordered: tf.Tensor) -> tf.Tensor:
+    """Where in `ordered`, int64 and increasing, each of `values` stands first, int32; else -1.
+
+    O(values · log ordered).
+    """
+    place = lower_bound(ordered, values)
+    padded = tf.concat([ordered, tf.constant([-1], tf.int64)], 0)
+    return tf.where(tf.equal(tf.gather(padded, place), values), place, -1)

@@ -142,7 +142,7 @@ def released(
     releases = [release for plan in counting for release in plan.releases]
     for layer in (*model._flatten_layers(), *exported._flatten_layers()):
         if isinstance(layer, RestsOnRelease):
-            fix = "export it with the plan that was given to effective_errors"
+            fix = "export it with a plan that has it in releases"
             layer.require_paid(releases, fix)
     steps = optimizer.plan.sampling.steps - optimizer.steps_left
     if plans is None:

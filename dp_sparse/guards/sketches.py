@@ -19,7 +19,7 @@ from dp_sparse.clipping import (
     fields_of,
     filling_zeros,
     lets_nan_through,
-    scalars_of,
+    of_batch,
 )
 from dp_sparse.guards.rebatching import Rebatching
 from dp_sparse.guards.restricted_arguments import restricted
@@ -227,8 +227,9 @@ def _tensors(terms: Terms, losses: tf.Tensor) -> tuple[list[_Named], list[tf.Ten
                 floats.append(_Named(variable.path, tensor, term.holds_gradients, is_lookups))
             else:
                 integers.append(tf.cast(tensor, tf.int64))
-        for scalar in scalars_of(term):
-            integers.append(tf.fill([tf.shape(losses)[0], 1], tf.cast(scalar, tf.int64)))
+        for own in of_batch(term):
+            shape = [tf.shape(losses)[0], tf.size(own)]
+            integers.append(tf.broadcast_to(tf.reshape(tf.cast(own, tf.int64), [-1]), shape))
     return floats, integers
 
 

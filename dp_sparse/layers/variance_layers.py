@@ -4,7 +4,7 @@ A model with Re-Attention has two tensors where others have one: what it compute
 given the noise in the weights. `error_propagation` has the rules.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from dp_sparse.accounting import Release
 from dp_sparse.clipping import stop_gradient_read
-from dp_sparse.core import PrivacyError, validate
+from dp_sparse.core import validate
 from dp_sparse.layers import error_propagation
 from dp_sparse.layers.error_propagation import EffectiveErrors
+from dp_sparse.layers.paid import PaidByPlan
 
 _ACTIVATIONS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "linear": lambda mean, variance: variance,
@@ -25,7 +26,7 @@ _ACTIVATIONS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
-class TokenVariance(keras.layers.Layer):
+class TokenVariance(PaidByPlan, keras.layers.Layer):
     """The variance of each token's row: integer `[batch, positions]` to `[batch, positions, 1]`.
 
     It is the same for all entries of a row.
@@ -63,7 +64,6 @@ class TokenVariance(keras.layers.Layer):
         if given.shape != (num_tokens,):
             raise ValueError(f"Expected errors of {num_tokens} tokens, got {len(given)}.")
         self.release = None if errors is None else errors.release
-        self._steps_paid: Callable[[], int] = int  # none
         self.variances = self.add_weight(
             shape=(num_tokens,), initializer="zeros", trainable=False, name="variances"
         )
@@ -77,31 +77,6 @@ class TokenVariance(keras.layers.Layer):
     def compute_output_shape(self, tokens_shape: tuple[int | None, ...]) -> tuple[Any, ...]:
         """One more axis, of size 1."""
         return (*tokens_shape, 1)
-
-    @property
-    def is_paid(self) -> bool:
-        """Whether a plan that has the release has trained the layer."""
-        return self.release is None or self._steps_paid() > 0
-
-    def pay(self, steps: Callable[[], int]) -> None:
-        """A plan that has the release begins to train the layer; `steps` counts its steps."""
-        self._steps_paid = steps
-
-    def require_paid(self, releases: Collection[Release], fix: str) -> None:
-        """Checks that a plan with these releases pays for the layer's frequencies.
-
-        Args:
-            releases: Of the plan.
-            fix: What to do otherwise, for the error.
-
-        Raises:
-            PrivacyError: It does not, and no other plan has.
-        """
-        if self.release is not None and not self.is_paid and self.release not in releases:
-            raise PrivacyError(
-                f"Expected a plan that pays for {self.release.name!r}, with which {self.path} was "
-                f"made, got releases={[each.name for each in releases]}: {fix}."
-            )
 
     def get_config(self) -> dict[str, Any]:
         """The number of tokens, and what is to be paid; variances are weights."""

@@ -34,6 +34,7 @@ class Purpose(enum.IntEnum):
     SEEDS = 4
     PICKS = 5
     DENSE = 6  # plus the index of the variable, or of the first of several small ones
+    NEGATIVES = 2**19  # plus the number of the layer that draws them
     DELAYED = 2**20  # plus the index of the lookup
 
 

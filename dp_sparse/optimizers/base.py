@@ -331,6 +331,16 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
     def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
         """The rows of each table that this step may touch; `lookups` in the order of `tables`."""
 
+    def public_rows(self, number: int, row_ids: tf.Tensor) -> tf.Tensor:
+        """Those rows of a table, drawn without the batch, that a step may touch as well.
+
+        Args:
+            number: Of the table, in the order of `tables`.
+            row_ids: int64 `[rows]`.
+        """
+        del number
+        return row_ids
+
     def release(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """Adds noise to the sums over all replicas, once, and writes nothing."""
         moving = self._moving_clip_norm

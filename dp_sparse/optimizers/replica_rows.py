@@ -7,13 +7,34 @@ import tensorflow as tf
 from dp_sparse import noise
 from dp_sparse.core import replicas
 from dp_sparse.optimizers.base import PrivateOptimizer
-from dp_sparse.selection import StepRows, TableLookups, restricted
+from dp_sparse.selection import StepRows, TableLookups, restricted, with_public_rows
 
 
 def rows_of_replicas(
+    optimizer: PrivateOptimizer,
+    lookups: list[TableLookups],
+    public: list[tf.Tensor | None],
+    draw: noise.Draw,
+) -> list[StepRows]:
+    """The rows of the step, of all replicas' lookups, and where those of this one stand in them.
+
+    Args:
+        optimizer: Chooses rows.
+        lookups: Of this replica, in each table.
+        public: Of each table rows that were drawn without the batch, the same on all replicas.
+        draw: The step's random streams.
+    """
+    return [
+        rows if ids is None else with_public_rows(rows, optimizer.public_rows(number, ids), table)
+        for number, (rows, ids, table) in enumerate(
+            zip(_chosen(optimizer, lookups, draw), public, lookups, strict=True)
+        )
+    ]
+
+
+def _chosen(
     optimizer: PrivateOptimizer, lookups: list[TableLookups], draw: noise.Draw
 ) -> list[StepRows]:
-    """The rows of the step, of all replicas' lookups, and where those of this one stand in them."""
     if replicas.count() == 1 or not lookups:
         return optimizer.rows_of_step(lookups, draw)
     widths = [tf.shape(table.row_ids)[1] for table in lookups]

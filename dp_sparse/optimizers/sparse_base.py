@@ -13,7 +13,7 @@ from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers.base import Options, PrivateOptimizer, checked_optimizer
 from dp_sparse.optimizers.release import NoisyMeans, noisy_dense, noisy_rows
 from dp_sparse.optimizers.row_updates import RowWise, gathered_by
-from dp_sparse.selection import SelectedRows
+from dp_sparse.selection import SelectedRows, among_selected
 
 
 def checked_rows(rows: Any, plan: PrivacyPlan) -> SelectedRows:
@@ -156,6 +156,12 @@ class SparseOptimizer(PrivateOptimizer):
         super().build(variables)
         if self.rows is not None:
             self._selected = rows_of_tables(self.rows, self.tables)
+
+    def public_rows(self, number: int, row_ids: tf.Tensor) -> tf.Tensor:
+        """Of rows selected beforehand, those that were."""
+        if self.rows is None:
+            return row_ids
+        return among_selected(row_ids, self._selected[number], self.tables[number].shape[0])
 
     def _noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """Noise on the chosen rows and on every dense parameter, and on nothing else."""

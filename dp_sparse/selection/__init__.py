@@ -13,9 +13,11 @@ from dp_sparse.selection.exponential import select_top_rows, selected_by_table
 from dp_sparse.selection.step_rows import (
     Restricted,
     StepRows,
+    among_selected,
     looked_up_rows,
     restricted,
     step_rows_by_table,
+    with_public_rows,
 )
 from dp_sparse.selection.threshold import Survivors, most_skips, select_rows
 from dp_sparse.selection.top_k.calibration import calibrate_top_k
@@ -51,6 +53,7 @@ __all__ = [
     "Survivors",
     "TableLookups",
     "TopKTable",
+    "among_selected",
     "calibrate_top_k",
     "contribution_map",
     "gaussian_values",
@@ -67,4 +70,5 @@ __all__ = [
     "select_top_rows",
     "selected_by_table",
     "step_rows_by_table",
+    "with_public_rows",
 ]

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.core import grouped, lower_bound, xla
+from dp_sparse.core import grouped, places_of, xla
 from dp_sparse.selection.contribution import ContributionMap, TableLookups
 from dp_sparse.selection.threshold import Survivors
 
@@ -47,6 +47,29 @@ def looked_up_rows(table: TableLookups) -> StepRows:
     order = tf.argsort(row_ids)
     places = tf.gather(tf.math.invert_permutation(order), position)
     return StepRows(tf.gather(row_ids, order), tf.reshape(places, tf.shape(table.row_ids)))
+
+
+def with_public_rows(rows: StepRows, public_ids: tf.Tensor, lookups: TableLookups) -> StepRows:
+    """The rows of a step and rows that belong to it whatever the batch holds, each once.
+
+    Lookups of those count, too: their rows get noise in any case.
+
+    Args:
+        rows: Those that were chosen.
+        public_ids: int64 `[public]`, drawn without the batch; repeated or not.
+        lookups: Of the batch, in the table.
+    """
+    groups = grouped(tf.concat([rows.row_ids, public_ids], 0), lookups.num_rows)
+    row_ids = tf.sort(groups.values)
+    return StepRows(row_ids, restricted(lookups, row_ids).places)
+
+
+def among_selected(public_ids: tf.Tensor, selected: tf.Tensor, num_rows: int) -> tf.Tensor:
+    """Those of `public_ids` that are in `selected`; under XLA, where others stood, `num_rows`."""
+    is_there = places_of(public_ids, selected) >= 0
+    if xla.static_shapes():
+        return tf.where(is_there, public_ids, num_rows)
+    return tf.boolean_mask(public_ids, is_there)
 
 
 def rows_by_table(
@@ -132,10 +155,7 @@ class Restricted:
 
 def restricted(lookups: TableLookups, selected: tf.Tensor) -> Restricted:
     """Finds each lookup's row among `selected`. O(lookups · log k)."""
-    row_ids = tf.reshape(lookups.row_ids, [-1])
-    place = lower_bound(selected, row_ids)
-    padded = tf.concat([selected, tf.constant([-1], tf.int64)], 0)
-    found = tf.equal(tf.gather(padded, place), row_ids)
-    places = tf.reshape(tf.where(found, place, -1), tf.shape(lookups.row_ids))
+    places = places_of(tf.reshape(lookups.row_ids, [-1]), selected)
+    places = tf.reshape(places, tf.shape(lookups.row_ids))
     places = tf.ensure_shape(places, lookups.row_ids.shape)
     return Restricted(lookups.num_rows, selected, places, lookups.valid & (places >= 0))

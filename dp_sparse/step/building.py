@@ -91,7 +91,7 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
     """
     with_frequencies = [x for x in model._flatten_layers() if isinstance(x, RestsOnRelease)]
     for layer in with_frequencies:
-        fix = "train with the plan that was given to effective_errors"
+        fix = "train with a plan that has this release, as PrivacyPlan(..., releases=(...,))"
         layer.require_paid(optimizer.plan.releases, fix)
     refuse_known_noise(model, optimizer)
     if not model.trainable_variables:

@@ -157,6 +157,7 @@ def record(
         secret_seeds(draw, part),
         before_lookup,
         own_loss_of(model, examples),
+        functools.partial(shared_uniforms, draw),
     )
 
 
@@ -177,6 +178,14 @@ def secret_seeds(draw: noise.Draw, part: tf.Tensor | int = 0) -> clipping.Seeds:
     return functools.partial(
         noise.seed_state, draw, part * replicas.count() + replicas.own_number()
     )
+
+
+def shared_uniforms(draw: noise.Draw, number: int, count: int) -> tf.Tensor:
+    """Uniform numbers of a layer that draws alike for all parts and replicas, float64 `[count]`.
+
+    As kernels of XLA compute them, too: rows must be the same in the pass before such a kernel.
+    """
+    return noise.uniform(draw, noise.Purpose.NEGATIVES + number, tf.constant(count))
 
 
 def checked_examples(run: Pass, examples: Examples) -> tf.Tensor:
@@ -305,12 +314,13 @@ def rows_of_step(
         TableLookups(
             table.shape[0],
             row_ids[id(table)],
-            term.valid & (real > 0)[:, tf.newaxis],
+            term.voting & (real > 0)[:, tf.newaxis],
             term.cotangents,
         )
         for table, term in ((table, term_of[id(table)]) for table in optimizer.tables)
     ]
-    of_tables = rows_of_replicas(optimizer, lookups, draw)
+    public = [term_of[id(table)].public_ids for table in optimizer.tables]
+    of_tables = rows_of_replicas(optimizer, lookups, public, draw)
     return {id(t): rows for t, rows in zip(optimizer.tables, of_tables, strict=True)}
 
 
@@ -330,7 +340,7 @@ def clipped_sums(
         restricted: Terms = [
             (
                 variable,
-                term.restricted(step_rows[id(variable)].places) if isinstance(term, Rows) else term,
+                _restricted(term, step_rows[id(variable)]) if isinstance(term, Rows) else term,
             )
             for variable, term in run.terms
         ]
@@ -344,3 +354,7 @@ def clipped_sums(
         style.statistic(found.squared_norms, clip_norm, real),
     )
     return ClippedSums(dense, tables, [step_rows[id(t)].row_ids for t in tables], amounts)
+
+
+def _restricted(term: Rows, rows: StepRows) -> Rows:
+    return term.restricted(rows.places, rows.row_ids)

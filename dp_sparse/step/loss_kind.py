@@ -27,7 +27,7 @@ from dp_sparse.step.own_loss import (
     kind_of,
     set_kind,
 )
-from dp_sparse.step.traced_pass import same_seeds
+from dp_sparse.step.traced_pass import same_seeds, uniforms_by
 
 Gradients = Callable[[Examples, np.ndarray, float], np.ndarray]
 _OCTAVES = {SUM: 0.0, MEAN: -1.0, WEIGHTED: -2.0}  # by which the gradient falls
@@ -192,7 +192,13 @@ class _Traced:
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             recording = clipping.record(
-                self._model, examples.x, tape, self._capacity, same_seeds, own_loss=of_some
+                self._model,
+                examples.x,
+                tape,
+                self._capacity,
+                same_seeds,
+                own_loss=of_some,
+                shared_uniforms=uniforms_by(same_seeds),
             )
             loss = tf.convert_to_tensor(recording.loss)
             self.gives_each = loss.shape.rank == 1

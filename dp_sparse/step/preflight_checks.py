@@ -29,6 +29,7 @@ from dp_sparse.step.environment import refuse_nan
 from dp_sparse.step.forward_backward import led_by_batch, losses_of
 from dp_sparse.step.loss_kind import measure
 from dp_sparse.step.own_loss import forget, has_own_loss, own_loss_of
+from dp_sparse.step.traced_pass import uniforms_by
 from dp_sparse.step.unsupported import refuse_wrapped
 
 _Signature = tuple[Any, tuple[tf.TensorSpec, ...]]  # names, and a specification of each leaf
@@ -257,8 +258,9 @@ def recorded_pass(model: keras.Model, batch_capacity: int) -> RecordedPass:
     ) -> tuple[clipping.Terms, tf.Tensor, bool]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             own = own_loss_of(model, examples)
+            shared = uniforms_by(seeds)
             recording = clipping.record(
-                model, examples.x, tape, batch_capacity, seeds, own_loss=own
+                model, examples.x, tape, batch_capacity, seeds, own_loss=own, shared_uniforms=shared
             )
             losses, total = _losses(model, examples, recording)
         with clipping.guarded():

@@ -76,7 +76,8 @@ def terms_of_pass(model: keras.Model, x: Any, batch_size: int = 1) -> clipping.T
         UnsupportedLayerError: A layer whose per-example gradients cannot be had.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        recording = clipping.record(model, x, tape, batch_size, same_seeds)
+        shared = uniforms_by(same_seeds)
+        recording = clipping.record(model, x, tape, batch_size, same_seeds, shared_uniforms=shared)
         outputs = tf.nest.flatten(recording.outputs)
         sums = [tf.reduce_sum(tf.cast(o, tf.float32)) for o in outputs if o.dtype.is_floating]
         total = tf.add_n(sums) if sums else tf.zeros([])
@@ -100,6 +101,16 @@ def values_of_outputs(model: keras.Model, x: Any) -> int | None:
 def same_seeds(number: int, dtype: str) -> tf.Tensor:
     """The same masks in each pass."""
     return tf.constant([number, 1], dtype)
+
+
+def uniforms_by(seeds: clipping.Seeds) -> clipping.SharedUniforms:
+    """The numbers of layers that draw for all examples alike, in a pass with these seeds."""
+
+    def uniforms(number: int, count: int) -> tf.Tensor:
+        seed = seeds(-1 - number, "int32")
+        return tf.random.stateless_uniform([count], seed, dtype=tf.float64)
+
+    return uniforms
 
 
 def inputs_of(model: keras.Model, batch: Any) -> Any:

@@ -69,7 +69,8 @@ def clipped(
     for variable, term in terms:
         if isinstance(term, Rows):
             num_rows[id(variable)] = tf.constant(variable.shape[0])
-            term = term.restricted(tf.cast(term.row_ids, tf.int32))
+            every = tf.range(variable.shape[0], dtype=tf.int64)
+            term = term.restricted(tf.cast(term.row_ids, tf.int32), every)
         whole.append((variable, term))
     scaled = clipping.scaled(whole, clip_norm, losses, present)
     sums = scaled.dense_sums() | scaled.row_sums(num_rows)

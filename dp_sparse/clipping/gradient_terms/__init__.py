@@ -16,8 +16,9 @@ from dp_sparse.clipping.gradient_terms.term import (
     GradientTerm,
     Terms,
     fields_of,
+    floats_of,
     joined,
-    scalars_of,
+    of_batch,
 )
 
 __all__ = [
@@ -34,9 +35,10 @@ __all__ = [
     "expanded",
     "fields_of",
     "flat",
+    "floats_of",
     "joined",
     "never_cancelled",
+    "of_batch",
     "part_of",
-    "scalars_of",
     "squares",
 ]

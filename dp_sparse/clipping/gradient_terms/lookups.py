@@ -20,12 +20,17 @@ import tensorflow as tf
 from dp_sparse.clipping.gradient_terms import numerics
 from dp_sparse.clipping.gradient_terms.numerics import exact, flat, never_cancelled, squares
 from dp_sparse.clipping.gradient_terms.product import Product
-from dp_sparse.core import UnsupportedLayerError, grouped, xla
+from dp_sparse.clipping.gradient_terms.scores import Scored, SummedLookups
+from dp_sparse.clipping.gradient_terms.term import OF_BATCH
+from dp_sparse.core import UnsupportedLayerError, places_of, xla
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Lookups in a table.
+    """Lookups in a table, and scores against rows of it that were drawn without the batch.
+
+    With scores, `logits = hidden·W[scored_ids]ᵀ`: an example's gradient of the j-th of these rows
+    is `Σ_t scores[t, j]·hidden[t]`, which no tensor holds.
 
     Attributes:
         row_ids: int64 `[batch, lookups]`.
@@ -33,41 +38,83 @@ class Rows:
         cotangents: ∂L/∂(looked-up rows), float32 `[batch, lookups, width]`.
         places: int32 `[batch, lookups]`: which of the step's rows a lookup belongs to, -1 for none;
             set by `restricted`.
+        votes: bool `[batch, lookups]`: false for lookups that every example makes alike, which say
+            nothing of an example when rows are chosen; None if all vote.
+        public_ids: int64 `[rows]`: rows that were drawn without the batch, repeated or not, and
+            belong to the step whatever the batch holds; None if there are none.
+        scored_ids: int64 `[scored]`, increasing: those that have scores; None if there are none.
+        hidden: float32 `[batch, positions, width]`, with scores.
+        scores: ∂L/∂logits, float32 `[batch, positions, scored]`; 0 for a repeated id.
+        scored_places: int32 `[scored]`: as `places`; set by `restricted`.
     """
 
-    float_fields: ClassVar[tuple[str, ...]] = ("cotangents",)
+    float_fields: ClassVar[tuple[str, ...]] = ("cotangents", "hidden", "scores")
     holds_gradients: ClassVar[bool] = False
     row_ids: tf.Tensor
     valid: tf.Tensor
     cotangents: tf.Tensor
     places: tf.Tensor | None = None
+    votes: tf.Tensor | None = None
+    public_ids: tf.Tensor | None = dataclasses.field(default=None, metadata=OF_BATCH)
+    scored_ids: tf.Tensor | None = dataclasses.field(default=None, metadata=OF_BATCH)
+    hidden: tf.Tensor | None = None
+    scores: tf.Tensor | None = None
+    scored_places: tf.Tensor | None = dataclasses.field(default=None, metadata=OF_BATCH)
 
-    def restricted(self, places: tf.Tensor) -> "Rows":
-        """These lookups without those of unchosen rows (place -1) and masked ones."""
-        return dataclasses.replace(self, places=tf.where(self.valid, places, -1))
+    @classmethod
+    def of_scores(cls, scored_ids: tf.Tensor, hidden: tf.Tensor, scores: tf.Tensor) -> "Rows":
+        """Scores alone, without lookups."""
+        ids = tf.zeros([tf.shape(hidden)[0], 0], tf.int64)
+        nothing = tf.zeros([tf.shape(hidden)[0], 0, hidden.shape[-1]])
+        own = cls(ids, tf.cast(ids, tf.bool), nothing, public_ids=scored_ids)
+        return dataclasses.replace(own, scored_ids=scored_ids, hidden=hidden, scores=scores)
+
+    def as_public(self) -> "Rows":
+        """The same lookups, which every example makes alike."""
+        votes = tf.zeros_like(self.valid)
+        return dataclasses.replace(self, votes=votes, public_ids=self.row_ids[0])
+
+    @property
+    def voting(self) -> tf.Tensor:
+        """The lookups that count when rows are chosen, bool `[batch, lookups]`."""
+        return self.valid if self.votes is None else self.valid & self.votes
+
+    def restricted(self, places: tf.Tensor, row_ids: tf.Tensor) -> "Rows":
+        """The same without what unchosen rows (place -1) and masked lookups would get.
+
+        Args:
+            places: int32 `[batch, lookups]`.
+            row_ids: The rows of the step, int64, sorted.
+        """
+        scored = None if self.scored_ids is None else places_of(self.scored_ids, row_ids)
+        own = tf.where(self.valid, places, -1)
+        return dataclasses.replace(self, places=own, scored_places=scored)
 
     def squared_norms(self) -> tf.Tensor:
-        """Σ over the distinct chosen rows of an example of ‖Σ of its cotangents for that row‖².
+        """Σ over the distinct chosen rows of an example of ‖its gradient of that row‖².
 
-        Costs O(lookups · width).
+        Costs O(lookups · width), and with scores what the logits cost.
         """
         chosen = tf.cast(self.valid if self.places is None else self.places >= 0, tf.float32)
-        if self.row_ids.shape[1] == 1:
+        if self.scores is None and self.row_ids.shape[1] == 1:
             return squares(self.cotangents) * chosen[:, 0]
-        cotangents = exact(self.cotangents * chosen[..., tf.newaxis])
-        batch = tf.shape(self.row_ids, tf.int64)[0]
-        example = tf.repeat(tf.range(batch), tf.shape(self.row_ids)[1])
-        num_rows = tf.reduce_max(tf.concat([[0], tf.reshape(self.row_ids, [-1])], 0)) + 1
-        groups = grouped(example * num_rows + tf.reshape(self.row_ids, [-1]), -1)
-        pairs, position = groups.values, groups.places
-        sums = tf.math.unsorted_segment_sum(flat(cotangents), position, tf.size(pairs))
-        squared = tf.reduce_sum(tf.square(sums), axis=1)
-        norms = tf.math.unsorted_segment_sum(squared, pairs // num_rows, batch)
-        masses = tf.reduce_sum(tf.norm(cotangents, axis=2), axis=1)
-        return never_cancelled(norms, masses)
+        own = SummedLookups.of(self.row_ids, exact(self.cotangents * chosen[..., tf.newaxis]))
+        if self.scores is None:
+            return never_cancelled(own.squared_norms(), own.masses)
+        scored = Scored(self.scored_ids, self.hidden, self._chosen_scores())
+        squared_norms = own.plus(scored).squared_norms() + exact(own.others(scored).squared_norms())
+        return never_cancelled(squared_norms, own.masses + exact(scored.masses()))
 
     def clipped_sum(self, factors: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i on the step's rows, float64 `[num_rows, width]`; place -1 is dropped."""
+        sums = self._sum_of_lookups(factors, num_rows)
+        if self.scores is None:
+            return sums
+        weighted = self.scores * numerics.expanded(factors, self.scores)
+        of_scores = tf.matmul(flat(weighted), flat(self.hidden), transpose_a=True)
+        return sums + tf.math.unsorted_segment_sum(exact(of_scores), self.scored_places, num_rows)
+
+    def _sum_of_lookups(self, factors: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
         places, cotangents = tf.reshape(self.places, [-1]), flat(self.cotangents)
         if self.row_ids.shape[1] != 1:
             factors = tf.repeat(factors, tf.shape(self.places)[1])
@@ -81,9 +128,33 @@ class Rows:
 
     def joined_with(self, others: Sequence["Rows"]) -> "Rows":
         """The lookups of all of them, none restricted yet."""
+        parts = [self, *others]
+        if sum(part.scores is not None for part in parts) > 1:
+            parts = [part.expanded() for part in parts]
+        scored = next((part for part in parts if part.scores is not None), self)
         names = ("row_ids", "valid", "cotangents")
-        parts = [[getattr(term, name) for term in (self, *others)] for name in names]
-        return Rows(*(tf.concat(part, axis=1) for part in parts))
+        whole = {name: tf.concat([getattr(p, name) for p in parts], axis=1) for name in names}
+        if any(part.votes is not None for part in parts):
+            votes = [tf.ones_like(p.valid) if p.votes is None else p.votes for p in parts]
+            whole["votes"] = tf.concat(votes, axis=1)
+        public = [part.public_ids for part in parts if part.public_ids is not None]
+        whole["public_ids"] = tf.concat(public, 0) if public else None
+        return dataclasses.replace(scored, **whole)
+
+    def expanded(self) -> "Rows":
+        """The same with a lookup for each score; takes memory batch · scored · width."""
+        if self.scores is None:
+            return self
+        cotangents = tf.einsum("btn,btd->bnd", self.scores, self.hidden)
+        row_ids = tf.broadcast_to(self.scored_ids, tf.shape(cotangents)[:2])
+        own = Rows(row_ids, tf.ones_like(row_ids, tf.bool), cotangents)
+        nothing = dict.fromkeys(("scored_ids", "hidden", "scores"))
+        return dataclasses.replace(self, **nothing).joined_with([own.as_public()])
+
+    def _chosen_scores(self) -> tf.Tensor:
+        if self.scored_places is None:
+            return self.scores
+        return self.scores * tf.cast(self.scored_places >= 0, tf.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +183,7 @@ class Tied:
     def of_lookups(cls, variable: keras.Variable, term: Rows) -> "Tied":
         """The same lookups, in a variable that is no table: each of its rows gets noise."""
         num_rows, width = variable.shape
-        batch = tf.shape(term.row_ids)[0]
+        batch, term = tf.shape(term.row_ids)[0], term.expanded()
         hidden, logits = (tf.zeros([batch, 0, size]) for size in (width, num_rows))
         return cls(num_rows, term.row_ids, term.valid, term.cotangents, hidden, logits)
 

@@ -7,7 +7,7 @@ of several terms do not add.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol, Self
 
 import keras
@@ -17,6 +17,8 @@ from dp_sparse.clipping.gradient_terms.numerics import (
     exact,
     squares,
 )
+
+OF_BATCH = {"of_batch": True}  # metadata of a field that no example may decide
 
 
 class GradientTerm(Protocol):
@@ -85,16 +87,25 @@ def joined(terms: Sequence[GradientTerm]) -> GradientTerm:
     return terms[0].joined_with(terms[1:]) if len(terms) > 1 else terms[0]
 
 
+def floats_of(term: GradientTerm) -> dict[str, tf.Tensor]:
+    """The `float_fields` that a term has, by their names."""
+    found = {name: getattr(term, name) for name in term.float_fields}
+    return {name: values for name, values in found.items() if values is not None}
+
+
 def fields_of(term: GradientTerm) -> list[tf.Tensor]:
     """All tensors that a term holds of its examples, each `[batch, ...]`."""
-    return [tensor for tensor in _tensors_of(term) if tensor.shape.rank != 0]
+    return [tensor for tensor, of_batch in _tensors_of(term) if not of_batch]
 
 
-def scalars_of(term: GradientTerm) -> list[tf.Tensor]:
+def of_batch(term: GradientTerm) -> list[tf.Tensor]:
     """All tensors that a term holds of its batch, which no example may decide."""
-    return [tensor for tensor in _tensors_of(term) if tensor.shape.rank == 0]
+    return [tensor for tensor, of_batch in _tensors_of(term) if of_batch]
 
 
-def _tensors_of(term: GradientTerm) -> list[tf.Tensor]:
-    fields = [getattr(term, field.name) for field in dataclasses.fields(term)]  # type: ignore[arg-type]
-    return [value for value in tf.nest.flatten(fields) if tf.is_tensor(value)]
+def _tensors_of(term: GradientTerm) -> Iterator[tuple[tf.Tensor, bool]]:
+    """Each, and whether it is of the batch: a scalar, or marked as such."""
+    for field in dataclasses.fields(term):  # type: ignore[arg-type]
+        for value in tf.nest.flatten(getattr(term, field.name)):
+            if tf.is_tensor(value):
+                yield value, value.shape.rank == 0 or "of_batch" in field.metadata

@@ -22,11 +22,18 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
+from dp_sparse.clipping import public_rows
 from dp_sparse.clipping.gradient_terms import GradientTerm, Product, Rows, Tied, numerics
 from dp_sparse.clipping.named_inputs import rounded_to_ids
 from dp_sparse.clipping.tap import Tap
 from dp_sparse.clipping.zero_weights import filled_rows
-from dp_sparse.core import BadExampleError, UnsupportedLayerError, replicas, require
+from dp_sparse.core import (
+    BadExampleError,
+    PrivacyError,
+    UnsupportedLayerError,
+    replicas,
+    require,
+)
 
 
 def call_embedding(
@@ -38,7 +45,10 @@ def call_embedding(
     those of E + s·A·B, and A is a table.
     """
     del call
-    row_ids = tf.cast(inputs, tf.int64)
+    row_ids, scoring = tf.cast(inputs, tf.int64), public_rows.scoring()
+    if scoring is not None:
+        scoring.is_recorded = True
+        return _scored(layer, tap, row_ids, scoring.queries)
     return looked_up(layer, tap, row_ids, _unmasked(layer, row_ids))
 
 
@@ -56,7 +66,9 @@ def looked_up(
     Returns:
         The rows, of the layer's compute dtype, `[batch, ..., width]`.
     """
-    row_ids = _checked_ids(layer, row_ids)
+    row_ids, are_public = _checked_ids(layer, row_ids), public_rows.are_public()
+    if are_public:
+        row_ids = _alike(layer, row_ids)
     rows = _gathered(layer, tap, row_ids)
 
     def terms_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, GradientTerm]]:
@@ -64,10 +76,64 @@ def looked_up(
         terms: list[tuple[keras.Variable, GradientTerm]] = []
         if tap.trains(layer._embeddings):
             terms.append((layer._embeddings, Rows(ids, trained, dz)))
-        return terms + (_lora_terms(layer, tap, ids, trained, dz) if layer.lora_enabled else [])
+        terms += _lora_terms(layer, tap, ids, trained, dz) if layer.lora_enabled else []
+        return [(v, _as_public(term)) for v, term in terms] if are_public else terms
 
     tap.watch([rows], terms_of)
     return tf.cast(rows, layer.compute_dtype)
+
+
+def _as_public(term: GradientTerm) -> GradientTerm:
+    return term.as_public() if isinstance(term, Rows) else term
+
+
+def _alike(layer: keras.layers.Embedding, row_ids: tf.Tensor) -> tf.Tensor:
+    """The ids of negatives, if every example has the same."""
+    message = (
+        f"Expected negatives that are the same for all examples at layer {layer.path}, got "
+        "different ones. Compute them from the ids of the candidates alone."
+    )
+    same = require(tf.reduce_all(tf.equal(row_ids, row_ids[:1])), PrivacyError, message)
+    with tf.control_dependencies([same]):
+        return tf.identity(row_ids)
+
+
+def _scored(
+    layer: keras.layers.Embedding, tap: Tap, row_ids: tf.Tensor, queries: tf.Tensor
+) -> tf.Tensor:
+    """Scores `queries·W[row_ids]ᵀ`, recorded without a gradient for each example and row.
+
+    Args:
+        layer: The layer that has the table.
+        tap: Records the scores.
+        row_ids: int64 `[rows]`, increasing, drawn for all examples alike.
+        queries: `[batch, width]` or `[batch, positions, width]`.
+
+    Returns:
+        `[batch, rows]` or `[batch, positions, rows]`, of the layer's compute dtype.
+    """
+    row_ids, dtype = _checked_ids(layer, row_ids), layer.compute_dtype
+    rows, queries = tf.cast(_gathered(layer, tap, row_ids), dtype), tf.cast(queries, dtype)
+    scores = tf.einsum("...d,nd->...n", queries, rows)
+
+    def terms_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, GradientTerm]]:
+        hidden = _with_positions(tf.cast(queries, tf.float32))
+        trained = tf.cast(_unmasked(layer, row_ids), tf.float32)
+        of_rows = _with_positions(cotangents[0]) * trained
+        terms: list[tuple[keras.Variable, GradientTerm]] = []
+        if tap.trains(layer._embeddings):
+            terms.append((layer._embeddings, Rows.of_scores(row_ids, hidden, of_rows)))
+        if layer.lora_enabled:
+            terms += _lora_terms_of_scores(layer, tap, row_ids, hidden, of_rows)
+        return terms
+
+    tap.watch([scores], terms_of)
+    return scores
+
+
+def _with_positions(values: tf.Tensor) -> tf.Tensor:
+    """`[batch, width]` as `[batch, 1, width]`."""
+    return values[:, tf.newaxis] if values.shape.rank == 2 else values
 
 
 def call_reversible_embedding(
@@ -137,6 +203,25 @@ def _lora_terms(
     if tap.trains(b):
         trained = tf.cast(valid, tf.float32)[..., tf.newaxis]
         terms.append((b, Product(tf.gather(replicas.own_copy(a.value), ids) * trained, scaled)))
+    return terms
+
+
+def _lora_terms_of_scores(
+    layer: keras.layers.Embedding,
+    tap: Tap,
+    row_ids: tf.Tensor,
+    hidden: tf.Tensor,
+    scores: tf.Tensor,
+) -> list[tuple[keras.Variable, GradientTerm]]:
+    a, b = layer.lora_embeddings_a, layer.lora_embeddings_b
+    scaled = hidden * (layer.lora_alpha / layer.lora_rank)
+    terms: list[tuple[keras.Variable, GradientTerm]] = []
+    if tap.trains(a):
+        narrow = tf.einsum("btd,rd->btr", scaled, b.value)
+        terms.append((a, Rows.of_scores(row_ids, narrow, scores)))
+    if tap.trains(b):
+        rows = tf.gather(replicas.own_copy(a.value), row_ids)
+        terms.append((b, Product(tf.einsum("btn,nr->btr", scores, rows), scaled)))
     return terms
 
 

@@ -108,6 +108,19 @@ class RowFrequencies:
             return cls.public(table, values)
         return cls(table, values, GaussianTopK(noise[0]), int(noise[1]))
 
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description."""
+        noise = None if self.source is None else self.source.noise_multiplier
+        own = {"table": self.table, "values": self.values.tolist()}
+        return {**own, "noise_multiplier": noise, "lookups": self.lookups}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "RowFrequencies":
+        """The frequencies that `get_config` described."""
+        own = dict(config)
+        noise = own.pop("noise_multiplier")
+        return cls(**own, source=None if noise is None else GaussianTopK(noise))
+
     def _fingerprint(self) -> str:
         return hashlib.sha256(self.values.tobytes()).hexdigest()[:12]
 

@@ -88,7 +88,7 @@ def test_rows_outside_the_choice_are_zeroed_before_clipping() -> None:
         recording = clipping.record(model, x, tape, batch_capacity=2)
         losses = tf.reduce_sum(tf.square(recording.outputs), axis=[1, 2])
     [(table, term)] = recording.terms(tape.gradient(losses, recording.targets))
-    chosen = term.restricted(tf.constant([[-1, 0], [-1, -1]]))
+    chosen = term.restricted(tf.constant([[-1, 0], [-1, -1]]), tf.constant([2], tf.int64))
     result = clipping.scaled([(table, chosen)], 0.1, losses, tf.ones(2))
     row_2 = 2 * table.numpy()[2]
     np.testing.assert_allclose(result.squared_norms, [np.sum(row_2**2), 0], rtol=1e-5, atol=1e-30)

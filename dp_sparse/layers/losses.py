@@ -1,0 +1,343 @@
+"""Softmax over many candidates, for losses of retrieval that know no other example.
+
+In-batch negatives compare each example with the others of its batch, so that no loss made of them
+is private. `SampledSoftmax` draws its negatives from a public distribution instead, once for all
+examples of a step, which costs what in-batch negatives cost. `FullSoftmax` compares with all
+candidates of a table.
+
+With n ids drawn from q, Σ_j exp(s_j) / (n·q_j) over the drawn j that are not the example's own
+candidate estimates the sum over all others without bias ("log-q correction", as in Yi et al.,
+RecSys 2019, without the correction of the own score, which is not drawn).
+"""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dp_sparse.clipping import public_lookups, scored_by, shared_uniforms
+from dp_sparse.core import validate
+from dp_sparse.layers.paid import PaidByPlan
+from dp_sparse.selection import RowFrequencies
+
+_WITH_TABLE = (keras.layers.Embedding,)
+
+
+@keras.saving.register_keras_serializable(package="dp_sparse")
+class SampledSoftmax(PaidByPlan, keras.layers.Layer):
+    """Cross-entropy of the right candidate against some that are drawn without the batch.
+
+    Make it in the model's `__init__` and call it in `compute_loss`, or on the model's inputs.
+
+    Args:
+        candidates: The layer that has the candidates' vectors: an `Embedding`, or a tower, a layer
+            or a `Sequential` of several, from ids `[...]` to vectors `[..., width]`.
+        negatives: How many ids are drawn for a step, repetitions included.
+        frequencies: How often to draw each candidate: `RowFrequencies.public(...)`, or what
+            `noisy_frequencies` gives, whose release the plan must have. By default all are equally
+            likely.
+        num_candidates: How many there are; by default the rows of an `Embedding`.
+        **kwargs: As Keras' layers.
+
+    Call arguments:
+        queries: Float `[batch, width]` or `[batch, positions, width]`.
+        ids: The right candidates, integers `[batch]` or `[batch, positions]`.
+
+    Returns:
+        Losses, float32, of the shape of `ids`.
+
+    Raises:
+        ValueError: Numbers out of their range, frequencies of other candidates, or shapes that do
+            not fit.
+        UnsupportedLayerError: In training by a loop of `dp_sparse.distribution`.
+
+    Id 0 is not drawn if an `Embedding` of `candidates` has `mask_zero`.
+
+    With an `Embedding` a step costs what in-batch negatives cost, and holds no gradient of
+    `[batch, negatives, width]`. A tower runs on the negatives once for each example, so draw fewer.
+
+    Examples:
+        >>> import dp_sparse, keras, numpy as np
+        >>> items = keras.layers.Embedding(1000, 8)
+        >>> softmax = dp_sparse.losses.SampledSoftmax(items, negatives=64)
+        >>> softmax(np.zeros((2, 8), "float32"), np.array([3, 7])).shape
+        TensorShape([2])
+
+    ### Formal Guarantees
+    The drawn ids do not depend on examples: they come from random numbers of the step and from
+    `frequencies`. Their rows join the rows of the step without a vote, and get its noise. An
+    example's loss uses its own query and its own id, and no other example's.
+    """
+
+    def __init__(
+        self,
+        candidates: keras.layers.Layer,
+        negatives: int = 1024,
+        frequencies: RowFrequencies | None = None,
+        num_candidates: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.candidates = _checked_candidates(candidates)
+        self.negatives = _number_of_negatives(negatives)
+        self.num_candidates = _number_of(candidates, num_candidates)
+        self.frequencies = _checked_frequencies(frequencies, self.num_candidates)
+        if self.frequencies is not None and self.frequencies.costs:
+            self.release = self.frequencies.release
+        self._tables: tuple[tf.Tensor, tf.Tensor] | None = None
+        self._seeds = keras.random.SeedGenerator()
+
+    @property
+    def _first(self) -> int:
+        """The least id that is drawn: 0 is padding in a table with `mask_zero`."""
+        inner = self.candidates._flatten_layers()
+        return int(any(getattr(layer, "mask_zero", False) for layer in inner))
+
+    def build(self, queries_shape: Any, ids_shape: Any) -> None:
+        """Builds the candidates."""
+        self._vectors(keras.KerasTensor(ids_shape, "int32"))
+
+    def compute_output_spec(self, queries: Any, ids: Any) -> keras.KerasTensor:
+        """Of the shape of `ids`."""
+        return keras.KerasTensor(ids.shape, "float32")
+
+    def call(self, queries: Any, ids: Any) -> Any:
+        """The losses; see the class."""
+        queries, ids = tf.convert_to_tensor(queries), tf.cast(ids, tf.int64)
+        _require_shapes(self.path or self.name, queries, ids)
+        own = tf.cast(self._vectors(ids), tf.float32)
+        score = tf.reduce_sum(tf.cast(queries, tf.float32) * own, axis=-1, keepdims=True)
+        drawn, log_weights = self._drawn()
+        others = tf.cast(self._scores(queries, drawn), tf.float32) + log_weights
+        hit = tf.equal(ids[..., tf.newaxis], drawn)
+        others = tf.where(hit, -math.inf, others)
+        return tf.reduce_logsumexp(tf.concat([score, others], -1), axis=-1) - score[..., 0]
+
+    def _vectors(self, ids: tf.Tensor) -> tf.Tensor:
+        """A Sequential may have been built for ids of another rank, so its layers are called."""
+        if not isinstance(self.candidates, keras.Sequential):
+            return self.candidates(ids)
+        for layer in self.candidates.layers:
+            ids = layer(ids)
+        return ids
+
+    def _scores(self, queries: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
+        """`[batch, ..., negatives]`."""
+        if isinstance(self.candidates, _WITH_TABLE):
+            with scored_by(queries) as scoring:
+                found = self.candidates(drawn)
+            if scoring.is_recorded:
+                return found
+            return tf.einsum("...d,nd->...n", queries, tf.cast(found, queries.dtype))
+        shape = [tf.shape(queries)[0], self.negatives]
+        with public_lookups():
+            vectors = self._vectors(tf.broadcast_to(drawn, shape))
+        vectors = tf.cast(vectors, queries.dtype)
+        of_one = "bd,bnd->bn" if queries.shape.rank == 2 else "btd,bnd->btn"
+        return tf.einsum(of_one, queries, vectors)
+
+    def _drawn(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Distinct ids, increasing, int64 `[negatives]`, and log(times drawn / (n·q)), float32.
+
+        Where an id was drawn again, the largest stands, with the weight of 0 times.
+        """
+        count = self.negatives
+        uniforms = shared_uniforms(self.path or self.name, count)
+        if uniforms is None:
+            uniforms = tf.cast(keras.random.uniform([count], seed=self._seeds), tf.float64)
+        ordered = tf.sort(self._ids_at(uniforms))
+        again = tf.concat([[False], ordered[1:] == ordered[:-1]], 0)
+        places = tf.cumsum(tf.cast(~again, tf.int32)) - 1
+        filled = tf.fill([count], ordered[-1])
+        ids = tf.tensor_scatter_nd_update(filled, places[:, tf.newaxis], ordered)
+        times = tf.math.unsorted_segment_sum(tf.ones([count]), places, count)
+        return ids, tf.math.log(times) - self._log_expected(ids)
+
+    def _ids_at(self, uniforms: tf.Tensor) -> tf.Tensor:
+        first, end = self._first, self.num_candidates
+        if self.frequencies is None:
+            ids = tf.cast(uniforms * (end - first), tf.int64) + first
+        else:
+            ids = tf.searchsorted(self._constants()[0], uniforms, side="right", out_type=tf.int64)
+        return tf.clip_by_value(ids, first, end - 1)
+
+    def _log_expected(self, ids: tf.Tensor) -> tf.Tensor:
+        """log(n·q), how often an id is expected to be drawn."""
+        if self.frequencies is None:
+            chance = 1 / (self.num_candidates - self._first)
+            return tf.constant(math.log(self.negatives * chance), tf.float32)
+        return tf.gather(self._constants()[1], ids)
+
+    def _constants(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sums of the chances up to each candidate, and log(n·q); outside of any graph."""
+        if self._tables is None:
+            assert self.frequencies is not None
+            with tf.init_scope():
+                chances = np.where(np.arange(self.num_candidates) < self._first, 0.0, 1.0)
+                chances *= self.frequencies.values
+                sums = np.cumsum(chances)
+                logs = np.log(self.negatives * np.maximum(chances, 1e-300) / sums[-1])
+                self._tables = tf.constant(sums / sums[-1]), tf.constant(logs, tf.float32)
+        return self._tables
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description."""
+        own = self.frequencies
+        if own is not None and self.is_paid:  # once paid for, they are known
+            own = RowFrequencies.public(own.table, own.values)
+        return {
+            **super().get_config(),
+            "candidates": keras.saving.serialize_keras_object(self.candidates),
+            "negatives": self.negatives,
+            "frequencies": None if own is None else own.get_config(),
+            "num_candidates": self.num_candidates,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "SampledSoftmax":
+        """The layer that `get_config` described."""
+        own = dict(config)
+        own["candidates"] = keras.saving.deserialize_keras_object(own["candidates"])
+        if own["frequencies"] is not None:
+            own["frequencies"] = RowFrequencies.from_config(own["frequencies"])
+        return cls(**own)
+
+
+@keras.saving.register_keras_serializable(package="dp_sparse")
+class FullSoftmax(keras.layers.Layer):
+    """Cross-entropy of the right candidate against all candidates of a table.
+
+    Reads the table whole, so every row of it gets noise in each step, as with DP-SGD; it is the
+    loss for up to some ten thousand candidates. No tensor holds `[batch, candidates, width]`.
+
+    Args:
+        candidates: A `keras.layers.ReversibleEmbedding` with tied weights, of all candidates.
+        **kwargs: As Keras' layers.
+
+    Call arguments:
+        queries: Float `[batch, width]` or `[batch, positions, width]`.
+        ids: The right candidates, integers `[batch]` or `[batch, positions]`, below the table's
+            rows.
+
+    Returns:
+        Losses, float32, of the shape of `ids`.
+
+    Raises:
+        ValueError: Another layer, or shapes that do not fit.
+
+    Examples:
+        >>> import dp_sparse, keras, numpy as np
+        >>> softmax = dp_sparse.losses.FullSoftmax(keras.layers.ReversibleEmbedding(1000, 8))
+        >>> softmax(np.zeros((2, 8), "float32"), np.array([3, 7])).numpy().round(2)  # log 1000
+        array([6.91, 6.91], dtype=float32)
+
+    ### Formal Guarantees
+    An example's loss uses its own query and its own id, and no other example's.
+    """
+
+    def __init__(self, candidates: keras.layers.ReversibleEmbedding, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(candidates, keras.layers.ReversibleEmbedding):
+            raise ValueError(
+                "Expected candidates to be a keras.layers.ReversibleEmbedding, got "
+                f"{type(candidates).__name__}: only it multiplies with its table. SampledSoftmax "
+                "takes any layer."
+            )
+        self.candidates = candidates
+
+    @property
+    def reads_whole(self) -> list[keras.layers.Layer]:
+        """The layers whose table is multiplied, and not only looked up."""
+        return [self.candidates]
+
+    def build(self, queries_shape: Any, ids_shape: Any) -> None:
+        """Builds the table, which is multiplied before anything is looked up."""
+        self.candidates(keras.KerasTensor(ids_shape, "int32"))
+
+    def compute_output_spec(self, queries: Any, ids: Any) -> keras.KerasTensor:
+        """Of the shape of `ids`."""
+        return keras.KerasTensor(ids.shape, "float32")
+
+    def call(self, queries: Any, ids: Any) -> Any:
+        """The losses; see the class."""
+        queries, ids = tf.convert_to_tensor(queries), tf.cast(ids, tf.int64)
+        _require_shapes(self.path or self.name, queries, ids)
+        logits = tf.cast(self.candidates(queries, reverse=True), tf.float32)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits)
+
+    def get_config(self) -> dict[str, Any]:
+        """A JSON-ready description."""
+        candidates = keras.saving.serialize_keras_object(self.candidates)
+        return {**super().get_config(), "candidates": candidates}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "FullSoftmax":
+        """The layer that `get_config` described."""
+        own = dict(config)
+        own["candidates"] = keras.saving.deserialize_keras_object(own["candidates"])
+        return cls(**own)
+
+
+def _checked_candidates(candidates: Any) -> keras.layers.Layer:
+    if not isinstance(candidates, keras.layers.Layer):
+        raise ValueError(
+            "Expected candidates to be a layer from ids to vectors, such as an Embedding, got "
+            f"{type(candidates).__name__}: negatives are drawn here, not given."
+        )
+    return candidates
+
+
+def _number_of_negatives(negatives: Any) -> int:
+    if getattr(negatives, "shape", ()) or isinstance(negatives, list | tuple):
+        raise ValueError(
+            "Expected negatives to be how many ids to draw, got ids: they are drawn here, since "
+            "those of a batch would make an example's loss depend on the other examples."
+        )
+    return validate.positive_integer("negatives", negatives)
+
+
+def _number_of(candidates: keras.layers.Layer, given: int | None) -> int:
+    """How many candidates there are."""
+    rows = getattr(candidates, "input_dim", None)
+    if given is None and rows is None:
+        raise ValueError(
+            f"Expected num_candidates for candidates={type(candidates).__name__}, got None: say "
+            "how many ids its tables have."
+        )
+    number = validate.positive_integer("num_candidates", rows if given is None else given)
+    if number < 2:
+        raise ValueError(f"Expected num_candidates >= 2, got num_candidates={number}.")
+    if rows is not None and number > rows:
+        raise ValueError(
+            f"Expected num_candidates of at most {rows}, the rows of candidates, got "
+            f"num_candidates={number}."
+        )
+    return number
+
+
+def _checked_frequencies(frequencies: Any, num_candidates: int) -> RowFrequencies | None:
+    if frequencies is None:
+        return None
+    if not isinstance(frequencies, RowFrequencies):
+        raise ValueError(
+            "Expected frequencies from noisy_frequencies, or RowFrequencies.public(table, values) "
+            f"if they are public, got {type(frequencies).__name__}."
+        )
+    if len(frequencies.values) != num_candidates:
+        raise ValueError(
+            f"Expected frequencies of {num_candidates} candidates, got {len(frequencies.values)}: "
+            "the table of candidates and the counts must have the same rows."
+        )
+    return frequencies
+
+
+def _require_shapes(path: str, queries: tf.Tensor, ids: tf.Tensor) -> None:
+    """Raises ValueError unless there is an id for each query."""
+    rank = queries.shape.rank
+    if rank not in (2, 3) or not queries.shape[:-1].is_compatible_with(ids.shape):
+        raise ValueError(
+            f"{path}: expected queries [batch, width] with ids [batch], or [batch, positions, "
+            f"width] with [batch, positions], got {tuple(queries.shape)} with {tuple(ids.shape)}."
+        )
