@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse.clipping import public_lookups, scored_by, shared_uniforms
-from dp_sparse.core import validate
+from dp_sparse.core import places_of, validate
 from dp_sparse.layers.paid import PaidByPlan
 from dp_sparse.selection import RowFrequencies
 
@@ -111,9 +111,7 @@ class SampledSoftmax(PaidByPlan, keras.layers.Layer):
         score = tf.reduce_sum(tf.cast(queries, tf.float32) * own, axis=-1, keepdims=True)
         drawn, log_weights = self._drawn()
         others = tf.cast(self._scores(queries, drawn), tf.float32) + log_weights
-        hit = tf.equal(ids[..., tf.newaxis], drawn)
-        others = tf.where(hit, -math.inf, others)
-        return tf.reduce_logsumexp(tf.concat([score, others], -1), axis=-1) - score[..., 0]
+        return _cross_entropy(score, others, places_of(tf.reshape(ids, [-1]), drawn))
 
     def _vectors(self, ids: tf.Tensor) -> tf.Tensor:
         """A Sequential may have been built for ids of another rank, so its layers are called."""
@@ -278,6 +276,36 @@ class FullSoftmax(keras.layers.Layer):
         own = dict(config)
         own["candidates"] = keras.saving.deserialize_keras_object(own["candidates"])
         return cls(**own)
+
+
+@tf.custom_gradient
+def _cross_entropy(
+    score: tf.Tensor, others: tf.Tensor, own_places: tf.Tensor
+) -> tuple[tf.Tensor, Any]:
+    """−log of the softmax of `score` beside `others`, `[...]`.
+
+    Takes the exponentials once, for the loss and its gradient; TensorFlow's own takes them twice.
+
+    Args:
+        score: Float32 `[..., 1]`.
+        others: `[..., negatives]`.
+        own_places: int32, flat: which of the others is the right candidate, and does not count; -1
+            for none.
+    """
+    shape, count = tf.shape(others), others.shape[-1]
+    highest = tf.maximum(tf.reduce_max(others, -1, keepdims=True), score)
+    powers = tf.reshape(tf.exp(others - highest), [-1, count])
+    where = tf.stack([tf.range(tf.shape(powers)[0]), tf.maximum(own_places, 0)], axis=1)
+    lost = tf.where(own_places >= 0, tf.gather_nd(powers, where), 0.0)
+    powers = tf.reshape(tf.tensor_scatter_nd_sub(powers, where, lost), shape)
+    own = tf.exp(score - highest)
+    total = own + tf.reduce_sum(powers, -1, keepdims=True)
+
+    def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, None]:
+        upstream = upstream[..., tf.newaxis]
+        return upstream * (own / total - 1.0), powers * (upstream / total), None
+
+    return (tf.math.log(total) + highest - score)[..., 0], gradient
 
 
 def _checked_candidates(candidates: Any) -> keras.layers.Layer:

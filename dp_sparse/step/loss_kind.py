@@ -43,13 +43,14 @@ _NEITHER = (
 )
 _NO_GRADIENT = (
     "Expected {name}.compute_loss to give one example alone a gradient, got none for {count} "
-    "examples of the batch{beside}.\nAgainst the other examples of a batch, as with in-batch "
-    "negatives, no loss is private. Any other one: return losses [batch]."
+    "examples of the batch{beside}.\nIn-batch negatives, or any loss against other examples, "
+    "cannot be private: use dp_sparse.losses.SampledSoftmax. Any other loss: return [batch]."
 )
 _MIXES = (
     "The gradient of one example depends on the outputs of another example, once these are "
     "{value:g}: {name}.compute_loss compares examples (in-batch negatives) or puts more than a sum "
-    "or a mean around their losses (a cap, a root).\nApply it to each example's own loss first."
+    "or a mean around their losses (a cap, a root).\nReplace in-batch negatives by "
+    "dp_sparse.losses.SampledSoftmax; apply the rest to each example's own loss first."
 )
 
 

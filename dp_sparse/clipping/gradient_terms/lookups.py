@@ -110,8 +110,8 @@ class Rows:
         sums = self._sum_of_lookups(factors, num_rows)
         if self.scores is None:
             return sums
-        weighted = self.scores * numerics.expanded(factors, self.scores)
-        of_scores = tf.matmul(flat(weighted), flat(self.hidden), transpose_a=True)
+        hidden = flat(self.hidden * numerics.expanded(factors, self.hidden))
+        of_scores = tf.matmul(flat(self.scores), hidden, transpose_a=True)
         return sums + tf.math.unsorted_segment_sum(exact(of_scores), self.scored_places, num_rows)
 
     def _sum_of_lookups(self, factors: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
@@ -152,9 +152,17 @@ class Rows:
         return dataclasses.replace(self, **nothing).joined_with([own.as_public()])
 
     def _chosen_scores(self) -> tf.Tensor:
+        """0 for rows that the step did not choose, which there are among selected rows alone."""
+        scores = self.scores
         if self.scored_places is None:
-            return self.scores
-        return self.scores * tf.cast(self.scored_places >= 0, tf.float32)
+            return scores
+        chosen = self.scored_places >= 0
+        kept = tf.cond(
+            tf.reduce_all(chosen),
+            lambda: tf.identity(scores),
+            lambda: scores * tf.cast(chosen, tf.float32),
+        )
+        return tf.ensure_shape(kept, scores.shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,9 +77,7 @@ class SummedLookups:
     def plus(self, scored: Scored) -> "SummedLookups":
         """The same rows with what the scores add to them."""
         pairs, examples, places = self._shared(scored)
-        by_row = tf.transpose(scored.scores, [0, 2, 1])  # [batch, scored, positions]
-        there = tf.cast(pairs >= 0, tf.float64)[:, tf.newaxis]
-        own = exact(tf.gather_nd(by_row, tf.stack([examples, places], 1))) * there
+        own = exact(_at(scored.scores, examples, places)) * _found(pairs, tf.float64)
         added = tf.einsum("pt,ptd->pd", own, exact(tf.gather(scored.hidden, examples)))
         sums = tf.math.unsorted_segment_sum(added, pairs, tf.shape(self.sums)[0])
         return dataclasses.replace(self, sums=self.sums + sums)
@@ -87,10 +85,9 @@ class SummedLookups:
     def others(self, scored: Scored) -> Scored:
         """The scores of the rows that an example did not look up; the others are 0."""
         pairs, examples, places = self._shared(scored)
-        shape = tf.gather(tf.shape(scored.scores, tf.int64), [0, 2])
-        found = tf.cast(pairs >= 0, tf.float32)
-        there = tf.scatter_nd(tf.stack([examples, places], 1), found, shape)
-        left = scored.scores * tf.cast(there[:, tf.newaxis] == 0, tf.float32)
+        own = _at(scored.scores, examples, places) * _found(pairs, tf.float32)
+        where = tf.stack([examples, places], 1)
+        left = _swapped(tf.tensor_scatter_nd_sub(_swapped(scored.scores), where, own))
         return dataclasses.replace(scored, scores=tf.ensure_shape(left, scored.scores.shape))
 
     def _shared(self, scored: Scored) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -110,3 +107,21 @@ class SummedLookups:
         there = tf.maximum(pairs, 0)
         own = tf.maximum(tf.gather(self.examples, there), 0)
         return pairs, own, tf.cast(tf.maximum(tf.gather(places, there), 0), tf.int64)
+
+
+def _at(scores: tf.Tensor, examples: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """`scores[example, :, place]` of each pair, `[pairs, positions]`."""
+    return tf.gather_nd(_swapped(scores), tf.stack([examples, places], 1))
+
+
+def _swapped(values: tf.Tensor) -> tf.Tensor:
+    """The last two axes the other way round; no copy where one of them is 1."""
+    _, first, second = values.shape
+    if 1 in (first, second):
+        return tf.reshape(values, [tf.shape(values)[0], second, first])
+    return tf.transpose(values, [0, 2, 1])
+
+
+def _found(pairs: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """1 for pairs with a score, else 0, `[pairs, 1]`."""
+    return tf.cast(pairs >= 0, dtype)[:, tf.newaxis]
