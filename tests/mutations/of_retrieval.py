@@ -53,8 +53,8 @@ FAULTS = (
     Fault(
         "negatives_beyond_the_selected_rows_train",
         "dp_sparse/optimizers/sparse_base.py",
-        "        return among_selected(row_ids, self._selected[number], self.tables[number].shape[0])\n",
-        "        return row_ids\n",
+        "return among_selected(row_ids, ",
+        "return row_ids; (row_ids, ",
         (f"{_STEPS}::test_of_selected_rows_only_those_are_drawn[fest]",),
     ),
     Fault(
