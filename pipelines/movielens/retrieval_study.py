@@ -94,7 +94,7 @@ def _conclusions(lines: Sequence[Run]) -> str:
         above = f"at ε = {', '.join(ahead)}" if ahead else "at no ε"
         told = ", ".join(f"{recall:.1f} % at ε = {e:g}" for e, recall in private.items())
         sentences.append(
-            f"{title}, sampled negatives are ahead of popularity ({popular:.1f} %) {above}: {told}; "
+            f"{title}, sampled negatives beat popularity ({popular:.1f} %) {above}: {told}; "
             f"in-batch negatives without privacy reach {best:.1f} %."
         )
     return " ".join(sentences)
