@@ -7,7 +7,7 @@ from dp_sparse.accounting.budget import FIXED, PrivacyBudget
 from dp_sparse.accounting.budget_account import BudgetAccount
 from dp_sparse.accounting.calibration import signal_to_noise
 from dp_sparse.accounting.disjoint_plans import DisjointPlans
-from dp_sparse.accounting.events import GumbelTopKDpEvent, event_config
+from dp_sparse.accounting.events import DeltaDpEvent, GumbelTopKDpEvent, event_config
 from dp_sparse.accounting.forecast import Forecast, frequencies_of
 from dp_sparse.accounting.mechanisms import (
     FALSE_ROWS,
@@ -26,6 +26,7 @@ from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.accounting.plan_table import PlanTable, plan_table
 from dp_sparse.accounting.release_noise import release_noise, smallest_noise
 from dp_sparse.accounting.run_cost import RunCost
+from dp_sparse.accounting.run_folders import has_folder, note_folder
 from dp_sparse.accounting.statement import EPSILONS, beside, rounded_up, true_positive_rate
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "FIXED",
     "NOISE_RATIO",
     "BudgetAccount",
+    "DeltaDpEvent",
     "DisjointPlans",
     "ExponentialSelection",
     "Forecast",
@@ -50,7 +52,9 @@ __all__ = [
     "default_threshold",
     "event_config",
     "frequencies_of",
+    "has_folder",
     "not_private_plan",
+    "note_folder",
     "plan_table",
     "release_noise",
     "rounded_up",

@@ -18,8 +18,9 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dp_sparse.accounting import privacy_loss
 from dp_sparse.accounting.composition import composed
-from dp_sparse.accounting.events import GumbelTopKDpEvent, PureDpEvent
+from dp_sparse.accounting.events import DeltaDpEvent, GumbelTopKDpEvent, PureDpEvent
 
+_Own = DeltaDpEvent | GumbelTopKDpEvent | PureDpEvent
 _SLACK = 1e-9  # by which ε is raised until its δ, a sum of positive terms, is low enough
 _TRIALS = 1000  # after which no finite ε is stated; more than any error of rounding asks for
 
@@ -39,7 +40,7 @@ def accountant_of(event: dp_accounting.DpEvent, interval: float) -> "Accountant"
 
 
 class Accountant(PLDAccountant):
-    """An accountant that also knows Gumbel top-k, pure privacy, and Poisson-sampled compositions.
+    """An accountant that also knows Gumbel top-k, (ε, 0) and (0, δ), and sampled compositions.
 
     ### Formal Guarantees
     Neighbouring datasets differ by one example added or removed. Both directions are accounted, and
@@ -88,9 +89,7 @@ class Accountant(PLDAccountant):
             event.event, dp_accounting.ComposedDpEvent
         ):
             return self._maybe_compose_sampled(event, count, do_compose)
-        if isinstance(event, GumbelTopKDpEvent | PureDpEvent) and (
-            not do_compose or _is_unbounded(event)
-        ):
+        if isinstance(event, _Own) and (not do_compose or _is_unbounded(event)):
             event = dp_accounting.NonPrivateDpEvent()  # a known event without a finite ε
         if isinstance(event, dp_accounting.GaussianDpEvent):
             sigma = event.noise_multiplier / math.sqrt(count)  # of all `count` together
@@ -118,7 +117,9 @@ class Accountant(PLDAccountant):
         return None
 
 
-def _is_unbounded(event: GumbelTopKDpEvent | PureDpEvent) -> bool:
+def _is_unbounded(event: _Own) -> bool:
+    if isinstance(event, DeltaDpEvent):
+        return event.delta >= 1
     if isinstance(event, PureDpEvent):
         return event.epsilon > privacy_loss.LARGEST
     return privacy_loss.is_unbounded(event)
@@ -141,6 +142,8 @@ def _loss_of(event: dp_accounting.DpEvent, interval: float) -> PrivacyLossDistri
             return privacy_loss.gumbel_loss(event, interval)
         case PureDpEvent():
             return privacy_loss.of_pure(event.epsilon, interval)
+        case DeltaDpEvent():
+            return privacy_loss.of_delta(event.delta, interval)
         case dp_accounting.GaussianDpEvent():
             return privacy_loss.gaussian_loss(event.noise_multiplier, 1.0, interval)
         case dp_accounting.LaplaceDpEvent():

@@ -26,6 +26,22 @@ class PureDpEvent(dp_accounting.DpEvent):
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
+class DeltaDpEvent(dp_accounting.DpEvent):
+    """Any mechanism that is (0, δ)-differentially private.
+
+    ### Formal Guarantees
+    Neighbouring datasets differ by one example added or removed. Any such mechanism is a
+    post-processing of one that tells the two apart with probability δ and is the same on both
+    otherwise (Kairouz, Oh and Viswanath, 2015), which is what the accountant composes.
+
+    Attributes:
+        delta: δ in (0, 1).
+    """
+
+    delta: float
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
 class GumbelTopKDpEvent(dp_accounting.DpEvent):
     """The rows with the largest counts plus independent Gumbel(scale) noise, of all tables.
 
@@ -44,7 +60,7 @@ class GumbelTopKDpEvent(dp_accounting.DpEvent):
     selected: int
 
 
-_OWN = {event.__name__: event for event in (GumbelTopKDpEvent, PureDpEvent)}
+_OWN = {event.__name__: event for event in (DeltaDpEvent, GumbelTopKDpEvent, PureDpEvent)}
 
 
 def checked_event(event: Any) -> dp_accounting.DpEvent:

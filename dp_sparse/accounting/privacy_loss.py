@@ -96,6 +96,13 @@ def of_pure(epsilon: float, interval: float) -> PrivacyLossDistribution:
     return of_curves(curve, curve, interval)
 
 
+def of_delta(delta: float, interval: float) -> PrivacyLossDistribution:
+    """The loss that is infinite with probability `delta` and else 0: of (0, δ)-privacy."""
+    return PrivacyLossDistribution(
+        pld_pmf.DensePLDPmf(interval, 0, np.array([1 - delta]), delta, True)
+    )
+
+
 def sampled(
     loss: PrivacyLossDistribution, probability: float, interval: float
 ) -> PrivacyLossDistribution:

@@ -19,7 +19,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dp_sparse.accounting import PrivacyBudget, PrivacyPlan, release_noise, smallest_noise
+from dp_sparse.accounting import (
+    PrivacyBudget,
+    PrivacyPlan,
+    has_folder,
+    release_noise,
+    smallest_noise,
+)
 from dp_sparse.core import PrivacyError, validate, whole_file
 from dp_sparse.optimizers import private_optimizer_of
 from dp_sparse.probabilities import measures
@@ -36,7 +42,6 @@ from dp_sparse.probabilities.score_histogram import (
 from dp_sparse.probabilities.score_map import METHODS, ScoreMap, fitted
 from dp_sparse.reports import report_page
 from dp_sparse.sampling import chunks_of
-from dp_sparse.step import has_folder
 
 
 class _Drawn(NamedTuple):

@@ -3,14 +3,14 @@
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from dp_sparse.accounting import BudgetAccount, PrivacyPlan
+from dp_sparse.accounting import BudgetAccount, PrivacyPlan, note_folder
 from dp_sparse.core import PrivacyError, local_form
 from dp_sparse.export import Export, export_model
 from dp_sparse.optimizers import private_optimizer_of
@@ -24,14 +24,25 @@ from dp_sparse.probabilities import (
     warn_if_trained_on,
 )
 from dp_sparse.reports import PrivacyMonitor
+from dp_sparse.runs.run_checkpoint import RunCheckpoint
 from dp_sparse.runs.run_folder import RunFolder, T, locked
-from dp_sparse.selection import SelectedRows, TopKTable, calibrate_top_k, select_top_k
-from dp_sparse.step import require_checkpoint
-from dp_sparse.training import PrivateCheckpoint
+from dp_sparse.runs.same_run import as_text, refuse_other
+from dp_sparse.selection import (
+    PrivateVocabulary,
+    SelectedRows,
+    TopKTable,
+    asked_for,
+    calibrate_top_k,
+    draw_vocabulary,
+    select_top_k,
+)
 
 _OPEN: dict[Path, "Run"] = {}  # of this process
-_ROWS, _SCORES = "rows.npz", "scores.npz"
-_LATER = ("noise_multiplier", "plan_id", "releases")  # what a plan gets in its run
+_ROWS, _SCORES, _WORDS = "rows.npz", "scores.npz", "vocabulary.npz"
+_OF_ANOTHER = (
+    "{} was released by another run.\nRestore its own one, or use another folder, which spends "
+    "again."
+)
 
 
 class Run:
@@ -104,8 +115,8 @@ class Run:
             _OPEN[path].close()
         self._lock = locked(path)
         try:
-            self._folder = RunFolder(path, _as_text(settings, account))
-            self._checkpoint = _RunCheckpoint(self._folder, every_seconds)
+            self._folder = RunFolder(path, as_text(settings, account))
+            self._checkpoint = RunCheckpoint(self._folder, every_seconds)
             self._monitor = None
             if log_every is not None:
                 self._monitor = PrivacyMonitor(
@@ -152,9 +163,9 @@ class Run:
             is_new = not self._folder.has_plan
             plan = self._folder.plan(lambda: self._paying(make()))
             if self._given is not None:
-                _refuse_other(self._given, plan, self.folder)
+                refuse_other(self._given, plan, self.folder)
             self._charge(plan, is_new)
-            require_checkpoint(plan.run_id)
+            note_folder(plan.run_id)
             self._plan = self._checkpoint.plan = plan
         return self._plan
 
@@ -266,8 +277,7 @@ class Run:
 
         Warns: as there.
         """
-        if _OPEN.get(self.folder) is not self:
-            raise PrivacyError(f"The run in {self.folder} was closed.\nMake it again to resume it.")
+        self._refuse_closed()
         private_optimizer_of(model, "calibrate the model of the run")
         require_method(method)
         run_id = self.plan.run_id
@@ -287,13 +297,51 @@ class Run:
         made = self._folder.paid_release(_SCORES, draw)
         histogram = ScoreHistogram.load(self.folder / _SCORES) if made is None else made
         if histogram.paid_by != run_id:
-            raise ValueError(
-                f"{self.folder / _SCORES} is the histogram of another run.\nRestore its own one, "
-                "or use another folder, which spends again."
-            )
+            raise ValueError(_OF_ANOTHER.format(self.folder / _SCORES))
         require_asked(histogram, label_range, output, weight_cap)
         warn_if_trained_on(histogram, model, stacklevel=2)
         return calibration_of(histogram, examples, method)
+
+    def private_vocabulary(
+        self,
+        examples: Any,
+        columns: str | Sequence[str],
+        *,
+        max_values: int | None = None,
+        padding_value: int | None = None,
+        progress: bool = True,
+    ) -> PrivateVocabulary:
+        """The vocabulary of columns, which is drawn once and kept.
+
+        Reserve it in the plan that the run is given: `reserve_vocabulary(plan)`.
+
+        Args: as of `dp_sparse.private_vocabulary`.
+
+        Raises:
+            ValueError: As there, or the file of the vocabulary is lost, another run's, or of other
+                columns.
+            BadExampleError: As there.
+            PrivacyError: As there, or the run was closed.
+        """
+        self._refuse_closed()
+        asked, run_plan = asked_for(columns, max_values, padding_value), self.plan
+
+        def draw() -> PrivateVocabulary:
+            return draw_vocabulary(
+                examples,
+                asked,
+                run_plan,
+                one_value_each=max_values is None,
+                progress=progress,
+                kept=True,
+            )
+
+        made = self._folder.paid_release(_WORDS, draw)
+        words = PrivateVocabulary.load(self.folder / _WORDS) if made is None else made
+        if words.draws[-1].paid_by != run_plan.run_id:
+            raise ValueError(_OF_ANOTHER.format(self.folder / _WORDS))
+        self._folder.same("vocabulary.json", asked.described())
+        return words
 
     def release(self, name: str, make: Callable[[], T], load: Callable[[Path], T]) -> T:
         """Makes a release once, such as counts of your own; later processes load it.
@@ -411,6 +459,10 @@ class Run:
             self._monitor.close()
         self._lock.close()
 
+    def _refuse_closed(self) -> None:
+        if _OPEN.get(self.folder) is not self:
+            raise PrivacyError(f"The run in {self.folder} was closed.\nMake it again to resume it.")
+
     def _require_given(self) -> PrivacyPlan:
         if self._given is None:
             raise ValueError("Expected Run(folder, plan), got no plan: pass a PrivacyPlan.")
@@ -425,76 +477,5 @@ class Run:
         return given.calibrate() if given.noise_multiplier is None else given
 
 
-class _RunCheckpoint(PrivateCheckpoint):
-    """A checkpoint that restores its run when training begins."""
-
-    def __init__(self, folder: RunFolder, every_seconds: float) -> None:
-        super().__init__(str(folder.path / "checkpoints"), every_seconds=every_seconds)
-        self._of = folder
-        self.plan: PrivacyPlan | None = None
-
-    def restore(self, model: keras.Model, *, begun: bool = False) -> int:
-        """Restores the run, and notes that there are checkpoints from now on."""
-        self.refuse_other_plan(model)
-        self._of.begin()
-        spent = super().restore(model, begun=begun or self._of.has_checkpoints)
-        self._of.note_checkpoints()
-        return spent
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restores the model, unless that was done."""
-        if self._restored is not None and self.model.optimizer is not self._optimizer:
-            raise PrivacyError(
-                f"The model of the run in {self._of.path} was made or compiled anew.\nMake the run "
-                "again, too: run = dp_sparse.Run(...) saves what was trained, and restores it."
-            )
-        if self._restored is None and not self._closed:
-            self.restore(self.model)
-        super().on_train_begin(logs)
-        if not self._optimizer.steps_left:
-            raise PrivacyError(
-                f"The run in {self._of.path} has ended: all {self._step()} steps of its plan are "
-                "spent.\nrun.restore(model) loads its weights; check run.finished before fit."
-            )
-
-    def refuse_other_plan(self, model: keras.Model) -> None:
-        """Raises PrivacyError if the model trains under another plan than the run's."""
-        own = getattr(getattr(model, "optimizer", None), "plan", None)
-        if own is not None and (self.plan is None or own.run_id != self.plan.run_id):
-            raise PrivacyError(
-                f"The optimizer of {model.name} has another plan than the run in "
-                f"{self._of.path}.\nMake it with plan=run.plan."
-            )
-
-
 def _rows_of(table: int | TopKTable) -> int:
     return table.num_rows if isinstance(table, TopKTable) else int(table)
-
-
-def _as_text(settings: Mapping[str, Any] | None, account: BudgetAccount | None) -> dict[str, str]:
-    """What the folder keeps of the run's settings."""
-    own = {name: str(value) for name, value in (settings or {}).items()}
-    return own if account is None else {**own, "account": str(account.path)}
-
-
-def _refuse_other(given: PrivacyPlan, own: PrivacyPlan, folder: Path) -> None:
-    """Raises ValueError if a plan that was given is not alike that of the folder."""
-    was, now = _settings(own), _settings(given)
-    for name in sorted({*was, *now}):
-        if was.get(name) != now.get(name):
-            raise ValueError(
-                f"The run in {folder} has a plan with {name}={was.get(name)}, got one with "
-                f"{name}={now.get(name)}.\nResume it with its own plan, or use another folder."
-            )
-    for release in given.releases:
-        if release not in own.releases:
-            raise ValueError(
-                f"The run in {folder} has a plan without the release {release.name!r}.\nResume it "
-                "with its own plan, or use another folder."
-            )
-
-
-def _settings(plan: PrivacyPlan) -> dict[str, Any]:
-    """What a plan has before its run calibrates it."""
-    config = dataclasses.replace(plan, sampling=plan.sampling.for_plan(None)).get_config()
-    return {name: value for name, value in config.items() if name not in _LATER}

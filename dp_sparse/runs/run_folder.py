@@ -92,7 +92,7 @@ class RunFolder:
         return made
 
     def paid_release(self, name: str, make: Callable[[], T]) -> T | None:
-        """As `release`, of what the plan pays for and the run makes after training.
+        """As `release`, of what the plan pays for and the run makes after the plan.
 
         Raises:
             ValueError: It was made, and its file is lost.
@@ -102,6 +102,7 @@ class RunFolder:
             self._note_release(name)
             return None
         self._refuse_lost(name)
+        self.begin()
         made = make()
         made.save(path)
         self._note_release(name)

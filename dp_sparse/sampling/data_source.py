@@ -449,8 +449,8 @@ def parts_of(batch: Any) -> tuple[Mapping[str, Any], Any, Any]:
         )
     if len(parts) > 3 or not isinstance(x, Mapping):
         raise ValueError(
-            "Expected batches x, (x, y) or (x, y, sample_weight) whose x maps the names of tables "
-            f"to ids, got {type(x).__name__} in a batch of {len(parts)}."
+            "Expected batches x, (x, y) or (x, y, sample_weight) whose x maps names to arrays, "
+            f"got {type(x).__name__} in a batch of {len(parts)}."
         )
     return x, y, weights
 

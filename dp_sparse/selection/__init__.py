@@ -1,4 +1,4 @@
-"""Which embedding rows a step may touch, and which rows are chosen before training.
+"""Which embedding rows a step may touch, and which rows or values are chosen before training.
 
 May use: `core`, `noise`, `sampling` and `accounting`. Nothing here imports Keras.
 """
@@ -38,6 +38,13 @@ from dp_sparse.selection.top_k.noise_sources import (
 )
 from dp_sparse.selection.top_k.select import select_top_k
 from dp_sparse.selection.top_k.selected_rows import SelectedRows
+from dp_sparse.selection.vocabulary.draw import (
+    asked_for,
+    draw_vocabulary,
+    private_vocabulary,
+    reserve_vocabulary,
+)
+from dp_sparse.selection.vocabulary.vocabulary import PrivateVocabulary
 
 __all__ = [
     "ContributionMap",
@@ -45,6 +52,7 @@ __all__ = [
     "GumbelTopK",
     "LaplaceTopK",
     "NoisyHistogram",
+    "PrivateVocabulary",
     "PublicRows",
     "Restricted",
     "RowFrequencies",
@@ -54,14 +62,18 @@ __all__ = [
     "TableLookups",
     "TopKTable",
     "among_selected",
+    "asked_for",
     "calibrate_top_k",
     "contribution_map",
+    "draw_vocabulary",
     "gaussian_values",
     "histogram_of_counts",
     "looked_up_rows",
     "most_skips",
     "noisy_frequencies",
     "noisy_histogram",
+    "private_vocabulary",
+    "reserve_vocabulary",
     "restricted",
     "row_scores",
     "select_from_histograms",

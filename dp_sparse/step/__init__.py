@@ -15,8 +15,6 @@ from dp_sparse.step.building import (
 from dp_sparse.step.checkpointed_steps import (
     CheckpointedSteps,
     checkpointed_steps_of,
-    has_folder,
-    require_checkpoint,
     set_checkpointed_steps,
 )
 from dp_sparse.step.environment import refuse_nan
@@ -59,7 +57,6 @@ __all__ = [
     "environment",
     "examples_of",
     "flush_hooks",
-    "has_folder",
     "has_own_loss",
     "inputs_of",
     "isolation_of",
@@ -77,7 +74,6 @@ __all__ = [
     "refuse_other_strategy",
     "refuse_wrapped",
     "replaced_methods",
-    "require_checkpoint",
     "same_seeds",
     "set_checkpointed_steps",
     "signature_of",

@@ -6,10 +6,9 @@ What a log tells of a step must not be seen while the step may still run again w
 import weakref
 from collections.abc import Callable
 
+from dp_sparse.accounting import has_folder
 from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer
-
-_PLANS: set[str] = set()  # whose runs have a folder
 
 
 class CheckpointedSteps:
@@ -47,22 +46,12 @@ def set_checkpointed_steps(optimizer: PrivateOptimizer, covered: CheckpointedSte
     _OF_RUNS[optimizer] = covered
 
 
-def require_checkpoint(run_id: str) -> None:
-    """From now on no step is taken under this plan before its run was restored."""
-    _PLANS.add(run_id)
-
-
-def has_folder(run_id: str) -> bool:
-    """Whether the run of a plan has a folder, which keeps what the plan pays for."""
-    return run_id in _PLANS
-
-
 def refuse_without_checkpoint(optimizer: PrivateOptimizer) -> None:
     """Raises PrivacyError if the plan has a folder that would not learn of the optimizer's steps.
 
     The next process would take them again, under a plan that was paid once.
     """
-    if optimizer.plan.run_id in _PLANS and checkpointed_steps_of(optimizer) is None:
+    if has_folder(optimizer.plan.run_id) and checkpointed_steps_of(optimizer) is None:
         raise PrivacyError(
             "The plan of this optimizer belongs to a Run whose checkpoint is not used, so its "
             "folder would not know of the steps.\nPass callbacks=run.callbacks() to fit, or call "

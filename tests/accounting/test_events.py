@@ -8,6 +8,7 @@ import pytest
 
 from dp_sparse.accounting.accountant import epsilon_of
 from dp_sparse.accounting.events import (
+    DeltaDpEvent,
     GumbelTopKDpEvent,
     PureDpEvent,
     checked_event,
@@ -27,6 +28,7 @@ EVENTS = [
     ),
     GumbelTopKDpEvent(scale=20.0, lookups=26, selected=100),
     PureDpEvent(0.25),
+    DeltaDpEvent(1e-6),
 ]
 
 

@@ -14,6 +14,7 @@ from tests.mutations import (
     of_selection,
     of_shuffling,
     of_steps,
+    of_vocabulary,
 )
 from tests.mutations.fault import Fault
 
@@ -22,6 +23,7 @@ FAULTS: tuple[Fault, ...] = (
     *of_own_losses.FAULTS,
     *of_clipping.FAULTS,
     *of_selection.FAULTS,
+    *of_vocabulary.FAULTS,
     *of_probabilities.FAULTS,
     *of_retrieval.FAULTS,
     *of_accounting.FAULTS,

@@ -80,8 +80,8 @@ FAULTS = (
     Fault(
         "a_lost_histogram_of_a_run_is_drawn_again",
         _RUN_FOLDER,
-        "        self._refuse_lost(name)\n        made = make()\n        made.save(path)",
-        "        made = make()\n        made.save(path)",
+        "        self._refuse_lost(name)\n        self.begin()\n        made = make()\n",
+        "        self.begin()\n        made = make()\n",
         (f"{_OF_ATTACKS}::test_the_histogram_of_a_run_is_drawn_once",),
     ),
     Fault(
@@ -121,7 +121,7 @@ FAULTS = (
     ),
     Fault(
         "a_run_draws_under_a_copy_of_its_plan",
-        "dp_sparse/runs/run.py",
+        "dp_sparse/runs/run_checkpoint.py",
         "own.run_id != self.plan.run_id",
         "own.plan_id != self.plan.plan_id",
         (f"{_OF_ATTACKS}::test_a_run_draws_nothing_that_its_plan_does_not_pay",),

@@ -124,14 +124,14 @@ FAULTS = (
     ),
     Fault(
         "a_run_forgets_that_it_has_checkpoints",
-        "dp_sparse/runs/run.py",
+        "dp_sparse/runs/run_checkpoint.py",
         "        self._of.note_checkpoints()\n",
         "",
         ("tests/runs/test_run.py::test_lost_checkpoints_are_an_error",),
     ),
     Fault(
         "a_run_trains_under_another_plan",
-        "dp_sparse/runs/run.py",
+        "dp_sparse/runs/run_checkpoint.py",
         "        self.refuse_other_plan(model)\n",
         "",
         ("tests/runs/test_run.py::test_an_optimizer_with_another_plan",),

@@ -213,12 +213,12 @@ class _Tally:
         if not too_many.any():
             return ordered[first]
         self.truncated += int(np.count_nonzero(too_many))
-        capped = _first_distinct(ids[too_many], self._table.max_lookups)
+        capped = first_distinct(ids[too_many], self._table.max_lookups)
         return np.concatenate([ordered[first & ~too_many[:, None]], capped])
 
     def _merge(self) -> None:
         """Counts the pending lookups, and adds them to the sorted rows in one copy."""
-        row_ids, counts = _unique_counts(np.concatenate(self._pending), self._table.num_rows)
+        row_ids, counts = unique_counts(np.concatenate(self._pending), self._table.num_rows)
         self._pending, self._size = [_NO_ROWS], 0
         places = np.searchsorted(self._row_ids, row_ids)
         known = np.append(self._row_ids, -1)[places] == row_ids
@@ -227,7 +227,7 @@ class _Tally:
         self._row_ids = np.insert(self._row_ids, places[~known], row_ids[~known])
 
 
-def _unique_counts(row_ids: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+def unique_counts(row_ids: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct values of int64 `[n]`, sorted, and how often each occurs."""
     if num_rows > _PENDING:
         return np.unique(row_ids, return_counts=True)
@@ -236,7 +236,7 @@ def _unique_counts(row_ids: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.n
     return unique, counts[unique]
 
 
-def _first_distinct(ids: np.ndarray, limit: int) -> np.ndarray:
+def first_distinct(ids: np.ndarray, limit: int) -> np.ndarray:
     """Each example's first `limit` distinct ids, of ids `[batch, lookups]`; -1 is none."""
     order = np.argsort(ids, axis=1, kind="stable")
     ordered = np.take_along_axis(ids, order, axis=1)

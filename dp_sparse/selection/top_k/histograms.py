@@ -209,7 +209,7 @@ def histogram_of_counts(
         )
     lookups, rng = sum(table.max_lookups for table in sizes.values()), secret_generator()
     noisy = {
-        name: _noisy(np.asarray(array), source, source.scale_of(lookups), rng)
+        name: noisy_counts(np.asarray(array), source, source.scale_of(lookups), rng)
         for name, array in counts.items()
     }
     return NoisyHistogram(
@@ -223,10 +223,17 @@ def _whole(counts: RowCounts) -> np.ndarray:
     return whole
 
 
-def _noisy(
+def noisy_counts(
     counts: np.ndarray, source: GaussianTopK, scale: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """int64 `[rows]`: whole counts and whole noise."""
+    """int64 `[rows]`: whole counts and whole noise.
+
+    Args:
+        counts: Integers `[rows]`.
+        source: The distribution of the noise.
+        scale: The factor of a standard noise value, which is then rounded.
+        rng: Secret randomness.
+    """
     found = np.array(counts, np.int64)
     for start in range(0, len(found), _BLOCK):
         block = found[start : start + _BLOCK]

@@ -238,7 +238,7 @@ def test_other_batches() -> None:
     with pytest.raises(ValueError, match=r"x with ids of tables \['users'\], got x with \['one'"):
         counted((x, y), {"users": ONE})
     for batch in (x["one"], (x["one"], y), (x, y, None, None)):
-        with pytest.raises(ValueError, match="whose x maps the names of tables to ids"):
+        with pytest.raises(ValueError, match="whose x maps names to arrays"):
             counted([batch])
     with pytest.raises(ValueError, match="one leading dimension"):
         counted([{**x, "one": x["one"][:3]}])

@@ -1,0 +1,1 @@
+"""A vocabulary of private columns: values that many examples have, found without telling of one."""
