@@ -116,6 +116,13 @@ FAULTS = (
         (f"{_OF_ATTACKS}::TestRun::test_it_is_drawn_once",),
     ),
     Fault(
+        "a_run_takes_the_vocabulary_of_another",
+        "dp_sparse/runs/run.py",
+        "        if words.draws[-1].paid_by != run_plan.run_id:\n",
+        "        if False:\n",
+        (f"{_OF_ATTACKS}::TestRun::test_that_of_another_run",),
+    ),
+    Fault(
         "new_values_move_old_ids",
         _VOCABULARY,
         "(*own, *(newer.values[name][at] for at in added))",

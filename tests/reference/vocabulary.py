@@ -48,6 +48,42 @@ def threshold(deviation: float, max_values: int, delta: float) -> int:
     return found
 
 
+def outcomes(count: int, deviation: float, threshold: int) -> dict[int | None, float]:
+    """What may be seen of one value, and how likely: its noisy count above T, or nothing (None)."""
+    largest = count + math.ceil(12 * deviation) + 1
+
+    def beyond(noisy: int) -> float:
+        return upper_tail((noisy - count - 0.5) / deviation)
+
+    found: dict[int | None, float] = {
+        noisy: beyond(noisy) - beyond(noisy + 1) for noisy in range(threshold + 1, largest)
+    }
+    return {**found, None: 1 - sum(found.values())}
+
+
+def deltas(
+    counts: Sequence[tuple[int, int]], deviation: float, threshold: int, epsilon: float
+) -> tuple[float, float]:
+    """δ(ε) of the whole vocabulary, exact: with an example against without it, and the reverse.
+
+    Args:
+        counts: Of each value that the example has: the count with it and without it; a value with
+            the count 0 does not exist.
+        deviation: s.
+        threshold: T.
+        epsilon: ε.
+    """
+    pairs = [(1.0, 1.0)]  # probabilities of everything that may be seen of the values so far
+    for more, less in counts:
+        own = outcomes(more, deviation, threshold)
+        other = outcomes(less, deviation, threshold) if less else {None: 1.0}
+        both = [(own.get(seen, 0.0), other.get(seen, 0.0)) for seen in {**own, **other}]
+        pairs = [(p * a, q * b) for p, q in pairs for a, b in both]
+    growth = math.exp(epsilon)
+    with_it = math.fsum(max(p - growth * q, 0.0) for p, q in pairs)
+    return with_it, math.fsum(max(q - growth * p, 0.0) for p, q in pairs)
+
+
 def released(
     total: Mapping[tuple[str, Value], int], noise: Sequence[float], limit: int
 ) -> dict[str, list[tuple[Value, int]]]:

@@ -2,7 +2,7 @@
 
 A vocabulary that `adapt` or `unique` takes from private data tells who is in it. This one has the
 values that many examples have, at a small share of the plan's ε and δ. Its guarantee is derived in
-`threshold`. Counting takes one pass over the data, the draw a second for some ten million values.
+`threshold`. O(values of all examples) time, in one pass.
 """
 
 import dataclasses

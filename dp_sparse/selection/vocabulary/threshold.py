@@ -1,7 +1,7 @@
 """The noise and the threshold of a private vocabulary, and what both cost.
 
 Nobody knows beforehand which values a column has, so that a value occurs at all may tell of one
-example. This is partition selection with Gaussian noise: each value that occurs gets noise on its
+example. This is partition selection with Gaussian noise: each value with a vote gets noise on its
 count, and is released, with its noisy count, if that exceeds a threshold T which a value of one
 example alone hardly reaches (Korolova et al., WWW 2009; Gopi et al., ICML 2020). O(1).
 
@@ -11,12 +11,12 @@ distinct values, at most m of them. The noise of a count is N(0, s²) with s = �
 whole number, and independent of that of other counts. Let D have one example more than D′ (or D′
 padding in its place). The proof, and nothing else, divides the values of D in two:
 
-- A, those that D′ has, too. At most m of their counts differ, each by 1: one Gaussian mechanism of
-  noise multiplier σ, of which comparing with T is post-processing.
-- B, the k ≤ m values of that one example alone. On D′ none of them is released. On D each has the
-  count 1, and exceeds T, a whole number, if the noise is at least T − ½ before it is rounded: with
-  a probability of at most t = Ψ((T − ½)/s). That one of the k does has a probability of at most
-  1 − (1 − t)^m. T is the smallest whole number for which this is at most δ_T:
+- A, those that have a vote in D′, too. At most m of their counts differ, each by 1: one Gaussian
+  mechanism of noise multiplier σ, of which comparing with T is post-processing.
+- B, the k ≤ m values for which that one example alone votes. On D′ none of them is released. On D
+  each has the count 1, and exceeds T, a whole number, if the noise is at least T − ½ before it is
+  rounded: with a probability of at most t = Ψ((T − ½)/s). That one of the k does has a probability
+  of at most 1 − (1 − t)^m. T is the smallest whole number for which this is at most δ_T:
 
       T = ⌈½ + s·Ψ⁻¹(1 − (1 − δ_T)^(1/m))⌉.
 

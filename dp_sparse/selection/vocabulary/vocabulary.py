@@ -60,13 +60,12 @@ class PrivateVocabulary:
         >>> import dp_sparse, numpy as np, tempfile
         >>> sampling = dp_sparse.StreamSampling(num_examples=4000, batch_size=400)
         >>> budget = dp_sparse.PrivacyBudget(epsilon=2.0, delta=1e-4)
-        >>> plan = dp_sparse.PrivacyPlan(budget, sampling)
-        >>> days = [dp_sparse.reserve_vocabulary(plan, share=0.1).calibrate() for _ in range(2)]
-        >>> monday, tuesday = (
+        >>> plan = dp_sparse.reserve_vocabulary(dp_sparse.PrivacyPlan(budget, sampling), share=0.1)
+        >>> monday, tuesday = (  # each day has a plan of its own
         ...     dp_sparse.private_vocabulary(
-        ...         {"city": np.full(4000, city)}, "city", day, progress=False
+        ...         {"city": np.full(4000, city)}, "city", plan.calibrate(), progress=False
         ...     )
-        ...     for city, day in zip(["Rome", "Oslo"], days)
+        ...     for city in ("Rome", "Oslo")
         ... )
         >>> monday.extended(tuesday)["city"]  # Rome keeps its place
         ['Rome', 'Oslo']

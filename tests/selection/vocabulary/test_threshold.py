@@ -9,6 +9,7 @@ import pytest
 
 import dp_sparse
 from dp_sparse.accounting import DeltaDpEvent, Release
+from dp_sparse.accounting.accountant import accountant_of
 from dp_sparse.selection.vocabulary.counting import ValueCounts
 from dp_sparse.selection.vocabulary.draw import released
 from dp_sparse.selection.vocabulary.threshold import VocabularyNoise, noise_paid_by
@@ -84,6 +85,35 @@ def test_noise_of_64_bits_leaves_no_room_for_less() -> None:
 def test_bad_numbers(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"Expected .*{field}"):
         dataclasses.replace(NOISE, **{field: value})
+
+
+# The two values of an example: those that it shares with others, by their counts, or has alone.
+SHARED_OR_ALONE = {
+    "both alone": [(1, 0), (1, 0)],
+    "one alone": [(6, 5), (1, 0)],
+    "one at the threshold": [(5, 4), (1, 0)],
+    "one of two examples": [(2, 1), (1, 0)],
+    "none alone": [(9, 8), (30, 29)],
+}
+
+
+@pytest.mark.parametrize("name", SHARED_OR_ALONE)
+def test_the_whole_vocabulary_costs_at_most_what_is_paid(name: str) -> None:
+    """δ at every ε, of all that may be seen, exact and in both directions."""
+    noise, counts = VocabularyNoise(1.0, 0.02), SHARED_OR_ALONE[name]
+    epsilons = np.array([0.0, 0.2, 0.5, 1.0, 2.0, 4.0])
+    paid = accountant_of(noise.event, 1e-3).deltas(epsilons)
+
+    def cost(deviation: float, threshold: int) -> np.ndarray:
+        curve = [reference.deltas(counts, deviation, threshold, each) for each in epsilons]
+        return np.max(curve, axis=1)
+
+    right = noise.threshold(2)
+    assert np.all(cost(2**0.5, right) <= paid)
+    if "none" not in name:
+        assert np.any(cost(2**0.5, right - 2) > paid)
+    else:
+        assert np.any(cost(0.9 * 2**0.5, right) > paid)
 
 
 class TestCost:
