@@ -146,9 +146,8 @@ def private_vocabulary(
     a Gaussian mechanism, whose noise the plan composed with training, and a probability in its δ. A
     plan pays for one vocabulary of its examples. Another process does not know of it, so save the
     result, or use `Run.private_vocabulary`. Public: columns, whether they hold text or integers,
-    `max_values`, the number of examples, and that no bad value stopped the count. Released are
-    values that exceed the threshold and their noisy counts: neither counts nor how many values were
-    counted.
+    `max_values`, the number of examples, and that no bad value stopped the count. The result has
+    the values that exceed the threshold and their noisy counts, and nothing else of the data.
     """
     return draw_vocabulary(
         examples,
