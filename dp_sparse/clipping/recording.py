@@ -275,8 +275,8 @@ def _as_float(cotangent: tf.Tensor | None, target: tf.Tensor, path: str) -> tf.T
     if cotangent is None:
         raise UnsupportedLayerError(
             f"{path}: its output does not reach the loss, or its gradient is hidden "
-            "(rematerialisation). Give its output a loss in compile, freeze it with "
-            "trainable=False, or remove keras.RematScope."
+            "(rematerialisation).\nGive its output a loss, return only outputs that have one, "
+            "freeze it with trainable=False, or remove keras.RematScope."
         )
     value = tf.cast(tf.convert_to_tensor(cotangent), tf.float32)
     value.set_shape(target.shape)

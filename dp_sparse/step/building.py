@@ -13,6 +13,7 @@ from dp_sparse.core import PrivacyError
 from dp_sparse.optimizers import PrivateOptimizer, known_noise
 from dp_sparse.sampling import Examples
 from dp_sparse.step import flush_hooks, own_loss
+from dp_sparse.step.losses import with_nothing
 
 
 def build_for(model: keras.Model, optimizer: PrivateOptimizer, examples: Examples) -> None:
@@ -52,7 +53,8 @@ def build_metrics(model: keras.Model, x: Any, y: Any) -> None:
     try:
         outputs = model(x, training=True) if model._call_has_training_arg else model(x)
         for each in unbuilt:
-            each.build(y, outputs)
+            is_loss = each is model._compile_loss
+            each.build(with_nothing(each, y) if is_loss else y, outputs)
     except Exception:
         return
 

@@ -40,7 +40,9 @@ def per_example_losses(
         raise ValueError(
             "Expected a model compiled with a loss, got loss=None: pass loss= to compile."
         )
+    _refuse_other_labels(y, y_pred)
     y, sample_weight = (_in_order(model, named, y_pred) for named in (y, sample_weight))
+    y, sample_weight = with_nothing(compiled, y), _of_all_outputs(sample_weight, y_pred)
     if not compiled.built:
         compiled.build(y, y_pred)
     with (
@@ -59,6 +61,33 @@ def _in_order(model: keras.Model, named: Any, y_pred: Any) -> Any:
     if not isinstance(named, dict) or not isinstance(y_pred, list | tuple) or not names:
         return named
     return [named[name] for name in names] if set(named) == set(names) else named
+
+
+def _refuse_other_labels(y: Any, y_pred: Any) -> None:
+    """Raises ValueError for labels of what is no output."""
+    if not isinstance(y, dict) or not isinstance(y_pred, dict) or set(y) <= set(y_pred):
+        return
+    other = sorted(set(y) - set(y_pred))
+    raise ValueError(
+        f"Expected labels y of the outputs {sorted(y_pred)}, got y[{other[0]!r}], which no loss "
+        "takes.\nMove what a loss looks up from y to x, or write compute_loss, which gets both."
+    )
+
+
+def with_nothing(compiled: Any, y: Any) -> Any:
+    """Labels by the names of outputs, None for those whose loss is None, as Keras has them."""
+    losses = compiled._user_loss
+    if not isinstance(losses, dict) or not isinstance(y, dict):
+        return y
+    return {**y, **{name: None for name, loss in losses.items() if loss is None}}
+
+
+def _of_all_outputs(weights: Any, y_pred: Any) -> Any:
+    """Weights of each output; those without labels, and so without a loss, get any."""
+    if not isinstance(weights, dict) or not isinstance(y_pred, dict) or not weights:
+        return weights
+    default = next(iter(weights.values()))
+    return {name: weights.get(name, default) for name in y_pred}
 
 
 class _LossGuard(keras.StatelessScope):

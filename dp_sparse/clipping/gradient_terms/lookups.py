@@ -110,6 +110,7 @@ class Rows:
         sums = self._sum_of_lookups(factors, num_rows)
         if self.scores is None:
             return sums
+        assert self.hidden is not None and self.scored_places is not None  # with scores
         hidden = flat(self.hidden * numerics.expanded(factors, self.hidden))
         of_scores = tf.matmul(flat(self.scores), hidden, transpose_a=True)
         return sums + tf.math.unsorted_segment_sum(exact(of_scores), self.scored_places, num_rows)
@@ -154,7 +155,7 @@ class Rows:
     def _chosen_scores(self) -> tf.Tensor:
         """0 for rows that the step did not choose, which there are among selected rows alone."""
         scores = self.scores
-        if self.scored_places is None:
+        if scores is None or self.scored_places is None:
             return scores
         chosen = self.scored_places >= 0
         kept = tf.cond(
