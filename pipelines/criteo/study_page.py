@@ -15,6 +15,7 @@ import ml_collections
 import numpy as np
 
 from configs.criteo_study import RATIOS, THRESHOLDS
+from pipelines.criteo import budget_picture
 from pipelines.files import whole_file
 from pipelines.markdown import table
 from pipelines.points import Run, told_missing
@@ -64,6 +65,8 @@ def write_page(config: ml_collections.ConfigDict, lines: Sequence[Run], path: Pa
     for group in _TITLES:
         for epsilon in _epsilons(lines, group):
             _draw_tradeoff(path.parent, group, epsilon, _points(lines, group, epsilon))
+    if budget_picture.at_several_budgets(lines):
+        budget_picture.draw(lines, path.parent)
     grid = _grid(lines)
     if grid:
         _draw_grid(path.parent / "criteo_grid.png", grid)
@@ -85,6 +88,9 @@ def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
         )
     ]
     parts.append(told_missing(config.points, lines))
+    if budget_picture.at_several_budgets(lines):
+        picture = f"![AUC and log loss against ε]({budget_picture.NAME})"
+        parts.append(f"\nThe sample at several budgets, means over seeds:\n\n{picture}\n")
     for group, title in _TITLES.items():
         epsilons = _epsilons(lines, group)
         if epsilons:
