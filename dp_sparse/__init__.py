@@ -55,7 +55,7 @@ from dp_sparse.reports import (
     check_model,
     recommend,
 )
-from dp_sparse.runs import PrivateModel, Run, make_private
+from dp_sparse.runs import PrivateModel, Run, make_private, model_card
 from dp_sparse.sampling import (
     OfflineBatches,
     OfflinePoissonSampling,
@@ -161,6 +161,7 @@ __all__ = [
     "layers",
     "losses",
     "make_private",
+    "model_card",
     "noisy_frequencies",
     "noisy_histogram",
     "not_private_plan",

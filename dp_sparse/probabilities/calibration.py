@@ -141,10 +141,16 @@ class Calibration:
         inputs = None if self.specs is None else _symbolic(self.specs)
         return with_head(model, self.score_map, self.histogram, inputs)
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Each measure as text: its name, its value before, and calibrated; empty if there is none.
+
+        A value is followed by its standard error.
+        """
+        return measures.as_table(self.measures)
+
     def __str__(self) -> str:
-        rows = measures.as_table(self.measures)
         return "\n".join(
-            f"{name}: {before}{after and f' -> {after}'}" for name, before, after in rows
+            f"{name}: {before}{after and f' -> {after}'}" for name, before, after in self.rows()
         )
 
     def section(self) -> str:
@@ -154,10 +160,9 @@ class Calibration:
             ImportError: matplotlib is missing; the message names the extra that installs it.
         """
         headers = ["of the examples that were counted", "before", "calibrated"]
-        rows = measures.as_table(self.measures)
         note = "Scores count as the middle of their bin; ± is the standard error of the noise."
         drawn = report_page.svg(figure(self.histogram, self.score_map))
-        return report_page.table(headers, rows) + report_page.text(note) + drawn
+        return report_page.table(headers, self.rows()) + report_page.text(note) + drawn
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draws rates over predictions, before and after.

@@ -123,6 +123,10 @@ class ScoreHistogram:
             "was released of them."
         )
 
+    def is_paid_in(self, statement: str) -> bool:
+        """Whether the plan of a statement pays for a histogram with this one's noise."""
+        return self.budget is None and release_of(self.noise_multiplier).name in statement
+
     @property
     def cells(self) -> np.ndarray:
         """The counts, float64 `[34, 2]`."""

@@ -29,7 +29,7 @@ def test_examples_run_as_printed(
     x, _ = exported.examples(model)
     batches = model.optimizer.plan.sampling.batches(exported.examples(model))
     names = {"dp_sparse": dp_sparse, "model": model, "batches_of_today": batches.take(1)}
-    first, plain, delta, applied = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    first, plain, card, delta, applied = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(first, names)
     assert capsys.readouterr().out == f"{names['export'].digest} 0\n"
     wanted = model.predict(x, verbose=0)
@@ -40,6 +40,8 @@ def test_examples_run_as_printed(
     run_python(f"{without}{plain}\nnp.savez('found', scores, served)", packages=tmp_path)
     for found in np.load("found.npz").values():
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    exec(card, names)
+    assert "| AUC on Tuesday's rows | 0.71 |" in Path("exports/day_1/README.md").read_text()
     exec(delta, names)
     assert re.search(r"embedding/vars/0 \d+ rows of 11\n", capsys.readouterr().out)
     exec(applied, names)

@@ -5,6 +5,8 @@ from tests.mutations.fault import Fault
 _FULL = "dp_sparse/export/full.py"
 _DELTA = "dp_sparse/export/delta.py"
 _KERAS = "dp_sparse/export/keras_folder.py"
+_CARD = "dp_sparse/runs/card.py"
+_OF_CARD = "tests/runs/test_card.py"
 _OF_FULL = "tests/export/test_full.py"
 _OF_DELTA = "tests/export/test_delta.py"
 _OF_PUBLISHING = "tests/export/test_publishing.py"
@@ -124,5 +126,26 @@ FAULTS = (
         "        if delta.base != digest:\n",
         "        if delta.base == delta.digest != digest:\n",
         (f"{_OF_DELTA}::TestRefused::test_a_delta_of_another_base",),
+    ),
+    Fault(
+        "a_card_with_a_histogram_that_nobody_pays_for",
+        _CARD,
+        "    if histogram.budget is None and not histogram.is_paid_in(export.statement):\n",
+        "    if histogram.budget is not None and not histogram.is_paid_in(export.statement):\n",
+        (f"{_OF_CARD}::test_calibrations_that_the_statement_leaves_out_are_rejected",),
+    ),
+    Fault(
+        "a_card_with_a_histogram_of_other_steps",
+        _CARD,
+        "    if histogram.steps != export.steps:\n",
+        "    if histogram.steps > export.steps:\n",
+        (f"{_OF_CARD}::test_calibrations_that_the_statement_leaves_out_are_rejected",),
+    ),
+    Fault(
+        "values_without_noise_stand_unmarked_on_a_card",
+        _CARD,
+        "        parts += [[_NOT_COVERED], _table(",
+        "        parts += [_table(",
+        (f"{_OF_CARD}::test_released_measures_stand_apart_from_those_that_no_epsilon_covers",),
     ),
 )
