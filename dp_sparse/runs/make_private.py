@@ -99,6 +99,15 @@ class PrivateModel:
         plan: Its plan.
         advice: What `recommend` said; None if an optimizer was given.
         changed: Lines on layers that were replaced.
+
+    Examples:
+        >>> import dp_sparse, keras, numpy as np
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse")
+        >>> data = np.ones((100, 2), "float32"), np.ones((100, 1), "float32")
+        >>> private = dp_sparse.make_private(model, epsilon=3, examples=data, verbose=False)
+        >>> private.advice.method.__name__, private.plan.sampling.steps
+        ('DPSGDOptimizer', 11)
     """
 
     model: keras.Model
