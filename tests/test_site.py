@@ -11,7 +11,7 @@ from urllib.parse import unquote, urldefrag
 import pytest
 
 import dp_sparse
-from dp_sparse import auditing, distribution, layers, offline
+from dp_sparse import auditing, distribution, layers, losses, offline
 from tests.subprocesses import ROOT
 
 build = pytest.importorskip("mkdocs.commands.build").build
@@ -21,7 +21,7 @@ pytest.importorskip("mkdocstrings_handlers.python")
 
 CONFIG = ROOT / "mkdocs.yml"
 BESIDE = {"CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}  # of docs/, and in the site
-GROUPS = (dp_sparse, auditing, distribution, layers, offline)
+GROUPS = (dp_sparse, auditing, distribution, layers, losses, offline)
 LOADED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"([^\"]+)\"")
 
 
@@ -54,7 +54,7 @@ def public_objects() -> dict[str, object]:
     """By path; a name that several modules export stands under the shortest one."""
     found: dict[int, tuple[str, object]] = {}
     for group in GROUPS:
-        short = group.__name__.replace("dp_sparse.sampling.", "dp_sparse.")
+        short = re.sub(r"dp_sparse\.(?:sampling|layers)\.", "dp_sparse.", group.__name__)
         for name in group.__all__:
             value = getattr(group, name)
             found.setdefault(id(value), (f"{short}.{name}", value))

@@ -22,6 +22,8 @@ from dp_sparse.core import places_of, validate
 from dp_sparse.layers.paid import PaidByPlan
 from dp_sparse.selection import RowFrequencies
 
+__all__ = ["FullSoftmax", "SampledSoftmax"]
+
 _WITH_TABLE = (keras.layers.Embedding,)
 
 
@@ -45,8 +47,7 @@ class SampledSoftmax(PaidByPlan, keras.layers.Layer):
         queries: Float `[batch, width]` or `[batch, positions, width]`.
         ids: The right candidates, integers `[batch]` or `[batch, positions]`.
 
-    Returns:
-        Losses, float32, of the shape of `ids`.
+    A call returns losses, float32, of the shape of `ids`.
 
     Raises:
         ValueError: Numbers out of their range, frequencies of other candidates, or shapes that do
@@ -219,8 +220,7 @@ class FullSoftmax(keras.layers.Layer):
         ids: The right candidates, integers `[batch]` or `[batch, positions]`, below the table's
             rows.
 
-    Returns:
-        Losses, float32, of the shape of `ids`.
+    A call returns losses, float32, of the shape of `ids`.
 
     Raises:
         ValueError: Another layer, or shapes that do not fit.
