@@ -15,8 +15,9 @@ import contextlib
 import contextvars
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+import keras
 import tensorflow as tf
 
 from dp_sparse.clipping.graph_guard import own_operations
@@ -28,8 +29,11 @@ SharedUniforms = Callable[[int, int], tf.Tensor]  # of a number in the pass, and
 class _Pass:
     """A pass that is recorded, and how many layers have drawn in it."""
 
-    def __init__(self, uniforms: SharedUniforms | None) -> None:
+    def __init__(
+        self, uniforms: SharedUniforms | None, layers: Iterable[keras.layers.Layer]
+    ) -> None:
         self.uniforms, self.numbers = uniforms, itertools.count()
+        self.layers = {id(layer) for layer in layers}
 
 
 @dataclasses.dataclass
@@ -52,31 +56,39 @@ _PUBLIC: contextvars.ContextVar[bool] = contextvars.ContextVar("public", default
 
 
 @contextlib.contextmanager
-def recorded_pass(uniforms: SharedUniforms | None) -> Iterator[None]:
-    """A pass whose layers draw by these; by None they may not."""
-    token = _PASS.set(_Pass(uniforms))
+def recorded_pass(
+    uniforms: SharedUniforms | None, layers: Iterable[keras.layers.Layer]
+) -> Iterator[None]:
+    """A pass whose layers draw by these numbers; by None they may not."""
+    token = _PASS.set(_Pass(uniforms, layers))
     try:
         yield
     finally:
         _PASS.reset(token)
 
 
-def shared_uniforms(path: str, count: int) -> tf.Tensor | None:
+def shared_uniforms(layer: keras.layers.Layer, count: int) -> tf.Tensor | None:
     """Uniform numbers, float64 `[count]`, the same for all examples, parts and replicas of a step.
 
     Args:
-        path: Of the layer that asks.
+        layer: The layer that asks, one of the model's: what it was made from is checked there.
         count: How many.
 
     Returns:
         None outside of a recorded pass.
 
     Raises:
-        UnsupportedLayerError: In a loop that has none.
+        UnsupportedLayerError: In a loop that has none, or a layer that is none of the model's.
     """
     own = _PASS.get()
     if own is None:
         return None
+    path = layer.path or layer.name
+    if id(layer) not in own.layers:
+        raise UnsupportedLayerError(
+            f"{path} ({type(layer).__name__}): is called by the model and is none of its layers, "
+            "so no plan knows what it was made from. Make it an attribute of the model."
+        )
     if own.uniforms is None:
         raise UnsupportedLayerError(
             f"{path}: loops of dp_sparse.distribution draw no negatives. Train it with fit, or "

@@ -218,7 +218,7 @@ def record(
         stack.enter_context(replicas.apart())
         stack.enter_context(_variable_scope_kept())
         stack.enter_context(taken_by_name(model))
-        stack.enter_context(public_rows.recorded_pass(shared_uniforms))
+        stack.enter_context(public_rows.recorded_pass(shared_uniforms, model._flatten_layers()))
         for layer, rule in taps:
             tap = Tap(
                 layer, tape, records, batch_capacity, guard.seeds_drawn, _settling(before_lookup)

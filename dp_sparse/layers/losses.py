@@ -17,14 +17,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from dp_sparse.accounting import Release
 from dp_sparse.clipping import public_lookups, scored_by, shared_uniforms
-from dp_sparse.core import places_of, validate
+from dp_sparse.core import BadExampleError, places_of, require, validate
 from dp_sparse.layers.paid import PaidByPlan
 from dp_sparse.selection import RowFrequencies
 
 __all__ = ["FullSoftmax", "SampledSoftmax"]
 
-_WITH_TABLE = (keras.layers.Embedding,)
+_WITH_TABLE = (keras.layers.Embedding, keras.layers.ReversibleEmbedding)
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
@@ -80,25 +81,31 @@ class SampledSoftmax(PaidByPlan, keras.layers.Layer):
         num_candidates: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)
         self.candidates = _checked_candidates(candidates)
         self.negatives = _number_of_negatives(negatives)
         self.num_candidates = _number_of(candidates, num_candidates)
-        self.frequencies = _checked_frequencies(frequencies, self.num_candidates)
-        if self.frequencies is not None and self.frequencies.costs:
-            self.release = self.frequencies.release
+        self._frequencies = _checked_frequencies(frequencies, self.num_candidates)
+        _build(self.candidates, (None,))
         self._tables: tuple[tf.Tensor, tf.Tensor] | None = None
         self._seeds = keras.random.SeedGenerator()
+
+    @property
+    def frequencies(self) -> RowFrequencies | None:
+        """How often each candidate is drawn, for good; None if all are equally likely."""
+        return self._frequencies
+
+    @property
+    def release(self) -> Release | None:  # type: ignore[override]
+        """What the plan must pay for; None if the frequencies are public."""
+        own = self._frequencies
+        return None if own is None or not own.costs else own.release
 
     @property
     def _first(self) -> int:
         """The least id that is drawn: 0 is padding in a table with `mask_zero`."""
         inner = self.candidates._flatten_layers()
         return int(any(getattr(layer, "mask_zero", False) for layer in inner))
-
-    def build(self, queries_shape: Any, ids_shape: Any) -> None:
-        """Builds the candidates."""
-        self._vectors(keras.KerasTensor(ids_shape, "int32"))
 
     def compute_output_spec(self, queries: Any, ids: Any) -> keras.KerasTensor:
         """Of the shape of `ids`."""
@@ -115,16 +122,18 @@ class SampledSoftmax(PaidByPlan, keras.layers.Layer):
         return _cross_entropy(score, others, places_of(tf.reshape(ids, [-1]), drawn))
 
     def _vectors(self, ids: tf.Tensor) -> tf.Tensor:
-        """A Sequential may have been built for ids of another rank, so its layers are called."""
-        if not isinstance(self.candidates, keras.Sequential):
-            return self.candidates(ids)
-        for layer in self.candidates.layers:
-            ids = layer(ids)
-        return ids
+        vectors = _called(self.candidates, ids)
+        if vectors.shape.rank != ids.shape.rank + 1:
+            raise ValueError(
+                f"{self.path or self.name}: expected candidates from ids of rank {ids.shape.rank} "
+                f"to vectors of rank {ids.shape.rank + 1}, got {tuple(vectors.shape)} of "
+                f"{type(self.candidates).__name__}: give one vector for each id."
+            )
+        return vectors
 
     def _scores(self, queries: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
         """`[batch, ..., negatives]`."""
-        if isinstance(self.candidates, _WITH_TABLE):
+        if type(self.candidates) in _WITH_TABLE:
             with scored_by(queries) as scoring:
                 found = self.candidates(drawn)
             if scoring.is_recorded:
@@ -143,7 +152,7 @@ class SampledSoftmax(PaidByPlan, keras.layers.Layer):
         Where an id was drawn again, the largest stands, with the weight of 0 times.
         """
         count = self.negatives
-        uniforms = shared_uniforms(self.path or self.name, count)
+        uniforms = shared_uniforms(self, count)
         if uniforms is None:
             uniforms = tf.cast(keras.random.uniform([count], seed=self._seeds), tf.float64)
         ordered = tf.sort(self._ids_at(uniforms))
@@ -236,23 +245,20 @@ class FullSoftmax(keras.layers.Layer):
     """
 
     def __init__(self, candidates: keras.layers.ReversibleEmbedding, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        if not isinstance(candidates, keras.layers.ReversibleEmbedding):
+        super().__init__(autocast=False, **kwargs)
+        if not getattr(candidates, "tie_weights", False):
             raise ValueError(
-                "Expected candidates to be a keras.layers.ReversibleEmbedding, got "
-                f"{type(candidates).__name__}: only it multiplies with its table. SampledSoftmax "
-                "takes any layer."
+                "Expected candidates to be a keras.layers.ReversibleEmbedding with tied weights, "
+                f"got {type(candidates).__name__}: only it multiplies with its table. "
+                "SampledSoftmax takes any layer."
             )
         self.candidates = candidates
+        _build(candidates, (None,))
 
     @property
     def reads_whole(self) -> list[keras.layers.Layer]:
         """The layers whose table is multiplied, and not only looked up."""
         return [self.candidates]
-
-    def build(self, queries_shape: Any, ids_shape: Any) -> None:
-        """Builds the table, which is multiplied before anything is looked up."""
-        self.candidates(keras.KerasTensor(ids_shape, "int32"))
 
     def compute_output_spec(self, queries: Any, ids: Any) -> keras.KerasTensor:
         """Of the shape of `ids`."""
@@ -263,6 +269,14 @@ class FullSoftmax(keras.layers.Layer):
         queries, ids = tf.convert_to_tensor(queries), tf.cast(ids, tf.int64)
         _require_shapes(self.path or self.name, queries, ids)
         logits = tf.cast(self.candidates(queries, reverse=True), tf.float32)
+        rows = self.candidates.input_dim
+        fix = "Map them to rows of the table."
+        message = f"Expected ids in [0, {rows}) at layer {self.path}, got {{}}. {fix}"
+        worst = tf.reduce_max(tf.bitcast(ids, tf.uint64))  # negative ones wrap to the largest
+        inside = worst < tf.constant(rows, tf.uint64)
+        check = require(inside, BadExampleError, message, tf.bitcast(worst, tf.int64))
+        with tf.control_dependencies([check]):
+            ids = tf.identity(ids)
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=ids, logits=logits)
 
     def get_config(self) -> dict[str, Any]:
@@ -314,7 +328,35 @@ def _checked_candidates(candidates: Any) -> keras.layers.Layer:
             "Expected candidates to be a layer from ids to vectors, such as an Embedding, got "
             f"{type(candidates).__name__}: negatives are drawn here, not given."
         )
+    if isinstance(candidates, keras.Model) and not isinstance(candidates, keras.Sequential):
+        raise ValueError(
+            f"Expected candidates to be a layer or a Sequential, got {type(candidates).__name__}: "
+            "a model takes ids of one shape alone. Give its layers as a keras.Sequential."
+        )
     return candidates
+
+
+def _build(candidates: keras.layers.Layer, shape: Any) -> None:
+    """Builds an Embedding, or a tower of layers that know their shapes, for ids of this shape.
+
+    A table that is first built inside of a call is not saved with its model.
+    """
+    layers = candidates.layers if isinstance(candidates, keras.Sequential) else [candidates]
+    for layer in layers:
+        if isinstance(layer, keras.Sequential):
+            _build(layer, shape)
+        elif not layer.built:
+            layer.build(shape)
+        shape = layer.compute_output_shape(shape)
+
+
+def _called(layer: keras.layers.Layer, ids: tf.Tensor) -> tf.Tensor:
+    """A Sequential may have been built for ids of another rank, so its layers are called."""
+    if not isinstance(layer, keras.Sequential):
+        return layer(ids)
+    for inner in layer.layers:
+        ids = _called(inner, ids)
+    return ids
 
 
 def _number_of_negatives(negatives: Any) -> int:

@@ -111,7 +111,8 @@ def build_optimizer(model: keras.Model, optimizer: PrivateOptimizer) -> None:
         optimizer.build(model.trainable_variables)
     _refuse_other_variables(model, optimizer)
     for layer in with_frequencies:
-        if not layer.is_paid and layer.release in optimizer.plan.releases:
+        private = optimizer.plan.sampling.not_private_seed is None
+        if private and not layer.is_paid and layer.release in optimizer.plan.releases:
             layer.pay(functools.partial(_value, optimizer.steps_spent))
     if optimizer.delays_noise:
         flush_hooks.guard_layers(model, optimizer)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from dp_sparse import clipping
 from dp_sparse.sampling import Examples, is_sampled, text_tensors, weights_of_outputs
+from dp_sparse.step.own_loss import has_own_loss
 
 
 def examples_of(model: keras.Model, batch: Any) -> Examples:
@@ -134,7 +135,8 @@ def inputs_of(model: keras.Model, batch: Any) -> Any:
 def lookups_of(model: keras.Model, specs: Any) -> dict[int, int]:
     """Lookups of an example in each table, by the table's id: from a traced pass.
 
-    Tables that the pass does not look up are left out.
+    Tables that the pass does not look up are left out; a loss of the model's own is taken to look
+    one row up in each of these.
 
     Args:
         model: A model.
@@ -156,6 +158,8 @@ def lookups_of(model: keras.Model, specs: Any) -> dict[int, int]:
                 found[id(variable)] = term.row_ids.shape[1]
 
     tf.function(trace, autograph=False).get_concrete_function(specs)
+    if has_own_loss(model):
+        return {**{id(table): 1 for table in clipping.embedding_tables(model)}, **found}
     return found
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from scipy import stats
 
 import dp_sparse
+from dp_sparse.core.errors import translated
 from dp_sparse.layers import losses
 from dp_sparse.layers.losses import FullSoftmax, SampledSoftmax
 from tests.clipping.brute_force import ids, values
@@ -17,7 +18,7 @@ from tests.reference import sampled_softmax
 ROWS, WIDTH = 30, 4
 
 
-def same_uniforms(path: str, count: int) -> tf.Tensor:
+def same_uniforms(layer: Any, count: int) -> tf.Tensor:
     return tf.random.stateless_uniform([count], [3, 4], dtype=tf.float64)
 
 
@@ -26,6 +27,11 @@ def table(rows: int = ROWS, **options: Any) -> keras.layers.Embedding:
     layer.build()
     layer.embeddings.assign(values(rows, WIDTH, seed=7))
     return layer
+
+
+def functional() -> keras.Model:
+    ids_given = keras.Input((), dtype="int32")
+    return keras.Model(ids_given, keras.layers.Embedding(5, 2)(ids_given))
 
 
 def known(own: np.ndarray) -> dp_sparse.RowFrequencies:
@@ -160,7 +166,18 @@ def test_noisy_frequencies_have_a_release_and_keep_it() -> None:
         (lambda: SampledSoftmax(table(1)), "num_candidates >= 2"),
         (lambda: SampledSoftmax(table(), 5, np.ones(ROWS)), "RowFrequencies.public.*ndarray"),
         (lambda: SampledSoftmax(table(), 5, known(np.ones(29))), "30 candidates, got 29"),
-        (lambda: FullSoftmax(table()), "ReversibleEmbedding, got Embedding"),
+        (lambda: FullSoftmax(table()), "tied weights, got Embedding"),
+        (
+            lambda: FullSoftmax(keras.layers.ReversibleEmbedding(5, 2, tie_weights=False)),
+            "tied weights, got ReversibleEmbedding",
+        ),
+        (lambda: SampledSoftmax(functional(), num_candidates=5), "Functional: a model takes ids"),
+        (
+            lambda: SampledSoftmax(keras.layers.Dropout(0.1), 5, num_candidates=5)(
+                values(4, 3), ids(4)
+            ),
+            "vectors of rank 2, got",
+        ),
         (lambda: SampledSoftmax(table(), 5)(values(4, 2, WIDTH), ids(4)), "sampled_softmax.*ids"),
         (lambda: SampledSoftmax(table(), 5)(values(4, WIDTH), ids(3)), "sampled_softmax.*ids"),
     ],
@@ -169,3 +186,29 @@ def test_what_is_wrong_is_said(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=f"(?s){words}") as caught:
         make()
     assert len(str(caught.value).splitlines()) <= 3 or "Exception" in str(caught.value)
+
+
+def test_frequencies_are_for_good() -> None:
+    """A plan is asked once for what they cost."""
+    layer = SampledSoftmax(table(), 5, known(np.ones(ROWS)))
+    with pytest.raises(AttributeError):
+        layer.frequencies = None
+
+
+def test_ids_stay_what_they_are_in_half_precision() -> None:
+    """Keras casts floats of a mixed policy, in which ids above 2048 are not exact."""
+    right = np.array([3001, 3003], np.float32)
+    for kind in (keras.layers.Embedding, keras.layers.ReversibleEmbedding):
+        items = kind(4096, WIDTH, dtype="float32")
+        make = FullSoftmax if kind is keras.layers.ReversibleEmbedding else SampledSoftmax
+        layer = make(items, dtype="mixed_float16")
+        queries = 30 * items(right.astype("int32")).numpy()
+        wrong = layer(queries, right + 1).numpy()
+        assert np.all(layer(queries, right).numpy() < wrong)
+
+
+def test_an_id_beyond_the_table_is_named() -> None:
+    layer = FullSoftmax(keras.layers.ReversibleEmbedding(ROWS, WIDTH))
+    for bad in (ROWS, -1):
+        with pytest.raises(dp_sparse.BadExampleError, match=rf"30\).*{bad}"), translated():
+            layer(values(2, WIDTH), np.array([3, bad]))

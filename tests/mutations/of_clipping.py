@@ -3,6 +3,7 @@
 from tests.mutations.fault import Fault
 
 _LOOKUPS = "dp_sparse/clipping/gradient_terms/lookups.py"
+_SCORES = "dp_sparse/clipping/gradient_terms/scores.py"
 _PRODUCT = "dp_sparse/clipping/gradient_terms/product.py"
 _TIED = "dp_sparse/clipping/gradient_terms/lookups.py"
 _NUMERICS = "dp_sparse/clipping/gradient_terms/numerics.py"
@@ -23,17 +24,17 @@ _OF_GRID = "tests/distribution/embedding_layers/test_rounding_grid.py"
 FAULTS = (
     Fault(
         "duplicate_ids_of_an_example_not_summed",
-        _LOOKUPS,
-        "squared = tf.reduce_sum(tf.square(sums), axis=1)",
-        "of_lookups = tf.reduce_sum(tf.square(flat(cotangents)), axis=1)\n"
-        "        squared = tf.math.unsorted_segment_sum(of_lookups, position, tf.size(pairs))",
+        _SCORES,
+        "sums = tf.math.unsorted_segment_sum(flat(cotangents), groups.places, tf.size(pairs))",
+        "sums = tf.sqrt(tf.math.unsorted_segment_sum("
+        "tf.square(flat(cotangents)), groups.places, tf.size(pairs)))",
         (f"{_OF_USES}::test_repeated_rows_add_before_squaring",),
     ),
     Fault(
         "rows_of_two_examples_taken_for_one",
-        _LOOKUPS,
-        "groups = grouped(example * num_rows + tf.reshape(self.row_ids, [-1]), -1)",
-        "groups = grouped(example + tf.reshape(self.row_ids, [-1]), -1)",
+        _SCORES,
+        "groups = grouped(example * num_rows + tf.reshape(row_ids, [-1]), -1)",
+        "groups = grouped(example + tf.reshape(row_ids, [-1]), -1)",
         (f"{_OF_USES}::test_repeated_rows_add_before_squaring",),
     ),
     Fault(
@@ -81,8 +82,8 @@ FAULTS = (
     Fault(
         "masked_lookups_train_their_row",
         _LOOKUPS,
-        "places=tf.where(self.valid, places, -1)",
-        "places=places",
+        "own = tf.where(self.valid, places, -1)",
+        "own = places",
         (f"{_OF_EMBEDDING}::test_masked_lookups_do_not_train_row_0",),
     ),
     Fault(

@@ -115,7 +115,7 @@ FAULTS = (
     ),
     Fault(
         "a_refused_fit_pays_for_frequencies",
-        "dp_sparse/layers/variance_layers.py",
+        "dp_sparse/layers/paid.py",
         "self._steps_paid() > 0",
         "self._steps_paid() >= 0",
         ("tests/layers/test_re_attention.py::test_a_plan_pays_with_its_first_step",),

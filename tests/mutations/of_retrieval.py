@@ -67,8 +67,8 @@ FAULTS = (
     Fault(
         "nobody_pays_for_noisy_frequencies_of_negatives",
         "dp_sparse/layers/losses.py",
-        "if self.frequencies is not None and self.frequencies.costs:",
-        "if self.frequencies is not None and not self.frequencies.costs:",
+        "return None if own is None or not own.costs else own.release",
+        "return None if own is None or own.costs else own.release",
         (f"{_STEPS}::test_noisy_frequencies_are_paid_by_the_plan",),
     ),
 )

@@ -72,8 +72,8 @@ FAULTS = (
     Fault(
         "padding_votes",
         "dp_sparse/step/forward_backward.py",
-        "term.valid & (real > 0)[:, tf.newaxis],",
-        "term.valid,",
+        "term.voting & (real > 0)[:, tf.newaxis],",
+        "term.voting,",
         (f"{_OF_ROWS}::test_examples_of_weight_0_have_no_vote[adafest-graph]",),
     ),
     Fault(

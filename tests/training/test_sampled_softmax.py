@@ -1,6 +1,8 @@
 """Retrieval with negatives that a step draws: the rows that get noise, the same on every way."""
 
+import dataclasses
 import functools
+import pathlib
 from typing import Any
 
 import keras
@@ -266,3 +268,38 @@ def test_full_softmax_noises_every_candidate() -> None:
     model.fit(marked_dataset(plan, *pairs()), verbose=0)
     assert np.all(np.any(model.items._embeddings.numpy() != before, axis=1))
     assert [table.path for table in model.optimizer.tables] == [model.users._embeddings.path]
+
+
+def test_a_layer_that_is_not_the_models_is_refused() -> None:
+    """A plan would not be asked for what it was made from."""
+    hidden = []
+
+    class Hiding(Retrieval):
+        def compute_loss(self, x: Any, y: Any, y_pred: Any, *others: Any, **more: Any) -> Any:
+            return hidden[0](y_pred, y)
+
+    model, plan = Hiding(), plan_for(SIZE)
+    hidden.append(dp_sparse.losses.SampledSoftmax(model.items, 6))
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 0.2))
+    with pytest.raises(dp_sparse.UnsupportedLayerError, match="attribute of the model"):
+        model.fit(marked_dataset(plan, *pairs()), verbose=0)
+
+
+def test_a_run_without_privacy_pays_for_nothing() -> None:
+    noisy = dp_sparse.RowFrequencies("items", np.full(ITEMS, 0.1), dp_sparse.GaussianTopK(5.0), 1)
+    paying = dataclasses.replace(plan_for(SIZE), releases=(noisy.release,))
+    plan = dp_sparse.not_private_plan(paying, seed=1)
+    model = Retrieval(frequencies=noisy)
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, 0.2))
+    model.fit(plan.sampling.batches(pairs()), steps_per_epoch=1, verbose=0)
+    assert not model.softmax.is_paid
+
+
+def test_a_trained_model_is_saved_and_loaded(tmp_path: pathlib.Path) -> None:
+    model = trained(OPTIMIZERS["dpsgd"], model={"tower": True})
+    model.get_config = lambda: {"tower": True}
+    model.save(tmp_path / "model.keras")
+    objects = {"Retrieval": Retrieval}
+    again = keras.models.load_model(tmp_path / "model.keras", objects, compile=False)
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -16,7 +16,7 @@ from tests.clipping.brute_force import assert_as_brute_force, ids, values
 ROWS = 9
 
 
-def same_uniforms(path: str, count: int) -> tf.Tensor:
+def same_uniforms(layer: Any, count: int) -> tf.Tensor:
     return tf.random.stateless_uniform([count], [3, 4], dtype=tf.float64)
 
 
