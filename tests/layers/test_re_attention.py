@@ -463,7 +463,7 @@ def test_an_export_asks_who_pays(through: Any, tmp_path: Path) -> None:
             dp_sparse.export_model(compiled, tmp_path / "paid", as_model=as_model)
             assert "frequencies of 2 rows" in (tmp_path / "paid" / "statement.txt").read_text()
         else:
-            with pytest.raises(dp_sparse.PrivacyError, match=UNPAID + ".*export it with the plan"):
+            with pytest.raises(dp_sparse.PrivacyError, match=UNPAID + ".*export it with a plan"):
                 dp_sparse.export_model(compiled, tmp_path / "unpaid", as_model=as_model)
     assert not (tmp_path / "unpaid").exists()
 
