@@ -68,6 +68,7 @@ def test_every_folder_of_tests_has_a_floor() -> None:
         ("tests/training_cases.py", {"core", "pipelines"}, set()),
         ("pipelines/criteo/train.py", {"pipelines", "benchmarks"}, {"attacks"}),
         ("README.md", set(), {"core", "reports"}),
+        ("docs/notebooks/clicks.ipynb", {"reports"}, {"core", "pipelines"}),
     ],
 )
 def test_what_a_change_reaches(path: str, reached: set[str], apart: set[str]) -> None:

@@ -321,7 +321,8 @@ def _without_batch_normalization(model: keras.Model) -> tuple[keras.Model, list[
             name=layer.name,
         )
 
-    made = keras.models.clone_model(model, clone_function=cloned)
+    call = None if isinstance(model, keras.Sequential) else _called_as_before
+    made = keras.models.clone_model(model, clone_function=cloned, call_function=call)
     for before, after in zip(model.layers, made.layers, strict=True):
         kept = before.weights
         if isinstance(before, keras.layers.BatchNormalization):
@@ -329,3 +330,10 @@ def _without_batch_normalization(model: keras.Model) -> tuple[keras.Model, list[
         after.set_weights([weight.numpy() for weight in kept])
     made.compile(**_compiled_with(model))  # its optimizer is replaced
     return made, changed
+
+
+def _called_as_before(layer: keras.layers.Layer, *inputs: Any, **arguments: Any) -> Any:
+    """A layer of a functional model; of BatchNormalization's arguments, only the input is left."""
+    if isinstance(layer, keras.layers.GroupNormalization):
+        arguments = {n: given for n, given in arguments.items() if n not in ("mask", "training")}
+    return layer(*inputs, **arguments)

@@ -132,6 +132,30 @@ def test_batch_normalisation_is_replaced_if_asked() -> None:
     )
 
 
+def test_batch_normalisation_of_a_functional_model_is_replaced() -> None:
+    """Also where it got an argument that GroupNormalization does not have, and beside a branch."""
+    inputs = keras.Input((3,))
+    hidden = keras.layers.Dense(6, name="first")(inputs)
+    branch = keras.layers.BatchNormalization(name="a")(hidden, training=True)
+    other = keras.layers.BatchNormalization(name="b")(inputs=keras.layers.Dense(6)(hidden))
+    outputs = keras.layers.Dense(1, name="last")(keras.layers.Add()([branch, other, hidden]))
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", "mse")
+    for name in "ab":
+        model.get_layer(name).beta.assign(np.full(6, ord(name)))
+    x, y = np.random.default_rng(0).random((64, 3), np.float32), np.ones(64)
+    private = dp_sparse.make_private(model, epsilon=8, examples=(x, y), fix=True, verbose=False)
+    for name in "ab":
+        norm = private.get_layer(name)
+        assert isinstance(norm, keras.layers.GroupNormalization) and norm.groups == 2
+        np.testing.assert_array_equal(norm.beta, np.full(6, ord(name)))
+    for layer in ("first", "last"):
+        kernels = [made.get_layer(layer).kernel for made in (model, private)]
+        np.testing.assert_array_equal(*kernels)
+    private.fit(x, y, verbose=0)
+    assert int(private.optimizer.steps_spent) == private.plan.sampling.steps
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
