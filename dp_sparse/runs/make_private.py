@@ -306,20 +306,10 @@ def _without_batch_normalization(model: keras.Model) -> tuple[keras.Model, list[
     def cloned(layer: keras.layers.Layer) -> keras.layers.Layer:
         if not isinstance(layer, keras.layers.BatchNormalization):
             return type(layer).from_config(layer.get_config())
-        axes = layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis]
-        channels = int(layer.gamma.shape[0] if layer.scale else layer.moving_mean.shape[0])
-        groups = math.gcd(channels, _GROUPS)
-        changed.append(
-            f"{layer.path or layer.name}: BatchNormalization became GroupNormalization({groups})."
-        )
-        return keras.layers.GroupNormalization(
-            groups,
-            axis=axes[0],
-            epsilon=layer.epsilon,
-            center=layer.center,
-            scale=layer.scale,
-            name=layer.name,
-        )
+        made = _in_groups(layer)
+        path = layer.path or layer.name
+        changed.append(f"{path}: BatchNormalization became GroupNormalization({made.groups}).")
+        return made
 
     call = None if isinstance(model, keras.Sequential) else _called_as_before
     made = keras.models.clone_model(model, clone_function=cloned, call_function=call)
@@ -330,6 +320,20 @@ def _without_batch_normalization(model: keras.Model) -> tuple[keras.Model, list[
         after.set_weights([weight.numpy() for weight in kept])
     made.compile(**_compiled_with(model))  # its optimizer is replaced
     return made, changed
+
+
+def _in_groups(layer: keras.layers.BatchNormalization) -> keras.layers.GroupNormalization:
+    """Normalisation of each example, by groups of the same channels."""
+    axes = layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis]
+    channels = int(layer.gamma.shape[0] if layer.scale else layer.moving_mean.shape[0])
+    return keras.layers.GroupNormalization(
+        math.gcd(channels, _GROUPS),
+        axis=axes[0],
+        epsilon=layer.epsilon,
+        center=layer.center,
+        scale=layer.scale,
+        name=layer.name,
+    )
 
 
 def _called_as_before(layer: keras.layers.Layer, *inputs: Any, **arguments: Any) -> Any:
