@@ -25,9 +25,12 @@ def count() -> int:
 
 
 def own_number() -> int:
-    """The number of the replica that runs this, from 0 on; each has its own part of the graph."""
+    """The number of the replica that runs this, from 0 on; each has its own part of the graph.
+
+    In a strategy's scope, but outside of its replicas, it is 0.
+    """
     context = tf.distribute.get_replica_context()
-    return int(tf.get_static_value(context.replica_id_in_sync_group))
+    return 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
 def merged(function: Callable[..., T], *args: Any) -> T:
@@ -52,7 +55,8 @@ def apart() -> Iterator[None]:
     Raises:
         PrivacyError: It calls `merge_call` or `all_reduce`.
     """
-    if count() == 1:
+    context = tf.distribute.get_replica_context()
+    if count() == 1 or context is None:  # None: not in a replica, but in the strategy's scope
         yield
         return
 
@@ -62,7 +66,6 @@ def apart() -> Iterator[None]:
             "an all_reduce, which mixes those of all. Remove what synchronises replicas."
         )
 
-    context = tf.distribute.get_replica_context()
     context.merge_call = refuse
     try:
         yield

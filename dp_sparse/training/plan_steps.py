@@ -166,7 +166,7 @@ class FitSteps:
                 f"fit takes all {left} steps that the plan has left, {left / each:.3g} of the "
                 f"plan's epochs, in one epoch of Keras. For one epoch of the plan use "
                 f"steps_per_epoch={round(each)}; for all of them one by one, epochs="
-                f"{math.ceil(left / each)}.",
+                f"{math.ceil((left - 0.5) / each)}.",
                 stacklevel=2,
             )
         return False
