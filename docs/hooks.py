@@ -1,5 +1,9 @@
-"""What the site needs beside Markdown: pages beside docs/, and guarantees in boxes of their own."""
+"""What the site needs beside Markdown.
 
+Pages that stand beside docs/, notebooks as pages, and guarantees in boxes of their own.
+"""
+
+import json
 import re
 from pathlib import Path
 
@@ -10,22 +14,37 @@ from mkdocs.structure.pages import Page
 
 BESIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE")
 UP = re.compile(rf"\]\(\.\./((?:\.\./)*(?:{'|'.join(map(re.escape, BESIDE))}))(?=[#)])")
+NOTEBOOK = re.compile(r"\]\(((?:\.\./)*notebooks/\w+)\.ipynb\)")
 GUARANTEES = re.compile(r"^### Formal Guarantees\n(.*)", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the files beside docs/ that pages link to, as if they were in it."""
+    """Adds the files beside docs/ that pages link to, and notebooks, as if they were pages."""
     root = Path(config.config_file_path).parent
     for name in BESIDE:
         files.append(File.generated(config, name, abs_src_path=str(root / name)))
+    for path in sorted((root / "docs" / "notebooks").glob("*.ipynb")):
+        name = f"notebooks/{path.stem}.md"
+        files.append(File.generated(config, name, content=_markdown(path)))
     return files
 
 
+def _markdown(notebook: Path) -> str:
+    """Its cells, and where it stands."""
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    parts = ["".join(cell["source"]) for cell in cells]
+    shown = [
+        text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```"
+        for cell, text in zip(cells, parts, strict=True)
+    ]
+    return "\n\n".join([*shown, f"[This page as a notebook]({notebook.name})\n"])
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links between docs/ and those files, for where they stand in the site."""
+    """Links to those files and to notebooks, for where they stand in the site."""
     if page.file.src_uri in BESIDE:
         return markdown.replace("](docs/", "](")
-    return UP.sub(r"](\1", markdown)
+    return NOTEBOOK.sub(r"](\1.md)", UP.sub(r"](\1", markdown))
 
 
 class Docstrings(griffe.Extension):

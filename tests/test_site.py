@@ -96,6 +96,7 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = re.findall(r"^ +- .*?([\w/]+\.md)$", CONFIG.read_text(), re.MULTILINE)
     folder = ROOT / "docs"
     there = {str(path.relative_to(folder)) for path in folder.rglob("*.md")} | BESIDE
+    there |= {f"notebooks/{path.stem}.md" for path in folder.glob("notebooks/*.ipynb")}
     assert sorted(navigation) == sorted(there)
 
 
@@ -113,6 +114,16 @@ def test_every_link_leads_somewhere(site: Path, pages: dict[Path, str]) -> None:
             if not target.is_file() or (anchor and anchor not in known[target]):
                 lost.append((str(path.relative_to(site)), link))
     assert followed > 1000 and not lost
+
+
+def test_notebooks_are_pages(site: Path) -> None:
+    for path in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        page = (site / "notebooks" / path.stem / "index.html").read_text()
+        cells = json.loads(path.read_text())["cells"]
+        code = sum(cell["cell_type"] == "code" for cell in cells)
+        assert code >= 3 and page.count('<div class="highlight') == code
+        assert f'href="../{path.name}"' in page and (path.parent / path.name).is_file()
+    assert 'href="notebooks/clicks/"' in (site / "index.html").read_text()
 
 
 def test_a_reader_needs_no_network(site: Path, pages: dict[Path, str]) -> None:

@@ -75,7 +75,7 @@ def _with_adam(task: Task) -> Task:
     plan = plan_of(task, 8.0)
     with task.model.distribute_strategy.scope():
         adam = adam_of(advice_of(task, plan))
-    size = plan.sampling.expected_batch_size
+    size = int(plan.sampling.expected_batch_size)
     return dataclasses.replace(task, optimizer=adam, batch_size=size)
 
 
@@ -97,7 +97,8 @@ def _over_stock(stock: Task, private: Task, sparse: Task) -> dict[str, float]:
     """
     seconds: dict[str, list[float]] = {TUTORIAL: [], PRIVATE: [], SPARSE: []}
     plan = plan_of(private, 8.0)
-    stock = dataclasses.replace(stock, batch_size=plan.sampling.expected_batch_size)
+    size = int(plan.sampling.expected_batch_size)
+    stock = dataclasses.replace(stock, batch_size=size)
     runs = {TUTORIAL: (stock, compile_stock(stock))}
     for name, task in ((PRIVATE, private), (SPARSE, sparse)):
         runs[name] = task, compile_private(task, 8.0, name)

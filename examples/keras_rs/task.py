@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import dp_sparse
 from examples.keras_rs import movielens
-from examples.keras_rs.names import OPTIMIZERS, PRIVATE, TWO_LINES
+from examples.keras_rs.names import OPTIMIZERS, PRIVATE, SPARSE, TWO_LINES
 
 EXPECTED_BATCH = 4096  # of private runs, or a twelfth of the examples if that is less
 
@@ -67,10 +67,21 @@ def compile_private(task: Task, epsilon: float, optimizer: str) -> Any:
         optimizer: Of `OPTIMIZERS`.
     """
     plan = plan_of(task, epsilon)
+    if optimizer == SPARSE:
+        _without_regularizers(task.model)
     with task.model.distribute_strategy.scope():
         own = private_optimizer(task, plan, optimizer)
     task.model.compile(optimizer=own, **task.compiled)
     return plan.sampling.batches(task.train)
+
+
+def _without_regularizers(model: keras.Model) -> None:
+    """Of tables: they would touch every row in every step."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Embedding):
+            layer.embeddings_regularizer = None
+            if layer.built:
+                layer._embeddings.regularizer = None
 
 
 def plan_of(task: Task, epsilon: float) -> dp_sparse.PrivacyPlan:

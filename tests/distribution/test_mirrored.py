@@ -91,6 +91,17 @@ def assert_same(one: keras.Model, other: keras.Model) -> None:
     assert int(one.optimizer.iterations.numpy()) == int(other.optimizer.iterations.numpy())
 
 
+def test_advice_inside_of_the_scope_is_that_outside() -> None:
+    """Where a model is made, its optimizer is made, too, and `recommend` looks at the model."""
+    plan = plan_for(12, steps=3, noise_multiplier=0.5, capacity=12)
+    x, _ = clicks(12, VOCABULARIES)
+    outside = dp_sparse.recommend(click_model(VOCABULARIES), plan, x)
+    with strategy_of(2).scope():
+        inside = dp_sparse.recommend(click_model(VOCABULARIES), plan, x)
+        checked = dp_sparse.check_model(click_model(VOCABULARIES), (x, np.ones(12, np.float32)))
+    assert (inside.arguments, inside.reasons) == (outside.arguments, outside.reasons) and checked.ok
+
+
 @pytest.mark.cases(1)
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("count", [2, 4])

@@ -106,6 +106,8 @@ def test_fit_without_epochs_takes_the_whole_plan_and_says_so() -> None:
     said = r"all 16 steps .* 5 of the plan's epochs.*steps_per_epoch=3.*epochs=5"
     with pytest.warns(UserWarning, match=said):
         assert fitted(*in_epochs(5)).steps == [16]
+    with pytest.warns(UserWarning, match=r"all 10 steps .*epochs=3\."):  # 3 times 3.2, rounded up
+        assert fitted(*in_epochs(3)).steps == [10]
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*epochs")
         assert fitted(*in_epochs(1)).steps == [3]
