@@ -100,7 +100,7 @@ def test_the_study_runs_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
     arguments = [f"--results={tmp_path / 'a.jsonl'}", f"--page={tmp_path / 'a.md'}"]
     assert study.main([*arguments, "--run", "--users=30", "--films=150"]) == 0
     written = (tmp_path / "a.md").read_text()
-    assert "missing" not in written and written.count("| `listwise_ranking` |") == 2
+    assert "Runs that are missing" not in written and written.count("| `listwise_ranking` |") == 2
     assert study.main([*arguments, "--users=31", "--films=150"]) == 1  # of another world
 
 
