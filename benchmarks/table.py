@@ -218,6 +218,19 @@ ROWS = (
         "{custom_over_compiled}",
     ),
     Row(
+        "Step of sampled negatives under DP-AdaFEST over stock in-batch negatives",
+        "custom_loss",
+        "{sampled_over_in_batch}",
+    ),
+    Row(
+        "A step of tensorflow-privacy's DP-SGD over one of DP-AdaFEST, one table of 1e5, 1e6 and "
+        "1e7 rows; its memory over that of DP-AdaFEST, 1e6 and 1e7 rows",
+        "table_size",
+        "{tensorflow_privacy_over_adafest_1e5}; {tensorflow_privacy_over_adafest_1e6}; "
+        "{tensorflow_privacy_over_adafest_1e7}; {memory_over_adafest_1e6}; "
+        "{memory_over_adafest_1e7}",
+    ),
+    Row(
         "CSV to records by write_records, rows a second (five columns, two of them hashed text)",
         "custom_loss",
         "{csv_rows_per_second}",

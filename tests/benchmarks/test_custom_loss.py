@@ -16,5 +16,9 @@ def test_the_quick_run_has_its_metrics(
     monkeypatch.setattr(custom_loss, "QUICK_ROUNDS", 2)
     monkeypatch.setattr(custom_loss, "QUICK_ROWS", 2_000)
     _, metrics = quick_run(custom_loss)
-    assert metrics.keys() == {"custom_over_compiled", "csv_rows_per_second"}
+    assert metrics.keys() == {
+        "custom_over_compiled",
+        "sampled_over_in_batch",
+        "csv_rows_per_second",
+    }
     assert 0.2 < metrics["custom_over_compiled"] < 5
