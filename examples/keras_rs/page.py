@@ -7,6 +7,7 @@ from examples.keras_rs.names import (
     ADAM,
     POINTS,
     PRIVATE,
+    SAME_MODEL,
     SCRIPTS,
     SPARSE,
     STEPS,
@@ -100,7 +101,8 @@ def _conclusions(lines: Sequence[Run]) -> str:
         f"{two} of {len(SCRIPTS)} train privately with the two lines alone. The others compare an "
         "example with the rest of its batch, which is refused before the first step; "
         f"`SampledSoftmax` replaces that loss. At ε = 8, {over_tutorial} of {len(SCRIPTS)} are "
-        f"ahead of the tutorial's own optimizer, and {over_adam} of {len(others)} ahead of the same Adam without privacy."
+        f"ahead of the tutorial's own optimizer, and {over_adam} of {len(others)} ahead of the "
+        "same Adam without privacy."
     )
     return textwrap.fill(told, 100)
 
