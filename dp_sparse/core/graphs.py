@@ -200,3 +200,18 @@ def replaced_call(layer: Any, call: Callable[..., Any]) -> Iterator[None]:
         del layer.call
         if own is not None:
             layer.call = own
+
+
+def as_ids(values: Any, path: str) -> tf.Tensor:
+    """Ids, numbers of any kind and shape, as int64.
+
+    Raises:
+        ValueError: They are text; `path` is the layer's.
+    """
+    ids = tf.convert_to_tensor(values)
+    if ids.dtype == tf.string:
+        raise ValueError(
+            f"Expected ids at layer {path}, got text. Map text to ids with keras.layers.Hashing, "
+            "or with StringLookup and a public or private vocabulary."
+        )
+    return tf.cast(ids, tf.int64)

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from dp_sparse.accounting import Release
 from dp_sparse.clipping import public_lookups, scored_by, shared_uniforms
-from dp_sparse.core import BadExampleError, places_of, require, validate
+from dp_sparse.core import BadExampleError, graphs, places_of, require, validate
 from dp_sparse.layers.paid import PaidByPlan
 from dp_sparse.selection import RowFrequencies
 
@@ -113,9 +113,10 @@ class SampledSoftmax(PaidByPlan, keras.layers.Layer):
 
     def call(self, queries: Any, ids: Any) -> Any:
         """The losses; see the class."""
-        queries, ids = tf.convert_to_tensor(queries), tf.cast(ids, tf.int64)
+        queries, ids = tf.convert_to_tensor(queries), graphs.as_ids(ids, self.path)
         _require_shapes(self.path or self.name, queries, ids)
         own = tf.cast(self._vectors(ids), tf.float32)
+        _require_width(self.path or self.name, queries, own)
         score = tf.reduce_sum(tf.cast(queries, tf.float32) * own, axis=-1, keepdims=True)
         drawn, log_weights = self._drawn()
         others = tf.cast(self._scores(queries, drawn), tf.float32) + log_weights
@@ -266,7 +267,7 @@ class FullSoftmax(keras.layers.Layer):
 
     def call(self, queries: Any, ids: Any) -> Any:
         """The losses; see the class."""
-        queries, ids = tf.convert_to_tensor(queries), tf.cast(ids, tf.int64)
+        queries, ids = tf.convert_to_tensor(queries), graphs.as_ids(ids, self.path)
         _require_shapes(self.path or self.name, queries, ids)
         logits = tf.cast(self.candidates(queries, reverse=True), tf.float32)
         rows = self.candidates.input_dim
@@ -401,6 +402,15 @@ def _checked_frequencies(frequencies: Any, num_candidates: int) -> RowFrequencie
             "the table of candidates and the counts must have the same rows."
         )
     return frequencies
+
+
+def _require_width(path: str, queries: tf.Tensor, vectors: tf.Tensor) -> None:
+    """Raises ValueError unless queries are as wide as the candidates' vectors."""
+    if not queries.shape[-1:].is_compatible_with(vectors.shape[-1:]):
+        raise ValueError(
+            f"{path}: expected queries of the candidates' width {vectors.shape[-1]}, got "
+            f"{queries.shape[-1]}: end the query's tower in a Dense layer of that width."
+        )
 
 
 def _require_shapes(path: str, queries: tf.Tensor, ids: tf.Tensor) -> None:

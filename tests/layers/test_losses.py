@@ -180,6 +180,11 @@ def test_noisy_frequencies_have_a_release_and_keep_it() -> None:
         ),
         (lambda: SampledSoftmax(table(), 5)(values(4, 2, WIDTH), ids(4)), "sampled_softmax.*ids"),
         (lambda: SampledSoftmax(table(), 5)(values(4, WIDTH), ids(3)), "sampled_softmax.*ids"),
+        (lambda: SampledSoftmax(table(), 5)(values(4, 2), ids(4)), "candidates' width .*got 2"),
+        (
+            lambda: SampledSoftmax(table(), 5)(values(4, WIDTH), np.array(["a"] * 4)),
+            "Expected ids at layer sampled_softmax.*, got text.*Hashing",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(make: Any, words: str) -> None:

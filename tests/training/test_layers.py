@@ -125,3 +125,20 @@ def test_trains(name: str, microbatch_size: int | None) -> None:
     after = {v.path: np.array(v) for v in model.trainable_variables}  # some come with a call, as 0
     assert len(after) == len(model.trainable_variables)
     assert all(np.any(new != before.get(path, 0.0)) for path, new in after.items())
+
+
+def test_text_where_ids_are_wanted_is_told_what_maps_it() -> None:
+    class Subclassed(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.dense = layers.Embedding(20, 8, name="cities"), layers.Dense(1)
+
+        def call(self, x: str) -> object:
+            return self.dense(self.table(x))
+
+    plan = plan_for(SIZE)
+    model = Subclassed()
+    model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), loss="mse")
+    data = np.array(["Rome"] * SIZE), np.ones((SIZE, 1), np.float32)
+    with pytest.raises(ValueError, match=r"ids at layer .*cities, got text\..*StringLookup"):
+        model.fit(plan.sampling.batches(data), verbose=0)

@@ -31,6 +31,7 @@ from dp_sparse.core import (
     BadExampleError,
     PrivacyError,
     UnsupportedLayerError,
+    graphs,
     replicas,
     require,
 )
@@ -45,7 +46,7 @@ def call_embedding(
     those of E + s·A·B, and A is a table.
     """
     del call
-    row_ids, scoring = tf.cast(inputs, tf.int64), public_rows.scoring()
+    row_ids, scoring = graphs.as_ids(inputs, layer.path), public_rows.scoring()
     if scoring is not None:
         scoring.is_recorded = True
         return _scored(layer, tap, row_ids, scoring.queries)
@@ -299,7 +300,7 @@ def call_embed_reduce(
     """
     del call
     _refuse_sparse(layer, inputs, weights)
-    row_ids = tf.cast(inputs, tf.int64)
+    row_ids = graphs.as_ids(inputs, layer.path)
     factors = _factors(layer, row_ids, weights)
     used = tf.reduce_any(tf.not_equal(factors, 0), axis=-1)
     rows = looked_up(layer, tap, row_ids, tf.broadcast_to(used, tf.shape(row_ids)))
