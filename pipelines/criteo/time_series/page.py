@@ -86,7 +86,8 @@ def _of_periods(auc: Callable[..., float]) -> str:
         f"Table 5: the AUC of DP-SGD {'grows' if private else 'does not always grow'} with the "
         f"streaming period, {auc('DP-SGD', 1.0, short):.4f} to {auc('DP-SGD', 1.0, long):.4f} at "
         f"ε = 1; in the paper it grows. Without privacy it goes from {own[0]:.4f} to {own[1]:.4f}; "
-        "in the paper it stays. These days drift, and one long period takes old days as often as new."
+        "in the paper it stays. These days drift, and one long period takes old days as often as "
+        "new ones."
     )
 
 
@@ -106,8 +107,8 @@ def _of_methods(auc: Callable[..., float]) -> str:
     ada, fest = auc("DP-AdaFEST, λ=10"), auc("DP-FEST, k=100, running")
     return (
         "Figure 5: at the same AUC the paper's DP-AdaFEST has the larger reduction. Here DP-FEST "
-        f"by running counts, k = 100, has {fest:.4f} at a larger reduction than DP-AdaFEST, λ = 10, "
-        f"with {ada:.4f}: {'the opposite' if fest >= ada else 'neither is ahead'}. A few rows of "
+        f"by running counts, k = 100, has {fest:.4f} at a larger reduction than DP-AdaFEST, "
+        f"λ = 10, with {ada:.4f}: {'the opposite' if fest >= ada else 'neither is ahead'}. A few rows of "
         "these tables have nearly all lookups, and 18 days of counts find them."
     )
 
