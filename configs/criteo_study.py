@@ -47,7 +47,7 @@ def _sample() -> list[Point]:
         "exponential selection, k=1,000": {"method": "exponential"},
         "zero tables, DP-SGD": {"method": "dp_sgd", **_zero()},
         "zero tables, DP-AdaFEST, λ=10": {**_adafest(10.0), **_zero()},
-        **_lora_ranks(),
+        **_lora_ranks(1, 2, 4),
     }
     again = {
         "DP-SGD": of_one["DP-SGD"],
@@ -94,7 +94,7 @@ def _two_million() -> list[Point]:
         },
         "zero tables, DP-SGD": {"method": "dp_sgd", **_zero()},
         "zero tables, DP-AdaFEST, λ=10": {**_adafest(10.0), **_zero()},
-        **_lora_ranks(),
+        **_lora_ranks(1, 2),
     }
     return [
         point("two million", name, 1.0, {**_TWO_MILLION, **changes}, _ONE)
@@ -107,9 +107,7 @@ def _twenty_million() -> list[Point]:
         "DP-SGD": {"method": "dp_sgd"},
         "DP-AdaFEST, λ=10": _adafest(10.0),
         "DP-FEST, k=1,000": _fest(1_000),
-        "DP-AdaFEST, λ=100": _adafest(100.0),
         "DP-AdaFEST+, k=1,000, λ=1": _plus(1_000, 1.0),
-        "frozen tables": _frozen(),
     }
     return [
         point("twenty million", name, 1.0, {**_TWENTY_MILLION, **changes}, _ONE)
@@ -165,8 +163,9 @@ def _zero() -> Changes:
     return {"table_weights.initial": "zeros"}
 
 
-def _lora_ranks() -> dict[str, Changes]:
-    ranks = {rank: {"table_weights.lora_rank": rank} for rank in (1, 2, 4)}
+def _lora_ranks(*of_both: int) -> dict[str, Changes]:
+    """LoRA of rank 1 alone, and of some ranks with DP-AdaFEST."""
+    ranks = {rank: {"table_weights.lora_rank": rank} for rank in of_both}
     return {
         "LoRA of rank 1": {"method": "dp_sgd", **ranks[1]},
         **{

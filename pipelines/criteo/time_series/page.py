@@ -108,8 +108,8 @@ def _of_methods(auc: Callable[..., float]) -> str:
     return (
         "Figure 5: at the same AUC the paper's DP-AdaFEST has the larger reduction. Here DP-FEST "
         f"by running counts, k = 100, has {fest:.4f} at a larger reduction than DP-AdaFEST, "
-        f"λ = 10, with {ada:.4f}: {'the opposite' if fest >= ada else 'neither is ahead'}. A few rows of "
-        "these tables have nearly all lookups, and 18 days of counts find them."
+        f"λ = 10, with {ada:.4f}: {'the opposite' if fest >= ada else 'neither is ahead'}. A few "
+        "rows of these tables have nearly all lookups, and 18 days of counts find them."
     )
 
 
