@@ -17,18 +17,20 @@ from dp_sparse.accounting.accountant import Accountant, epsilon_of
 from dp_sparse.accounting.calibration import smallest_meeting
 from dp_sparse.accounting.plan import PrivacyPlan
 from dp_sparse.accounting.run_cost import RunCost
+from dp_sparse.accounting.statement import rounded_up
 
 EventOfNoise = Callable[[float], dp_accounting.DpEvent]
 
 _INTERVAL = 1e-4  # of the privacy loss, if ε is at most 1
+_DIGITS = 6
 _NOISE_LIMITS = (0.1, 1e9)  # in counts, or deviations over the sensitivity
 
 
 def release_noise(plan: PrivacyPlan, release: EventOfNoise, share: float) -> float:
     """The smallest noise of a release that, with training, meets the plan's budget.
 
-    Training and the plan's other releases alone are calibrated to (1 − share)·ε. The noise is at
-    most 1e-4 of itself above the smallest.
+    Training and the plan's other releases alone are calibrated to (1 − share)·ε. The noise is
+    about 1e-4 of itself above the smallest.
 
     Args:
         plan: A plan without the release, calibrated or not.
@@ -88,13 +90,16 @@ def smallest_noise(release: EventOfNoise, *, epsilon: float, delta: float) -> fl
 
 
 def _smallest(epsilon: Callable[[float], float], budget: float) -> float:
-    """The smallest noise whose ε is at most `budget`, to at most 1e-4 of itself above it."""
+    """The smallest noise whose ε is at most `budget`, to about 1e-4 of itself above it.
+
+    In six digits, rounded up, so that it is the same on processors whose last bits differ.
+    """
     found = smallest_meeting(epsilon, budget, 100.0, limits=_NOISE_LIMITS, relative=True)
     if math.isinf(found):
         raise ValueError(
             f"No noise up to {_NOISE_LIMITS[1]:g} meets the budget: raise share or epsilon."
         )
-    return found
+    return float(rounded_up(found, _DIGITS))
 
 
 def _accountant(event: dp_accounting.DpEvent, interval: float) -> Accountant:

@@ -44,6 +44,11 @@ def merged(function: Callable[..., T], *args: Any) -> T:
     if count() == 1:
         return function(*args)
     context = tf.distribute.get_replica_context()
+    if context is None:
+        raise PrivacyError(
+            "Expected a step inside of a replica, got one in the strategy's scope, outside of all "
+            "replicas. Train with fit, or with dp_sparse.distribution.train."
+        )
     own = tf.nest.map_structure(tf.identity, args)  # a tensor of its own for each replica
     return context.merge_call(lambda strategy, *all_args: function(*all_args), own)
 

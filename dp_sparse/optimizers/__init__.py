@@ -19,6 +19,7 @@ from dp_sparse.optimizers.training_history import (
     known_noise,
     note_calibration,
     record,
+    take_over,
     with_other_training,
 )
 
@@ -42,5 +43,6 @@ __all__ = [
     "record",
     "rows_of_replicas",
     "sgd_rows",
+    "take_over",
     "with_other_training",
 ]

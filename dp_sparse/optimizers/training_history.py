@@ -94,6 +94,17 @@ def known_noise(model: keras.Model) -> bool:
     return any(each.plan is not None and _is_public(each.plan) for each in found)
 
 
+def take_over(pairs: Sequence[tuple[keras.Variable, keras.Variable]]) -> None:
+    """Gives variables the history of those whose values they got: pairs of old and new."""
+    new_of = {id(_of_tensorflow(old)): _of_tensorflow(new) for old, new in pairs}
+    with _CHANGING:
+        for each in _KNOWN:
+            own = [new_of[id(ref())] for ref in each.variables if id(ref()) in new_of]
+            each.variables.extend(map(weakref.ref, own))
+        made = [(new_of[id(ref())], own) for ref, own in _CALIBRATED if id(ref()) in new_of]
+        _CALIBRATED.extend((weakref.ref(variable), own) for variable, own in made)
+
+
 def note_calibration(variables: Sequence[keras.Variable], made_from: Calibrated) -> None:
     """Keeps in mind which release variables were made from, until they are gone."""
     with _CHANGING:

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from dp_sparse.accounting import PrivacyBudget, PrivacyPlan
-from dp_sparse.core import UnsupportedLayerError, validate
-from dp_sparse.optimizers import PrivateOptimizer
+from dp_sparse.core import PrivacyError, UnsupportedLayerError, validate
+from dp_sparse.optimizers import PrivateOptimizer, take_over, with_other_training
 from dp_sparse.reports import Recommendation, check_model, recommend
 from dp_sparse.sampling import PoissonSampling, as_data_source
 from dp_sparse.step import has_own_loss
@@ -191,8 +191,9 @@ class PrivateModel:
         Raises:
             ValueError: Another number of examples, epochs or examples in a batch after the first
                 step, or a split of what is not arrays.
-            PrivacyError: All steps of the plan are spent.
+            PrivacyError: All steps of the plan are spent, or the model was compiled again.
         """
+        self._require_own_plan()
         examples = self._given(x, y, sample_weight)
         if validation_split:
             examples, validation_data = _split(examples, validation_split)
@@ -205,7 +206,23 @@ class PrivateModel:
             verbose=verbose,
         )
 
+    def _require_own_plan(self) -> None:
+        """Raises PrivacyError if the model trains under another plan than this one."""
+        plan = getattr(self.model.optimizer, "plan", None)
+        if plan is None or plan.run_id != self.plan.run_id:
+            raise PrivacyError(
+                f"Expected {self.model.name} with the optimizer that make_private compiled it "
+                "with, got another: it was compiled again, by compile or by make_private.\nUse the "
+                "private model of the last call."
+            )
+
     def _given(self, x: Any, y: Any, sample_weight: Any) -> Any:
+        if (x is None and y is not None) or (y is None and sample_weight is not None):
+            raise ValueError(
+                "Expected arrays x, y and sample_weight one by one, got "
+                f"{'y' if y is not None else 'sample_weight'} without "
+                f"{'x' if x is None else 'y'}."
+            )
         if x is None:
             return self._examples
         if y is None:
@@ -228,15 +245,30 @@ class PrivateModel:
                 f"size with which training began, got {count:,} examples, epochs={epochs} and "
                 f"batch_size={batch_size}.\nCall make_private again; it spends another budget."
             )
+        before = self._epochs, self._batch_size
         self._epochs = self._epochs if epochs is None else epochs
         self._batch_size = self._batch_size if batch_size is None else batch_size
-        self._begin(count)
+        try:
+            self._begin(count)
+        except Exception:
+            self._epochs, self._batch_size = before
+            raise
 
     def statement(self, *, format: str = "text") -> str:
-        """What the steps so far guarantee; as `PrivacyPlan.statement`."""
+        """What the steps so far guarantee; as `PrivacyPlan.statement`.
+
+        As text it also says what else trained the weights.
+
+        Raises:
+            PrivacyError: The model was compiled again.
+        """
+        self._require_own_plan()
         optimizer = self.model.optimizer
-        steps = int(optimizer.steps_spent) if optimizer.built else 0
-        return self.plan.statement(steps, format=format) if steps else self.plan.statement()
+        steps = (int(optimizer.steps_spent) if optimizer.built else 0) or None
+        if format != "text":
+            return self.plan.statement(steps, format=format)
+        statement = self.plan.statement(steps)
+        return with_other_training(statement, self.model.variables, [self.plan.run_id])
 
     def __getattr__(self, name: str) -> Any:
         if name == "model":
@@ -280,6 +312,10 @@ def _split(examples: Any, share: float) -> tuple[Any, Any]:
         )
     count = len(as_data_source(examples))
     kept = math.floor(count * (1 - share))
+    if not 0 < kept < count:
+        raise ValueError(
+            f"Expected examples on both sides of validation_split={share:g}, got {count} in all."
+        )
 
     def part(which: slice) -> Any:
         return tf.nest.map_structure(lambda leaf: np.asarray(leaf)[which], examples)
@@ -301,11 +337,17 @@ def _without_batch_normalization(model: keras.Model) -> tuple[keras.Model, list[
             f"Expected a functional or Sequential model with fix=True, got "
             f"{type(model).__name__}: replace its BatchNormalization by GroupNormalization."
         )
+    if not model.built or len(old) > sum(layer in model.layers for layer in old):
+        raise ValueError(
+            f"Expected {model.name} built, with BatchNormalization among its own layers, and fix="
+            "True, got it unbuilt or with one inside of another layer.\nCall it on a batch first, "
+            "or replace it by GroupNormalization by hand."
+        )
     changed: list[str] = []
 
     def cloned(layer: keras.layers.Layer) -> keras.layers.Layer:
         if not isinstance(layer, keras.layers.BatchNormalization):
-            return type(layer).from_config(layer.get_config())
+            return _copied(layer)
         made = _in_groups(layer)
         path = layer.path or layer.name
         changed.append(f"{path}: BatchNormalization became GroupNormalization({made.groups}).")
@@ -316,10 +358,22 @@ def _without_batch_normalization(model: keras.Model) -> tuple[keras.Model, list[
     for before, after in zip(model.layers, made.layers, strict=True):
         kept = before.weights
         if isinstance(before, keras.layers.BatchNormalization):
-            kept = before.trainable_weights or [*filter(lambda w: w.trainable, before.weights)]
+            kept = [weight for weight in (before.gamma, before.beta) if weight is not None]
         after.set_weights([weight.numpy() for weight in kept])
+        after.trainable = before.trainable
+        take_over([*zip(kept, after.weights, strict=True)])
     made.compile(**_compiled_with(model))  # its optimizer is replaced
     return made, changed
+
+
+def _copied(layer: keras.layers.Layer) -> keras.layers.Layer:
+    try:
+        return type(layer).from_config(layer.get_config())
+    except (NotImplementedError, TypeError) as error:
+        raise ValueError(
+            f"Expected layers with get_config and fix=True, got {layer.path or layer.name}, which "
+            "cannot be copied.\nReplace BatchNormalization by GroupNormalization by hand."
+        ) from error
 
 
 def _in_groups(layer: keras.layers.BatchNormalization) -> keras.layers.GroupNormalization:

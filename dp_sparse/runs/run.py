@@ -327,7 +327,7 @@ class Run:
         asked, run_plan = asked_for(columns, max_values, padding_value), self.plan
 
         def draw() -> PrivateVocabulary:
-            return draw_vocabulary(
+            drawn = draw_vocabulary(
                 examples,
                 asked,
                 run_plan,
@@ -335,6 +335,8 @@ class Run:
                 progress=progress,
                 kept=True,
             )
+            self._folder.note("vocabulary.json", asked.described())
+            return drawn
 
         made = self._folder.paid_release(_WORDS, draw)
         words = PrivateVocabulary.load(self.folder / _WORDS) if made is None else made

@@ -128,6 +128,10 @@ class RunFolder:
         if name not in noted:
             self._file(_RELEASED).write([*noted, name])
 
+    def note(self, name: str, asked: dict[str, Any]) -> None:
+        """Keeps what a release is made from, before it has a file: until then it may change."""
+        self._file(name).write(asked)
+
     def same(self, name: str, asked: dict[str, Any]) -> None:
         """Keeps what a release was made from; raises ValueError if that was something else."""
         file = self._file(name)

@@ -10,6 +10,7 @@ import pytest
 import dp_sparse
 from dp_sparse.core import PrivacyError
 from dp_sparse.selection.top_k.noise_sources import GaussianTopK
+from dp_sparse.selection.vocabulary.counting import count_values
 from tests.selection.vocabulary.cases import drawn, paying_plan, without_noise
 
 MANY = np.repeat(["Rome", "Oslo", "Bonn", "Kyiv"], [300, 200, 200, 200])  # three of one count
@@ -61,7 +62,12 @@ def test_countless_values_of_one_example_add_as_many_candidates_as_it_has_votes(
     with monkeypatch.context() as patched:
         patched.setattr(GaussianTopK, "quantiles", lambda _, levels: LOUD + 0 * levels.tail)
         found = dp_sparse.private_vocabulary(
-            [others, {"item": row + 5}], "item", plan, max_values=cap, progress=False
+            [others, {"item": row + 5}],
+            "item",
+            plan,
+            max_values=cap,
+            padding_value=-1,
+            progress=False,
         )
     assert set(found["item"]) == {0, 5, 6, 7}
 
@@ -86,6 +92,31 @@ def test_votes_of_an_example_do_not_follow_from_the_others(
         rows = np.insert(others, place, long, axis=0)
         own = candidates({"c": rows}, monkeypatch, max_values=2)
         assert own == alone | {("c", "w"), ("c", "x")}
+
+
+def test_the_longest_example_does_not_move_the_votes_of_the_others() -> None:
+    """It decides how far `pad_sequences`, which pads in front, moves their values."""
+    m, cap = 400, 3
+    found = []
+    for last in (("5", "9"), ("567", "9")):
+        rows = [("56", "pq")] * m + [last]
+        x = {
+            name: np.array([list(row[c].rjust(width, "_")) for row in rows])
+            for c, (name, width) in enumerate((("a", max(map(len, [*dict(rows)]))), ("b", 2)))
+        }
+        x = {name: np.where(column == "_", "", column) for name, column in x.items()}
+        counts = count_values(
+            x, ["a", "b"], cap, num_examples=m + 1, padding_value=None, progress=False
+        )
+        found.append(
+            {
+                (name, value): int(count)
+                for name, column in counts.items()
+                for value, count in zip(column.values, column.counts, strict=True)
+            }
+        )
+    less, more = found
+    assert sum(abs(more.get(key, 0) - less.get(key, 0)) for key in {*less, *more}) <= 2 * cap
 
 
 def test_a_seed_does_not_tell_the_noise() -> None:
@@ -151,6 +182,26 @@ class TestRun:
         with pytest.raises(ValueError, match=r"vocabulary.npz is missing, which this run has"):
             self.words(run)
         run.close()
+
+    def test_a_kill_before_its_file_leaves_nothing_of_what_was_asked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What was asked is there before the file is, so a later process knows what it holds."""
+        run = self.run(tmp_path / "run")
+        with monkeypatch.context() as patched:
+            patched.setattr(dp_sparse.PrivateVocabulary, "save", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                self.words(run, max_values=3)
+        run.close()
+        monkeypatch.setattr("dp_sparse.selection.vocabulary.draw._DRAWN", {})
+        run = self.run(tmp_path / "run")
+        words = self.words(run, max_values=2)
+        run.close()
+        (tmp_path / "run" / "vocabulary.json").rename(tmp_path / "kept.json")
+        assert (
+            words.draws[-1].max_values == 2
+            and '"max_values": 2' in (tmp_path / "kept.json").read_text()
+        )
 
     def test_that_of_another_run(self, tmp_path: Path) -> None:
         runs = [self.run(tmp_path / name) for name in ("one", "two")]

@@ -11,7 +11,24 @@ _OF_FULL = "tests/export/test_full.py"
 _OF_DELTA = "tests/export/test_delta.py"
 _OF_PUBLISHING = "tests/export/test_publishing.py"
 
+_MADE = "dp_sparse/runs/make_private.py"
+_OF_MADE = "tests/runs/test_make_private.py"
+
 FAULTS = (
+    Fault(
+        "copied_weights_forget_what_trained_them",
+        _MADE,
+        "        take_over([*zip(kept, after.weights, strict=True)])\n",
+        "",
+        (f"{_OF_MADE}::test_what_trained_a_model_is_told_after_its_normalisation_is_replaced",),
+    ),
+    Fault(
+        "a_statement_of_a_plan_that_did_not_train",
+        _MADE,
+        "        if plan is None or plan.run_id != self.plan.run_id:\n",
+        "        if plan is None:\n",
+        (f"{_OF_MADE}::test_a_statement_is_that_of_the_plan_that_trained",),
+    ),
     Fault(
         "an_export_that_no_checkpoint_covers",
         _FULL,

@@ -74,6 +74,20 @@ FAULTS = (
         (f"{_OF_COUNTING}::test_one_example_changes_at_most_m_counts_by_one_each",),
     ),
     Fault(
+        "padding_in_front_moves_votes",
+        _COUNTING,
+        '    order = np.argsort(keys < 0, axis=1, kind="stable")\n',
+        '    order = np.argsort(0 * keys, axis=1, kind="stable")\n',
+        (f"{_OF_ATTACKS}::test_the_longest_example_does_not_move_the_votes_of_the_others",),
+    ),
+    Fault(
+        "a_list_becomes_values_of_one_kind",
+        _COUNTING,
+        'dtype=None if hasattr(values, "dtype") else object',
+        "dtype=None",
+        (f"{_OF_COUNTING}::test_one_value_of_a_list_does_not_change_the_others",),
+    ),
+    Fault(
         "one_text_has_two_votes",
         _COUNTING,
         "if kind is bytes and types != {bytes}:",

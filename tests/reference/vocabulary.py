@@ -8,13 +8,16 @@ Example = Mapping[str, Sequence[Value | None]]  # what stands in each column, in
 
 
 def votes(example: Example, max_values: int) -> list[tuple[str, Value]]:
-    """The first distinct values: the first of each column, then the second of each, and so on."""
+    """The first distinct values: the first of each column, then the second of each, and so on.
+
+    What is missing has no place in this order.
+    """
+    there = {c: [v for v in values if v not in (None, "")] for c, values in example.items()}
     found: list[tuple[str, Value]] = []
-    for position in range(max(map(len, example.values()), default=0)):
-        for column, values in example.items():
-            value = values[position] if position < len(values) else None
-            if value not in (None, "") and (column, value) not in found:
-                found.append((column, value))
+    for position in range(max(map(len, there.values()), default=0)):
+        for column, values in there.items():
+            if position < len(values) and (column, values[position]) not in found:
+                found.append((column, values[position]))
     return found[:max_values]
 
 

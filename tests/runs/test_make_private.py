@@ -180,3 +180,83 @@ def test_a_model_without_a_loss_is_told() -> None:
             model.compile("adam")
         with pytest.raises(ValueError, match="Expected plain compiled with its loss"):
             dp_sparse.make_private(model, epsilon=3, examples=(np.ones((4, 2)), np.ones(4)))
+
+
+def trained_before(private_too: bool) -> keras.Model:
+    """With BatchNormalization, and trained: with a plan or without privacy."""
+    x = np.random.default_rng(0).random((64, 3), np.float32)
+    y = np.arange(64) % 2
+    model = normalised(statistics=not private_too)
+    if private_too:
+        other = dp_sparse.make_private(model, epsilon=2, examples=(x, y), verbose=False)
+        other.fit(verbose=0)
+        widened = normalised(statistics=True)
+        return keras.Sequential([keras.Input((3,)), model.layers[0], *widened.layers[1:]])
+    model.fit(x, y, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("private_too", [False, True])
+def test_what_trained_a_model_is_told_after_its_normalisation_is_replaced(
+    private_too: bool,
+) -> None:
+    """The package copies the weights, so it tells what they hold."""
+    model = trained_before(private_too)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x = np.random.default_rng(0).random((64, 3), np.float32)
+    examples = x, np.arange(64) % 2
+    private = dp_sparse.make_private(model, epsilon=8, examples=examples, fix=True, verbose=False)
+    assert private.model is not model
+    wanted = "trained under another plan" if private_too else "also trained without privacy"
+    assert wanted in private.statement().splitlines()[0]
+    private.fit(verbose=0)
+    assert wanted in private.statement().splitlines()[0]
+
+
+def test_a_statement_is_that_of_the_plan_that_trained() -> None:
+    """Another call on the same model compiles it anew; so does compile."""
+    model, examples = clicks(), columns()
+    first = dp_sparse.make_private(model, epsilon=0.5, examples=examples, verbose=False)
+    second = dp_sparse.make_private(model, epsilon=8, examples=examples, verbose=False)
+    for use in (first.fit, first.statement, lambda: first.fit(*columns(900))):
+        with pytest.raises(dp_sparse.PrivacyError, match="it was compiled again"):
+            use()
+    second.fit(verbose=0)
+    assert "the budget is epsilon=8." in second.statement()
+    model.compile("adam", "mse")
+    with pytest.raises(dp_sparse.PrivacyError, match="it was compiled again"):
+        second.statement()
+
+
+def test_what_fit_cannot_use_is_told_and_changes_nothing() -> None:
+    x, y = columns()
+    private = dp_sparse.make_private(clicks(), epsilon=3, examples=(x, y), verbose=False)
+    for arguments, words in (
+        ({"x": (x, y), "sample_weight": np.ones(ROWS)}, "sample_weight without y"),
+        ({"y": y}, "y without x"),
+        ({"x": x, "y": y, "validation_split": 0.9999}, "both sides of validation_split"),
+        ({"x": x, "y": y, "batch_size": 5_000}, "batch"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            private.fit(**arguments)
+    private.fit(x, y, verbose=0)
+    assert private.plan.sampling.expected_batch_size == 84
+
+
+def test_normalisation_that_cannot_be_replaced_is_told() -> None:
+    examples = np.ones((8, 3), np.float32), np.ones(8)
+    norm = keras.layers.BatchNormalization
+    nested = keras.Sequential([keras.Input((3,)), keras.Sequential([norm()], name="inner")])
+    unbuilt = keras.Sequential([norm(), keras.layers.Dense(1)])
+    for model in (nested, unbuilt):
+        model.compile("adam", "mse")
+        with pytest.raises(ValueError, match=r"unbuilt or with one inside of another layer"):
+            dp_sparse.make_private(model, epsilon=3, examples=examples, fix=True, verbose=False)
+
+
+def test_frozen_normalisation_stays_frozen() -> None:
+    model = normalised(statistics=True)
+    model.get_layer("norm").trainable = False
+    examples = np.random.default_rng(0).random((64, 3), np.float32), np.arange(64) % 2
+    private = dp_sparse.make_private(model, epsilon=8, examples=examples, fix=True, verbose=False)
+    assert not private.get_layer("norm").trainable and private.layers[0].trainable

@@ -2,7 +2,8 @@
 
 An example has a vote of 1 for each of its distinct values, at most `max_values` over all columns
 together. If it has more, its first ones count: the first of each column, then the second of each,
-and so on. So which ones count follows from the example alone. Values that are missing have no vote.
+and so on. Values that are missing have no vote and no place in this order, so which ones count
+follows from the example alone, wherever its values stand between padding.
 
 Each value gets a place in the order of appearance, from a dictionary that the interpreter's own
 loops fill and read. From there on all is NumPy. Memory is that of a batch and of the distinct
@@ -70,7 +71,8 @@ def count_values(
         progress: Whether to show a progress bar.
 
     Raises:
-        ValueError: Another number of examples, a column that is missing, or arrays of other shapes.
+        ValueError: Another number of examples, a column that is missing, arrays of other shapes, or
+            several integers of an example without `padding_value`.
         BadExampleError: A value that is neither text nor an integer, or both in one column.
         PrivacyError: Batches of a sampler, or a dataset that mixes examples.
     """
@@ -121,7 +123,7 @@ def _with_columns(examples: Any, columns: Sequence[str]) -> Any:
     x, *others = examples if isinstance(examples, tuple) else (examples,)
     if isinstance(x, Mapping):
         _require_columns(x, columns)
-        arrays = {name: np.asarray(x[name]) for name in columns}
+        arrays = {name: _as_array(x[name]) for name in columns}
         rest = [tf.nest.map_structure(np.asarray, () if p is None else p) for p in others]
         leaves = [*arrays.values(), *tf.nest.flatten(rest)]
         if len({leaf.shape[:1] for leaf in leaves}) != 1 or not leaves[0].ndim:
@@ -136,6 +138,14 @@ def _with_columns(examples: Any, columns: Sequence[str]) -> Any:
             "of a DataFrame, or {'city': values}."
         )
     return examples
+
+
+def _as_array(values: Any) -> np.ndarray:
+    """The values as an array; those of a list as they are, whatever stands beside them.
+
+    NumPy makes one kind of the values of a list: a text of None and NaN beside texts, for example.
+    """
+    return np.asarray(values, dtype=None if hasattr(values, "dtype") else object)
 
 
 def _require_columns(x: Mapping[str, Any], columns: Sequence[str]) -> None:
@@ -158,6 +168,7 @@ class _Column:
         """The place of each value, int64 of the shape of `values`.
 
         Raises:
+            ValueError: As `count_values`.
             BadExampleError: As `count_values`.
         """
         items = values.ravel().tolist()
@@ -168,6 +179,12 @@ class _Column:
         if not types:
             return np.zeros(values.shape, np.int64)
         kind = self._kind_of(types, values, items)
+        if kind is int and self._padding is None and values.shape[1] > 1:
+            raise ValueError(
+                f"Expected padding_value= with column {self._name!r}, of which an example has "
+                f"{values.shape[1]} integers, got None.\nGive the integer that stands for no "
+                "value, or one that never occurs, such as -1."
+            )
         no_value = b"" if kind is bytes else self._padding
         if missing:
             items = [no_value if i is None else i for i in items]
@@ -264,7 +281,7 @@ def _count_batch(
     """Counts the votes of a batch; returns how many examples it has."""
     x, y, weights = parts_of(batch)
     _require_columns(x, list(tallies))
-    values = {name: np.asarray(x[name]) for name in tallies}
+    values = {name: _as_array(x[name]) for name in tallies}
     others = [np.asarray(leaf) for leaf in tf.nest.flatten((y, weights)) if leaf is not None]
     shapes = [leaf.shape for leaf in [*values.values(), *others]]
     if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:
@@ -305,7 +322,13 @@ def _capped(places: Sequence[np.ndarray], max_values: int) -> list[np.ndarray]:
         max_values: m, over all columns.
     """
     number = len(places)
-    keys = [np.where(each > 0, number * each + c, -1) for c, each in enumerate(places)]
+    keys = [_in_front(np.where(each > 0, number * each + c, -1)) for c, each in enumerate(places)]
     order = sorted((at, c) for c, each in enumerate(keys) for at in range(each.shape[1]))
     kept = first_distinct(np.stack([keys[c][:, at] for at, c in order], axis=1), max_values)
     return [kept[kept % number == c] // number for c in range(number)]
+
+
+def _in_front(keys: np.ndarray) -> np.ndarray:
+    """The values of each example in their order, `[batch, values]`, with what is missing behind."""
+    order = np.argsort(keys < 0, axis=1, kind="stable")
+    return np.take_along_axis(keys, order, axis=1)

@@ -154,6 +154,28 @@ TEXTS: dict[str, Callable[[list[str]], Any]] = {
 }
 
 
+@settings(max_examples=80, deadline=None)
+@given(EXAMPLES, st.integers(2, 5), st.data())
+def test_where_padding_stands_changes_no_vote(
+    examples: list[Any], cap: int, data: st.DataObject
+) -> None:
+    """The longest example decides how much padding the others have, and where."""
+    x = columns_of(examples)
+    wider = {name: _spread(column, data) for name, column in x.items()}
+    columns, count = list(x), len(examples)
+    assert votes(wider, columns, cap, count, 0) == votes(x, columns, cap, count, 0)
+
+
+def _spread(column: np.ndarray, data: st.DataObject) -> np.ndarray:
+    """The same values in their order, with padding before, between and behind them."""
+    column = column.reshape(len(column), -1)
+    made = np.full((len(column), column.shape[1] + 3), "", column.dtype)
+    for row, values in enumerate(column):
+        places = data.draw(st.permutations(range(made.shape[1])))[: len(values)]
+        made[row, sorted(places)] = values
+    return made
+
+
 @pytest.mark.parametrize("kind", TEXTS)
 def test_text_of_every_kind_is_the_same_value(kind: str) -> None:
     texts = ["ü", "a", "ü", "", "a", "ü"]
@@ -190,7 +212,7 @@ def test_what_is_missing_has_no_vote() -> None:
 def test_a_long_example_votes_for_its_first_values() -> None:
     """The first of each column, then the second of each: no column is left out."""
     x = {"a": np.array([["p", "p", "q", "r"]]), "b": np.array([["s", "t", "", "u"]])}
-    order = [("a", "p"), ("b", "s"), ("b", "t"), ("a", "q"), ("a", "r"), ("b", "u")]
+    order = [("a", "p"), ("b", "s"), ("b", "t"), ("a", "q"), ("b", "u"), ("a", "r")]
     for cap in range(2, 7):
         assert votes(x, ["a", "b"], cap, 1) == dict.fromkeys(order[:cap], 1)
 
@@ -249,6 +271,24 @@ def test_values_that_are_neither_text_nor_integers(values: Any, got: str) -> Non
     column = values if isinstance(values, np.ndarray) else np.array([*values, None], object)[:-1]
     with pytest.raises(BadExampleError, match=f"text or integers in column 'c'.*got {got}"):
         votes({"c": column}, ["c"], None, 2)
+
+
+def test_one_value_of_a_list_does_not_change_the_others() -> None:
+    """NumPy would make the text "nan" of NaN beside texts, and of None something else."""
+    for last in ("a", None, float("nan"), b"a"):
+        x = {"c": ["a", "b\0", float("nan"), last]}
+        found = votes(x, ["c"], None, 4)
+        found[("c", "a")] -= last in ("a", b"a")
+        assert found == {("c", "a"): 1, ("c", "b\0"): 1}
+
+
+def test_several_integers_of_an_example_need_what_stands_for_none() -> None:
+    """Whether an example has padding would depend on the longest one."""
+    x = {"c": np.array([[5, 0], [7, 8]])}
+    with pytest.raises(ValueError, match=r"padding_value= with column 'c'.*several|2 integers"):
+        votes(x, ["c"], 4, 2)
+    assert votes(x, ["c"], 4, 2, 0) == {("c", 5): 1, ("c", 7): 1, ("c", 8): 1}
+    assert votes(x, ["c"], 4, 2, -1)[("c", 0)] == 1
 
 
 def test_integers_that_pandas_made_floats_of() -> None:
