@@ -48,6 +48,9 @@ def get_config() -> ml_collections.ConfigDict:
             "name": "Adam",
             "options": {"learning_rate": 0.01},
             "decays": True,  # to 0 along a line: late steps of noise make probabilities extreme
+            # With noise the rate is at most this / √steps, as in `dp_sparse.recommend`: noise alone
+            # then moves a weight by about as much in the whole run. 0: the rate stays.
+            "walk": 0.2,
         }
     )
     config.privacy = ml_collections.ConfigDict(

@@ -78,6 +78,7 @@ def _two_million() -> list[Point]:
             f"DP-SGD, learning rate {rate:g}": {
                 "method": "dp_sgd",
                 "optimizer.options.learning_rate": rate,
+                "optimizer.walk": 0.0,
             }
             for rate in (0.003, 0.03)
         },

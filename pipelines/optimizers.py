@@ -1,5 +1,6 @@
 """The Keras optimizer that a config names."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,14 +12,16 @@ def optimizer_of(
     config: ml_collections.ConfigDict,
     of: str = "optimizer",
     steps: int | None = None,
+    noisy: bool = True,
     **defaults: Any,
 ) -> keras.optimizers.Optimizer:
     """The optimizer that `config.optimizer` names, with its `options` on top of `defaults`.
 
     Args:
         config: Of a run.
-        of: Its part that has `name` and `options`, and may have `decays`.
+        of: Its part that has `name` and `options`, and may have `decays` and `walk`.
         steps: Of the run, over which the learning rate falls to 0 along a line if it `decays`.
+        noisy: Whether gradients have noise; then the rate is at most `walk` / √steps.
         **defaults: Options of Keras' optimizer.
 
     Raises:
@@ -34,7 +37,10 @@ def optimizer_of(
     if steps is not None and config[of].get("decays", False):
         if "learning_rate" not in options:
             raise ValueError(f"Expected {of}.options.learning_rate where it decays, got {options}.")
-        falling = keras.optimizers.schedules.PolynomialDecay(options["learning_rate"], steps, 0.0)
+        rate, walk = options["learning_rate"], config[of].get("walk", 0.0)
+        if noisy and walk:
+            rate = min(rate, walk / math.sqrt(steps))
+        falling = keras.optimizers.schedules.PolynomialDecay(rate, steps, 0.0)
         options["learning_rate"] = keras.optimizers.schedules.serialize(falling)
     try:
         return keras.optimizers.get({"class_name": name, "config": {**defaults, **options}})

@@ -37,7 +37,8 @@ _ROWS = {  # the option that names a group's rows
     "models": "sample",
 }
 _OF_MACHINE = ("seed", "data.path", "data.prepared", "report.directory")
-results_in = functools.partial(points.results_in, of_machine=_OF_MACHINE)
+_OF_LONGER_RUNS = ("optimizer.walk",)  # lowers no rate of up to 400 steps
+results_in = functools.partial(points.results_in, of_machine=(*_OF_MACHINE, *_OF_LONGER_RUNS))
 
 
 def run_point(config: ml_collections.ConfigDict, directory: str) -> dict[str, Any]:

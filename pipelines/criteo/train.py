@@ -119,7 +119,7 @@ def train(
     report, spent = None, 0
     if config.method == NON_PRIVATE:
         batches = stock_batches(training, config.training.batch_size, steps)
-        _compile(model, optimizer_of(config, steps=steps))
+        _compile(model, optimizer_of(config, steps=steps, noisy=False))
     else:
         report = _report(config)  # may refuse settings: before rows are selected
         optimizer = private_optimizer(config, data, training, steps, run)

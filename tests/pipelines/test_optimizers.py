@@ -48,3 +48,14 @@ def test_a_learning_rate_that_decays_is_0_after_all_steps() -> None:
     config.optimizer.options = {}
     with pytest.raises(ValueError, match=r"Expected optimizer.options.learning_rate where it dec"):
         optimizer_of(config, steps=10)
+
+
+def test_noise_lowers_the_rate_of_long_runs() -> None:
+    """As `dp_sparse.recommend`: walk / √steps, if that is less."""
+    given = {"name": "Adam", "options": {"learning_rate": 0.01}, "decays": True, "walk": 0.2}
+    config = ml_collections.ConfigDict({"optimizer": given})
+    for steps, noisy, wanted in ((390, True, 0.01), (6400, True, 0.0025), (6400, False, 0.01)):
+        made = optimizer_of(config, steps=steps, noisy=noisy)
+        assert float(made.learning_rate) == pytest.approx(wanted)
+    config.optimizer.walk = 0.0
+    assert float(optimizer_of(config, steps=6400).learning_rate) == pytest.approx(0.01)
