@@ -107,7 +107,9 @@ class VocabularyNoise:
 def noise_paid_by(releases: Iterable[Release]) -> VocabularyNoise | None:
     """The noise of the vocabulary that releases of a plan pay for; None if they pay for none."""
     for release in releases:
+        parts = getattr(release.event, "events", ())
         if release.name.startswith(_NAME):
-            gaussian, failure = release.event.events
-            return VocabularyNoise(gaussian.noise_multiplier, failure.delta)
+            match [*parts]:
+                case [dp_accounting.GaussianDpEvent() as gaussian, DeltaDpEvent() as failure]:
+                    return VocabularyNoise(gaussian.noise_multiplier, failure.delta)
     return None

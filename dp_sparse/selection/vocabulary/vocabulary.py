@@ -90,7 +90,10 @@ class PrivateVocabulary:
                 f"Expected counts of the columns {list(self.values)} and a draw, got counts of "
                 f"{list(self.noisy_counts)} and {len(self.draws)} draws."
             )
-        counts = {name: np.array(each, np.int64) for name, each in self.noisy_counts.items()}
+        try:
+            counts = {name: np.array(each, np.int64) for name, each in self.noisy_counts.items()}
+        except OverflowError as error:
+            raise ValueError("Expected counts of 64 bits, got a larger one.") from error
         for name, values in self.values.items():
             _check_column(name, values, counts[name])
             counts[name].flags.writeable = False
