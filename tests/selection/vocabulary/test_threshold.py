@@ -151,3 +151,12 @@ class TestCost:
         )
         with pytest.raises(ValueError, match="No noise meets the budget"):
             dataclasses.replace(plan, releases=(release,)).calibrate()
+
+
+def test_a_release_of_that_name_and_of_other_kind_is_none() -> None:
+    event = dp_accounting.GaussianDpEvent(3.0)
+    for other in (event, dp_accounting.ComposedDpEvent((event, event))):
+        release = dp_sparse.Release("private vocabulary of cities", other)
+        assert noise_paid_by([release]) is None
+    paid = VocabularyNoise(3.0, 1e-6)
+    assert noise_paid_by([release, paid.release]) == paid
