@@ -34,9 +34,10 @@ _TITLES = {
 _HEAD = """# Criteo: what sparsity costs
 
 The pCTR model, whose 26 tables have {entries:,.0f} entries in 338,782 rows; Adam with a learning
-rate of {rate:g} that falls to 0, a clip norm that follows the {quantile:.0%} quantile, batches of
-{batch:,}, {epochs:g} passes over the sample and one over made-up rows, δ = 1/rows, σ1/σ2 =
-{ratio:g} in DP-AdaFEST: the settings of `configs/criteo_sample.py`. λ is the number of rows that
+rate of {rate:g} (with noise, of {walk:g}/√steps if that is less) that falls to 0, a clip norm that
+follows the {quantile:.0%} quantile, batches of {batch:,}, {epochs:g} passes over the sample and one
+over made-up rows, δ = 1/rows, σ1/σ2 = {ratio:g} in DP-AdaFEST: the settings of
+`configs/criteo_sample.py`. λ is the number of rows that
 are expected to get noise in a step although no example looks them up, τ a threshold, k the number
 of rows of DP-FEST (selected for {share:.0%} of ε) or of exponential selection. LoRA is on each
 table, which is frozen then; DP-AdaFEST beside it chooses rows of A.
@@ -80,6 +81,7 @@ def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
         _HEAD.format(
             entries=private[0]["entries"] if private else 0,
             rate=base.optimizer.options.learning_rate,
+            walk=base.optimizer.walk,
             quantile=base.privacy.clip_quantile,
             batch=base.training.batch_size,
             epochs=base.training.epochs,
