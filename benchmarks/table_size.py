@@ -12,9 +12,8 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -66,8 +65,8 @@ def _tensorflow_privacy_step(rows: int) -> Callable[[], object]:
         outputs=tf.reduce_sum(looked_up, axis=2),
     )
     model.compile(tf_keras.optimizers.SGD(RATE), tf_keras.losses.MeanSquaredError())
-    ids, targets = examples(rows, BATCH * 3)
-    data = tf.data.Dataset.from_tensor_slices((ids, targets[:, np.newaxis])).batch(BATCH)
+    ids, targets = (np.reshape(each, [3, BATCH, 1]) for each in examples(rows, BATCH * 3))
+    data = tf.data.Dataset.from_tensor_slices((ids, targets))
     train, batches = model.make_train_function(), iter(data.repeat())
     return lambda: train(batches)
 
@@ -131,7 +130,9 @@ def main() -> None:
     harness.report("table_size", ("", "rows", "ms", "MB"), rows, _metrics(found, sizes), options)
 
 
-def _metrics(found: dict[tuple[str, str], tuple[float, int]], sizes: Any) -> dict[str, float]:
+def _metrics(
+    found: dict[tuple[str, str], tuple[float, int]], sizes: Iterable[str]
+) -> dict[str, float]:
     """Over DP-AdaFEST, and milliseconds and megabytes of each."""
     metrics = {}
     for (way, size), (seconds, memory) in found.items():

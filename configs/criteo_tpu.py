@@ -12,6 +12,6 @@ def get_config() -> ml_collections.ConfigDict:
     """`criteo_sample` with what an embedding layer takes."""
     config = criteo_sample.get_config()
     config.tables = "layer"
-    config.optimizer.update({**common.adagrad(), "decays": False})
+    config.optimizer.update({**common.adagrad(), "decays": False, "walk": 0.0})
     config.privacy.clip_quantile = 0.0
     return config

@@ -21,11 +21,12 @@ def optimizer_of(
         config: Of a run.
         of: Its part that has `name` and `options`, and may have `decays` and `walk`.
         steps: Of the run, over which the learning rate falls to 0 along a line if it `decays`.
-        noisy: Whether gradients have noise; then the rate is at most `walk` / √steps.
+        noisy: Whether gradients have noise: the rate is at most walk / √steps then, if walk > 0.
         **defaults: Options of Keras' optimizer.
 
     Raises:
-        ValueError: Keras has no such optimizer, the optimizer no such option, or nothing decays.
+        ValueError: Keras has no such optimizer, the optimizer no such option, or a rate that is to
+            decay or to be lowered is not given.
     """
     name, options = config[of].name, _plain(config[of].options)
     kind = getattr(keras.optimizers, name, None)
@@ -34,14 +35,18 @@ def optimizer_of(
             f"Expected {of}.name to be an optimizer of keras.optimizers, such as Adam, got "
             f"{of}.name={name!r}."
         )
-    if steps is not None and config[of].get("decays", False):
+    decays, walk = config[of].get("decays", False), noisy and config[of].get("walk", 0.0)
+    if steps is not None and (decays or walk):
         if "learning_rate" not in options:
-            raise ValueError(f"Expected {of}.options.learning_rate where it decays, got {options}.")
-        rate, walk = options["learning_rate"], config[of].get("walk", 0.0)
-        if noisy and walk:
-            rate = min(rate, walk / math.sqrt(steps))
-        falling = keras.optimizers.schedules.PolynomialDecay(rate, steps, 0.0)
-        options["learning_rate"] = keras.optimizers.schedules.serialize(falling)
+            raise ValueError(
+                f"Expected {of}.options.learning_rate where it decays or has a walk, got {options}."
+            )
+        if walk:
+            options["learning_rate"] = min(options["learning_rate"], walk / math.sqrt(steps))
+        if decays:
+            rate = options["learning_rate"]
+            falling = keras.optimizers.schedules.PolynomialDecay(rate, steps, 0.0)
+            options["learning_rate"] = keras.optimizers.schedules.serialize(falling)
     try:
         return keras.optimizers.get({"class_name": name, "config": {**defaults, **options}})
     except (TypeError, ValueError) as error:

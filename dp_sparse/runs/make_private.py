@@ -10,15 +10,15 @@ import tensorflow as tf
 
 from dp_sparse.accounting import PrivacyBudget, PrivacyPlan
 from dp_sparse.core import PrivacyError, UnsupportedLayerError, validate
-from dp_sparse.optimizers import PrivateOptimizer, take_over, with_other_training
+from dp_sparse.optimizers import PrivateOptimizer, with_other_training
 from dp_sparse.reports import Recommendation, check_model, recommend
+from dp_sparse.runs.normalisation import without_batch_normalization
 from dp_sparse.sampling import PoissonSampling, as_data_source
 from dp_sparse.step import has_own_loss
 
 MOST_OF_A_BATCH, PARTS = 4096, 12  # the expected batch size, and the least batches of a pass
 _LOOKED_AT = 256  # examples, by check_model
 _LINES = 10
-_GROUPS = 8
 MakeOptimizer = Callable[[PrivacyPlan], PrivateOptimizer]
 
 
@@ -77,6 +77,11 @@ def make_private(
     validate.of_keras_3("a model", model)
     if not isinstance(model, keras.Model):
         raise ValueError(f"Expected a compiled keras.Model, got model={model!r}.")
+    if optimizer is not None and not callable(optimizer):
+        raise ValueError(
+            f"Expected optimizer= to be a function of the plan, got optimizer={optimizer!r}: "
+            "optimizer=lambda plan: dp_sparse.DPSGDOptimizer('sgd', plan, clip_norm=1.0)."
+        )
     if not model.compiled or (model._compile_loss is None and not has_own_loss(model)):
         raise ValueError(
             f"Expected {model.name} compiled with its loss, got it without: call "
@@ -84,11 +89,10 @@ def make_private(
         )
     changed: list[str] = []
     if fix:
-        model, changed = _without_batch_normalization(model)
-    made = PrivateModel(model, examples, epsilon, delta, epochs, batch_size, optimizer, changed)
-    if verbose:
-        print(made)
-    return made
+        model, changed = _fixed(model)
+    return PrivateModel(
+        model, examples, epsilon, delta, epochs, batch_size, optimizer, changed, verbose
+    )
 
 
 class PrivateModel:
@@ -124,8 +128,9 @@ class PrivateModel:
         batch_size: int | None,
         optimizer: MakeOptimizer | None,
         changed: Sequence[str],
+        verbose: bool,
     ) -> None:
-        self.model, self.changed = model, list(changed)
+        self.model, self.changed, self._verbose = model, list(changed), verbose
         self._examples, self._make = examples, optimizer
         self._epsilon, self._delta = epsilon, delta
         self._epochs, self._batch_size = epochs, batch_size
@@ -147,14 +152,18 @@ class PrivateModel:
         size = self._batch_size or max(1, min(MOST_OF_A_BATCH, math.ceil(count / PARTS)))
         budget = PrivacyBudget(self._epsilon, 1 / count if self._delta is None else self._delta)
         sampling = PoissonSampling(count, size, epochs=self._epochs)
-        self.plan, self.advice = PrivacyPlan(budget, sampling).calibrate(), None
+        plan, advice = PrivacyPlan(budget, sampling).calibrate(), None
         if self._make is not None:
-            optimizer = self._make(self.plan)
+            optimizer = self._make(plan)
+            _require_of_plan(optimizer, plan)
         else:
             batch = as_data_source(self._examples).gather(np.arange(1))
-            self.advice = recommend(self.model, self.plan, batch)
-            optimizer = self.advice.optimizer()
+            advice = recommend(self.model, plan, batch)
+            optimizer = advice.optimizer()
         self.model.compile(optimizer, **self._compiled)
+        self.plan, self.advice = plan, advice
+        if self._verbose:
+            print(self)
 
     def fit(
         self,
@@ -195,6 +204,11 @@ class PrivateModel:
         """
         self._require_own_plan()
         examples = self._given(x, y, sample_weight)
+        if validation_split and validation_data is not None:
+            raise ValueError(
+                f"Expected validation_split or validation_data, got both (validation_split="
+                f"{validation_split:g}): leave one out."
+            )
         if validation_split:
             examples, validation_data = _split(examples, validation_split)
         self._plan_for(len(as_data_source(examples)), epochs, batch_size)
@@ -283,19 +297,47 @@ class PrivateModel:
             f"{sampling.num_examples:,} examples, {sampling.expected_batch_size:,.0f} expected in "
             f"a batch, {self._epochs:g} expected passes: {sampling.steps:,} steps.",
             f"Noise multiplier {self.plan.noise_multiplier:.3f}, from privacy loss distributions.",
-            *self.changed,
         ]
+        if self.changed:
+            lines.append(f"BatchNormalization became {_shown(self.changed)}.")
         if self.advice is not None:
             first, *rest = str(self.advice).splitlines()
             warned = [line for line in rest if line.startswith("! ")]
             lines += [first, *warned, *(line for line in rest if line.startswith("- "))]
-        return "\n".join(lines[:_LINES])
+            return "\n".join(lines[: max(_LINES, lines.index(first) + 1 + len(warned))])
+        return "\n".join(lines)
+
+
+def _require_of_plan(optimizer: Any, plan: PrivacyPlan) -> None:
+    """Raises ValueError for an optimizer that does not train under the plan."""
+    if not isinstance(optimizer, PrivateOptimizer) or optimizer.plan.run_id != plan.run_id:
+        raise ValueError(
+            f"Expected optimizer= to give a private optimizer of the plan that it gets, got a "
+            f"{type(optimizer).__name__} without it.\nFor example: "
+            "optimizer=lambda plan: dp_sparse.DPSGDOptimizer('sgd', plan, clip_norm=1.0)."
+        )
+
+
+def _fixed(model: keras.Model) -> tuple[keras.Model, list[str]]:
+    """Without BatchNormalization, compiled as it was; its optimizer is replaced."""
+    made, changed = without_batch_normalization(model)
+    if changed:
+        made.compile(**_compiled_with(model))
+    return made, changed
+
+
+def _shown(changed: Sequence[str]) -> str:
+    more = f" and {len(changed) - 2} more" if len(changed) > 2 else ""
+    return ", ".join(changed[:2]) + more
 
 
 def _compiled_with(model: keras.Model) -> dict[str, Any]:
-    """Loss and metrics as `compile` got them."""
+    """Loss, metrics and steps as `compile` got them."""
     loss, metrics = model._compile_loss, model._compile_metrics
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {
+        "run_eagerly": model.run_eagerly,
+        "steps_per_execution": model.steps_per_execution,
+    }
     if loss is not None:
         found |= {"loss": loss._user_loss, "loss_weights": loss._user_loss_weights}
     if metrics is not None:
@@ -321,77 +363,3 @@ def _split(examples: Any, share: float) -> tuple[Any, Any]:
         return tf.nest.map_structure(lambda leaf: np.asarray(leaf)[which], examples)
 
     return part(slice(kept)), part(slice(kept, count))
-
-
-def _without_batch_normalization(model: keras.Model) -> tuple[keras.Model, list[str]]:
-    """The model with other normalisation and the same weights elsewhere, and what changed."""
-    old = [
-        layer
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization)
-    ]
-    if not old:
-        return model, []
-    if not isinstance(model, keras.Sequential) and not hasattr(model, "_inputs_struct"):
-        raise ValueError(
-            f"Expected a functional or Sequential model with fix=True, got "
-            f"{type(model).__name__}: replace its BatchNormalization by GroupNormalization."
-        )
-    if not model.built or len(old) > sum(layer in model.layers for layer in old):
-        raise ValueError(
-            f"Expected {model.name} built, with BatchNormalization among its own layers, and fix="
-            "True, got it unbuilt or with one inside of another layer.\nCall it on a batch first, "
-            "or replace it by GroupNormalization by hand."
-        )
-    changed: list[str] = []
-
-    def cloned(layer: keras.layers.Layer) -> keras.layers.Layer:
-        if not isinstance(layer, keras.layers.BatchNormalization):
-            return _copied(layer)
-        made = _in_groups(layer)
-        path = layer.path or layer.name
-        changed.append(f"{path}: BatchNormalization became GroupNormalization({made.groups}).")
-        return made
-
-    call = None if isinstance(model, keras.Sequential) else _called_as_before
-    made = keras.models.clone_model(model, clone_function=cloned, call_function=call)
-    for before, after in zip(model.layers, made.layers, strict=True):
-        kept = before.weights
-        if isinstance(before, keras.layers.BatchNormalization):
-            kept = [weight for weight in (before.gamma, before.beta) if weight is not None]
-        after.set_weights([weight.numpy() for weight in kept])
-        after.trainable = before.trainable
-        take_over([*zip(kept, after.weights, strict=True)])
-    made.compile(**_compiled_with(model))  # its optimizer is replaced
-    return made, changed
-
-
-def _copied(layer: keras.layers.Layer) -> keras.layers.Layer:
-    try:
-        return type(layer).from_config(layer.get_config())
-    except (NotImplementedError, TypeError) as error:
-        raise ValueError(
-            f"Expected layers with get_config and fix=True, got {layer.path or layer.name}, which "
-            "cannot be copied.\nReplace BatchNormalization by GroupNormalization by hand."
-        ) from error
-
-
-def _in_groups(layer: keras.layers.BatchNormalization) -> keras.layers.GroupNormalization:
-    """Normalisation of each example, by groups of the same channels."""
-    axes = layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis]
-    channels = int(layer.gamma.shape[0] if layer.scale else layer.moving_mean.shape[0])
-    return keras.layers.GroupNormalization(
-        math.gcd(channels, _GROUPS),
-        axis=axes[0],
-        epsilon=layer.epsilon,
-        center=layer.center,
-        scale=layer.scale,
-        name=layer.name,
-    )
-
-
-def _called_as_before(layer: keras.layers.Layer, *inputs: Any, **arguments: Any) -> Any:
-    """A layer of a functional model; of BatchNormalization's arguments, only the input is left."""
-    if isinstance(layer, keras.layers.GroupNormalization):
-        arguments = {n: given for n, given in arguments.items() if n not in ("mask", "training")}
-    return layer(*inputs, **arguments)

@@ -80,10 +80,6 @@ class RetrievalModel(keras.Model):
         found = {"query_embeddings": query, "candidate_embeddings": film}
         return found if training else {**found, "predictions": self.retrieval(query)}
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        self.update_candidates()
-        return super().evaluate(*args, **kwargs)
-
     def compute_loss(
         self,
         x: Any = None,

@@ -36,7 +36,7 @@ class RankingModel(keras.Model):
 
 
 def task(world: MovieLens) -> Task:
-    """The model, lists of four fifths of each user's films, and a list of the others."""
+    """The model, lists of three quarters of each user's films, and a list of the others."""
     rng = np.random.default_rng(0)
     ours, others = [], []
     for seen in np.split(np.arange(len(world.user_id)), np.flatnonzero(np.diff(world.user_id)) + 1):

@@ -1,7 +1,8 @@
 """Two tasks of one model: the rating of a film, and which film it is.
 
 The tutorial compares a user with the films of the other examples of the batch, which no noise of
-one example covers. `Sampled` compares with drawn films instead.
+one example covers. `Sampled` compares with drawn films instead. Both take the mean over the batch,
+where the tutorial sums.
 """
 
 from typing import Any
@@ -47,7 +48,7 @@ class MultiTaskModel(keras.Model):
 
 
 class InBatch(MultiTaskModel):
-    """With the loss of the tutorial."""
+    """With negatives of the batch, as in the tutorial."""
 
     def compute_loss(
         self,

@@ -17,10 +17,17 @@ _OF_MADE = "tests/runs/test_make_private.py"
 FAULTS = (
     Fault(
         "copied_weights_forget_what_trained_them",
-        _MADE,
+        "dp_sparse/runs/normalisation.py",
         "        take_over([*zip(kept, after.weights, strict=True)])\n",
         "",
         (f"{_OF_MADE}::test_what_trained_a_model_is_told_after_its_normalisation_is_replaced",),
+    ),
+    Fault(
+        "a_stock_optimizer_in_a_private_model",
+        _MADE,
+        "            _require_of_plan(optimizer, plan)\n",
+        "",
+        (f"{_OF_MADE}::test_an_optimizer_of_another_kind_is_told",),
     ),
     Fault(
         "a_statement_of_a_plan_that_did_not_train",

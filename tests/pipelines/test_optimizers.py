@@ -57,5 +57,7 @@ def test_noise_lowers_the_rate_of_long_runs() -> None:
     for steps, noisy, wanted in ((390, True, 0.01), (6400, True, 0.0025), (6400, False, 0.01)):
         made = optimizer_of(config, steps=steps, noisy=noisy)
         assert float(made.learning_rate) == pytest.approx(wanted)
+    config.optimizer.decays = False
+    assert float(optimizer_of(config, steps=6400).learning_rate) == pytest.approx(0.0025)
     config.optimizer.walk = 0.0
     assert float(optimizer_of(config, steps=6400).learning_rate) == pytest.approx(0.01)

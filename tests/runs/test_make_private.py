@@ -260,3 +260,74 @@ def test_frozen_normalisation_stays_frozen() -> None:
     examples = np.random.default_rng(0).random((64, 3), np.float32), np.arange(64) % 2
     private = dp_sparse.make_private(model, epsilon=8, examples=examples, fix=True, verbose=False)
     assert not private.get_layer("norm").trainable and private.layers[0].trainable
+
+
+def test_an_optimizer_of_another_kind_is_told() -> None:
+    """Nothing is compiled then: train_on_batch would train without privacy."""
+    model = clicks()
+    stock = model.optimizer
+    other = dp_sparse.make_private(clicks(), epsilon=1, examples=columns(), verbose=False).plan
+    for make, words in (
+        (lambda plan: keras.optimizers.Adam(), "got a Adam without it"),
+        (lambda plan: dp_sparse.DPSGDOptimizer("sgd", other, 1.0), "got a DPSGDOptimizer without"),
+        ("adam", "function of the plan, got optimizer='adam'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            dp_sparse.make_private(model, epsilon=3, examples=columns(), optimizer=make)
+    assert model.optimizer is stock
+
+
+def test_models_whose_copy_would_be_another_are_told() -> None:
+    class Own(keras.Model):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return keras.ops.mean(kwargs["y_pred"])
+
+    inputs = keras.Input((3,))
+    model = Own(inputs, keras.layers.BatchNormalization()(inputs))
+    model.compile("adam")
+    examples = np.ones((8, 3), np.float32), np.ones(8)
+    with pytest.raises(ValueError, match=r"functional or Sequential model with fix=True, got Own"):
+        dp_sparse.make_private(model, epsilon=3, examples=examples, fix=True, verbose=False)
+
+
+def test_settings_of_compile_are_kept_and_a_new_plan_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x, y = columns()
+    model = clicks()
+    model.compile("adam", "binary_crossentropy", steps_per_execution=4)
+    private = dp_sparse.make_private(model, epsilon=3, examples=(x, y))
+    assert model.steps_per_execution == 4 and "1,000 examples" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="validation_split or validation_data, got both"):
+        private.fit(x, y, validation_split=0.1, validation_data=(x, y))
+    private.fit(x, y, validation_split=0.1, verbose=0)
+    assert "900 examples" in capsys.readouterr().out
+
+
+def test_many_replaced_layers_leave_room_for_warnings() -> None:
+    layers = [keras.layers.BatchNormalization(name=f"norm_{n}") for n in range(9)]
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    examples = np.ones((50, 4), np.float32), np.ones(50, np.float32)
+    private = dp_sparse.make_private(model, epsilon=1, examples=examples, fix=True, verbose=False)
+    told = str(private).splitlines()
+    assert "/norm_0, GroupNormalization(4) at" in told[3] and told[3].endswith(" and 7 more.")
+    assert any(line.startswith("dp_sparse.DPSGDOptimizer") for line in told)
+    assert sum(line.startswith("! ") for line in told) == len(private.advice.warnings) > 0
+
+
+def test_another_plan_that_fails_leaves_the_first() -> None:
+    x, y = columns()
+    fails: list[bool] = []
+
+    def make(plan: dp_sparse.PrivacyPlan) -> Any:
+        return 3 if fails else dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0)
+
+    private = dp_sparse.make_private(
+        clicks(), epsilon=3, examples=(x, y), optimizer=make, verbose=False
+    )
+    fails.append(True)
+    with pytest.raises(ValueError, match="without it"):
+        private.fit(x, y, epochs=2)
+    private.fit(x, y, verbose=0)
+    assert int(private.optimizer.steps_spent) == private.plan.sampling.steps
