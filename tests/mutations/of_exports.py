@@ -20,21 +20,14 @@ FAULTS = (
         "dp_sparse/runs/normalisation.py",
         "        take_over([*zip(kept, after.weights, strict=True)])\n",
         "",
-        (f"{_OF_MADE}::test_what_trained_a_model_is_told_after_its_normalisation_is_replaced",),
-    ),
-    Fault(
-        "a_stock_optimizer_in_a_private_model",
-        _MADE,
-        "            _require_of_plan(optimizer, plan)\n",
-        "",
-        (f"{_OF_MADE}::test_an_optimizer_of_another_kind_is_told",),
+        (f"{_OF_MADE}::test_copied_weights_keep_what_trained_them",),
     ),
     Fault(
         "a_statement_of_a_plan_that_did_not_train",
         _MADE,
         "        if plan is None or plan.run_id != self.plan.run_id:\n",
         "        if plan is None:\n",
-        (f"{_OF_MADE}::test_a_statement_is_that_of_the_plan_that_trained",),
+        (f"{_OF_MADE}::test_an_optimizer_of_another_plan_has_no_statement",),
     ),
     Fault(
         "an_export_that_no_checkpoint_covers",

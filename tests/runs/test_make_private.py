@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import dp_sparse
+from dp_sparse.optimizers import with_other_training
+from dp_sparse.runs.normalisation import without_batch_normalization
+from tests.training_cases import plan_for
 
 ROWS = 1_000
 
@@ -331,3 +334,26 @@ def test_another_plan_that_fails_leaves_the_first() -> None:
         private.fit(x, y, epochs=2)
     private.fit(x, y, verbose=0)
     assert int(private.optimizer.steps_spent) == private.plan.sampling.steps
+
+
+def test_copied_weights_keep_what_trained_them() -> None:
+    x = np.random.default_rng(0).random((8, 3), np.float32)
+    model = normalised(statistics=True)
+    model.fit(x, np.arange(8) % 2, verbose=0)
+    made, _ = without_batch_normalization(model)
+    for variable in made.variables:
+        assert "also trained without privacy" in with_other_training("", [variable], [])
+
+
+def test_an_optimizer_of_another_plan_has_no_statement() -> None:
+    plan = plan_for(ROWS, noise_multiplier=1.0)
+    private = dp_sparse.make_private(
+        clicks(),
+        epsilon=3,
+        examples=columns(),
+        optimizer=lambda plan: dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0),
+        verbose=False,
+    )
+    private.model.compile(dp_sparse.DPSGDOptimizer("sgd", plan, clip_norm=1.0), "mse")
+    with pytest.raises(dp_sparse.PrivacyError, match="it was compiled again"):
+        private.statement()
