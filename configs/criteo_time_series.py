@@ -35,6 +35,7 @@ def get_config() -> ml_collections.ConfigDict:
             "name": "Adam",
             "options": {"learning_rate": 0.01},
             "decays": True,  # to 0 along a line over all periods: a rate that stays hardly learns
+            "walk": 0.2,  # as in configs/criteo_sample.py
         }
     )
     config.privacy = ml_collections.ConfigDict(

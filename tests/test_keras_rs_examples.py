@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ RESULTS = ROOT / "docs" / "results"
 ALONE = "data_parallel_retrieval"  # it divides the processor before TensorFlow begins
 LOSES_ITS_LOSS = ("multi_task", "sequential_retrieval")
 SMALL = """
-import dataclasses, importlib, math
+import dataclasses, importlib
 from examples.keras_rs import movielens, task
 script = importlib.import_module("examples.keras_rs.data_parallel_retrieval")
 script.virtual_processors()
@@ -47,6 +48,17 @@ def test_scripts_train_as_the_tutorials_do(name: str) -> None:
     made = getattr(script, "stock", script.task)(movielens.made_up(30, 150))
     task.train(dataclasses.replace(made, epochs=1))
     assert np.isfinite([*made.scores(made.model).values()]).all()
+
+
+@pytest.mark.parametrize("name", ["basic_ranking", "multi_task"])
+def test_the_command_of_a_script(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [name, "--epsilon=8", "--users=30", "--films=60"])
+    runpy.run_module(f"examples.keras_rs.{name}", run_name="__main__")
+    stock, private = capsys.readouterr().out.splitlines()
+    assert stock.startswith("without privacy: RMSE ")
+    assert private.startswith("epsilon = 8: RMSE ")
 
 
 def test_the_script_on_several_devices() -> None:

@@ -47,14 +47,14 @@ def make_private(
         optimizer: From the plan to a private optimizer; by default what `recommend` says.
         fix: Whether to replace each BatchNormalization of a functional or Sequential model by
             GroupNormalization, with its scale and offset. The model is another one then.
-        verbose: Whether to print what was chosen and why, in ten lines.
+        verbose: Whether to print what was chosen and why, in ten lines or as many as warnings need.
 
     Returns:
         The private model; `private.fit()` trains it.
 
     Raises:
-        ValueError: A model without a loss, an argument out of its range, or `fix` of a model that
-            is neither functional nor Sequential.
+        ValueError: A model without a loss, an argument out of its range, an `optimizer` that gives
+            no private one of its plan, or `fix` of a model that cannot be copied layer by layer.
         UnsupportedLayerError: The model cannot be trained privately; every problem with its fix.
 
     Examples:
@@ -102,7 +102,7 @@ class PrivateModel:
         model: The Keras model, compiled with a private optimizer.
         plan: Its plan.
         advice: What `recommend` said; None if an optimizer was given.
-        changed: Lines on layers that were replaced.
+        changed: What stands now where BatchNormalization was, with its path.
 
     Examples:
         >>> import dp_sparse, keras, numpy as np
@@ -133,11 +133,10 @@ class PrivateModel:
         self.model, self.changed, self._verbose = model, list(changed), verbose
         self._examples, self._make = examples, optimizer
         self._epsilon, self._delta = epsilon, delta
-        self._epochs, self._batch_size = epochs, batch_size
         self._compiled = _compiled_with(model)
         source = as_data_source(examples)
         self._check(source)
-        self._begin(len(source))
+        self._begin(len(source), epochs, batch_size)
 
     def _check(self, source: Any) -> None:
         found = check_model(self.model, source.gather(np.arange(min(len(source), _LOOKED_AT))))
@@ -147,11 +146,11 @@ class PrivateModel:
                 + "\n".join(f"- {problem}" for problem in found.problems)
             )
 
-    def _begin(self, count: int) -> None:
-        """Plans for so many examples, and compiles."""
-        size = self._batch_size or max(1, min(MOST_OF_A_BATCH, math.ceil(count / PARTS)))
+    def _begin(self, count: int, epochs: float, batch_size: int | None) -> None:
+        """Plans for so many examples, and compiles; nothing changes if that fails."""
+        size = batch_size or max(1, min(MOST_OF_A_BATCH, math.ceil(count / PARTS)))
         budget = PrivacyBudget(self._epsilon, 1 / count if self._delta is None else self._delta)
-        sampling = PoissonSampling(count, size, epochs=self._epochs)
+        sampling = PoissonSampling(count, size, epochs=epochs)
         plan, advice = PrivacyPlan(budget, sampling).calibrate(), None
         if self._make is not None:
             optimizer = self._make(plan)
@@ -162,6 +161,7 @@ class PrivateModel:
             optimizer = advice.optimizer()
         self.model.compile(optimizer, **self._compiled)
         self.plan, self.advice = plan, advice
+        self._epochs, self._batch_size = epochs, batch_size
         if self._verbose:
             print(self)
 
@@ -199,7 +199,8 @@ class PrivateModel:
 
         Raises:
             ValueError: Another number of examples, epochs or examples in a batch after the first
-                step, or a split of what is not arrays.
+                step, a split of what is not arrays or beside `validation_data`, or y or
+                sample_weight without what goes before it.
             PrivacyError: All steps of the plan are spent, or the model was compiled again.
         """
         self._require_own_plan()
@@ -259,14 +260,11 @@ class PrivateModel:
                 f"size with which training began, got {count:,} examples, epochs={epochs} and "
                 f"batch_size={batch_size}.\nCall make_private again; it spends another budget."
             )
-        before = self._epochs, self._batch_size
-        self._epochs = self._epochs if epochs is None else epochs
-        self._batch_size = self._batch_size if batch_size is None else batch_size
-        try:
-            self._begin(count)
-        except Exception:
-            self._epochs, self._batch_size = before
-            raise
+        self._begin(
+            count,
+            self._epochs if epochs is None else epochs,
+            self._batch_size if batch_size is None else batch_size,
+        )
 
     def statement(self, *, format: str = "text") -> str:
         """What the steps so far guarantee; as `PrivacyPlan.statement`.
@@ -312,8 +310,8 @@ def _require_of_plan(optimizer: Any, plan: PrivacyPlan) -> None:
     """Raises ValueError for an optimizer that does not train under the plan."""
     if not isinstance(optimizer, PrivateOptimizer) or optimizer.plan.run_id != plan.run_id:
         raise ValueError(
-            f"Expected optimizer= to give a private optimizer of the plan that it gets, got a "
-            f"{type(optimizer).__name__} without it.\nFor example: "
+            "Expected optimizer= to give a private optimizer of the plan that it gets, got "
+            f"{type(optimizer).__name__} without that plan.\nFor example: "
             "optimizer=lambda plan: dp_sparse.DPSGDOptimizer('sgd', plan, clip_norm=1.0)."
         )
 

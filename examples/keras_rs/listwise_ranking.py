@@ -39,7 +39,7 @@ def task(world: MovieLens) -> Task:
     """The model, lists of three quarters of each user's films, and a list of the others."""
     rng = np.random.default_rng(0)
     ours, others = [], []
-    for seen in np.split(np.arange(len(world.user_id)), np.flatnonzero(np.diff(world.user_id)) + 1):
+    for seen in world.of_users():
         rng.shuffle(seen)
         cut = len(seen) * 3 // 4
         ours += [rng.choice(seen[:cut], LENGTH, replace=False) for _ in range(LISTS)]
@@ -47,9 +47,9 @@ def task(world: MovieLens) -> Task:
     test_x, test_y = _columns(world, np.stack(others))
 
     def scores(model: keras.Model) -> dict[str, float]:
-        metric = keras_rs.metrics.NDCG(k=LENGTH)
-        metric.update_state(test_y, model.predict(test_x, batch_size=4096, verbose=0))
-        return {"NDCG": float(metric.result())}
+        ndcg = keras_rs.metrics.NDCG(k=LENGTH)
+        ndcg.update_state(test_y, model.predict(test_x, batch_size=4096, verbose=0))
+        return {"NDCG": float(ndcg.result())}
 
     metric = keras_rs.metrics.NDCG(k=LENGTH, name="ndcg")
     return Task(

@@ -45,9 +45,14 @@ class MovieLens:
         """With film 0, which is padding."""
         return len(self.titles)
 
+    def of_users(self) -> list[np.ndarray]:
+        """The places of each user's ratings, in the order of time."""
+        places = np.arange(len(self.user_id))
+        return np.split(places, np.flatnonzero(np.diff(self.user_id)) + 1)
+
     def sequences(self) -> list[np.ndarray]:
         """The films of each user, in the order of time."""
-        return np.split(self.movie_id, np.flatnonzero(np.diff(self.user_id)) + 1)
+        return [self.movie_id[places] for places in self.of_users()]
 
 
 def made_up(users: int = USERS, films: int = FILMS, seed: int = 0) -> MovieLens:

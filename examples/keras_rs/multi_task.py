@@ -43,7 +43,7 @@ class MultiTaskModel(keras.Model):
         return found if training else {**found, "predictions": self.retrieval(user)}
 
     def ranking_loss(self, y: Any, y_pred: dict[str, Any], sample_weight: Any) -> Any:
-        """Of the rating."""
+        """How far the rating is off."""
         return self.ranking_loss_fn(keras.ops.expand_dims(y, -1), y_pred["rating"], sample_weight)
 
 

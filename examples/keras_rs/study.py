@@ -26,6 +26,7 @@ from examples.keras_rs.task import (
     compile_private,
     compile_stock,
     examples_of,
+    expected_batch,
     lines_changed,
     plan_of,
     train,
@@ -64,19 +65,18 @@ def run_point(run: Run, users: int, films: int) -> dict[str, Any]:
     if run["name"] == SPARSE:
         steps = task.model.optimizer.plan.sampling.steps
         rows = float(task.model.optimizer.diagnostics.rows.numpy().sum()) / steps
-    classes = [getattr(script, name, object) for name in ("InBatch", "Sampled")]
-    lines = lines_changed(*classes) if hasattr(script, "stock") else TWO_LINES
+    lines = TWO_LINES
+    if hasattr(script, "stock"):
+        lines = lines_changed(script.InBatch, script.Sampled)
     scores = task.scores(task.model)
     return {"scores": scores, "examples": examples_of(task), "lines": lines, "rows": rows}
 
 
 def _with_adam(task: Task) -> Task:
     """The same without privacy, with the Adam and the batches of a private run."""
-    plan = plan_of(task, 8.0)
     with task.model.distribute_strategy.scope():
-        adam = adam_of(advice_of(task, plan))
-    size = int(plan.sampling.expected_batch_size)
-    return dataclasses.replace(task, optimizer=adam, batch_size=size)
+        adam = adam_of(advice_of(task, plan_of(task, 8.0)))
+    return dataclasses.replace(task, optimizer=adam, batch_size=expected_batch(task))
 
 
 class _Clock(keras.callbacks.Callback):
@@ -96,9 +96,7 @@ def _over_stock(stock: Task, private: Task, sparse: Task) -> dict[str, float]:
     All take batches of one size, in turns.
     """
     seconds: dict[str, list[float]] = {TUTORIAL: [], PRIVATE: [], SPARSE: []}
-    plan = plan_of(private, 8.0)
-    size = int(plan.sampling.expected_batch_size)
-    stock = dataclasses.replace(stock, batch_size=size)
+    stock = dataclasses.replace(stock, batch_size=expected_batch(private))
     few = compile_stock(stock).take(_STEPS).cache().repeat()  # read once, in the first turn
     runs = {TUTORIAL: (stock, few)}
     for name, task in ((PRIVATE, private), (SPARSE, sparse)):
@@ -135,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write()
         return 0
 
-    def train(run: Run, changes: Changes) -> dict[str, Any]:
+    def finished(run: Run, changes: Changes) -> dict[str, Any]:
         return in_own_process(run_point, run, *world)
 
-    return run_missing(POINTS, results, train, write, options.minutes)
+    return run_missing(POINTS, results, finished, write, options.minutes)

@@ -76,7 +76,7 @@ def compile_private(task: Task, epsilon: float, optimizer: str) -> Any:
 
 
 def _without_regularizers(model: keras.Model) -> None:
-    """Of tables: they would touch every row in every step."""
+    """Removes those of tables, which would touch every row in every step."""
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Embedding):
             layer.embeddings_regularizer = None
@@ -87,8 +87,7 @@ def _without_regularizers(model: keras.Model) -> None:
 def plan_of(task: Task, epsilon: float) -> dp_sparse.PrivacyPlan:
     """A plan of as many passes as the tutorial's."""
     count = examples_of(task)
-    size = min(EXPECTED_BATCH, -(-count // 12))
-    sampling = dp_sparse.PoissonSampling(count, size, epochs=task.epochs)
+    sampling = dp_sparse.PoissonSampling(count, expected_batch(task), epochs=task.epochs)
     return dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(epsilon, 1 / count), sampling).calibrate()
 
 
@@ -112,13 +111,18 @@ def adam_of(advice: dp_sparse.Recommendation) -> keras.optimizers.Optimizer:
     return getattr(keras.optimizers, advice.wrapped)(**advice.wrapped_arguments)
 
 
+def expected_batch(task: Task) -> int:
+    """Examples that a private run expects in a batch."""
+    return min(EXPECTED_BATCH, -(-examples_of(task) // 12))
+
+
 def examples_of(task: Task) -> int:
     """How many train."""
     return len(tf.nest.flatten(task.train)[0])
 
 
 def lines_changed(stock: type, private: type) -> int:
-    """Of a script that has one model without privacy and another one with it."""
+    """How many lines differ where privacy needs another model than the tutorial's."""
     sources = [inspect.getsource(each).splitlines() for each in (stock, private)]
     return sum(line.startswith("+ ") for line in difflib.ndiff(*sources)) + TWO_LINES
 

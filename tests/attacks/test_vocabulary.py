@@ -183,25 +183,22 @@ class TestRun:
             self.words(run)
         run.close()
 
-    def test_a_kill_before_its_file_leaves_nothing_of_what_was_asked(
+    def test_after_a_kill_it_is_known_what_was_asked(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What was asked is there before the file is, so a later process knows what it holds."""
+        """That stands beside the vocabulary as soon as its file does."""
         run = self.run(tmp_path / "run")
         with monkeypatch.context() as patched:
-            patched.setattr(dp_sparse.PrivateVocabulary, "save", lambda *_: 1 / 0)
+            patched.setattr("dp_sparse.runs.run_folder.RunFolder.same", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 self.words(run, max_values=3)
         run.close()
         monkeypatch.setattr("dp_sparse.selection.vocabulary.draw._DRAWN", {})
         run = self.run(tmp_path / "run")
-        words = self.words(run, max_values=2)
+        with pytest.raises(ValueError, match="released vocabulary for .*'max_values': 3"):
+            self.words(run, max_values=2)
+        assert self.words(run, max_values=3).draws[-1].max_values == 3
         run.close()
-        (tmp_path / "run" / "vocabulary.json").rename(tmp_path / "kept.json")
-        assert (
-            words.draws[-1].max_values == 2
-            and '"max_values": 2' in (tmp_path / "kept.json").read_text()
-        )
 
     def test_that_of_another_run(self, tmp_path: Path) -> None:
         runs = [self.run(tmp_path / name) for name in ("one", "two")]

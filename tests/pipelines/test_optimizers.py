@@ -5,6 +5,8 @@ from typing import Any
 import ml_collections
 import pytest
 
+from configs import criteo_sample, criteo_time_series
+from dp_sparse.reports import recommendation
 from pipelines.optimizers import optimizer_of
 
 
@@ -57,6 +59,10 @@ def test_noise_lowers_the_rate_of_long_runs() -> None:
     for steps, noisy, wanted in ((390, True, 0.01), (6400, True, 0.0025), (6400, False, 0.01)):
         made = optimizer_of(config, steps=steps, noisy=noisy)
         assert float(made.learning_rate) == pytest.approx(wanted)
+    for module in (criteo_sample, criteo_time_series):
+        own = module.get_config().optimizer
+        assert own.options.learning_rate == recommendation.RATE
+        assert own.walk == recommendation.WALK
     config.optimizer.decays = False
     assert float(optimizer_of(config, steps=6400).learning_rate) == pytest.approx(0.0025)
     config.optimizer.walk = 0.0

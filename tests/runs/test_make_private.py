@@ -271,8 +271,11 @@ def test_an_optimizer_of_another_kind_is_told() -> None:
     stock = model.optimizer
     other = dp_sparse.make_private(clicks(), epsilon=1, examples=columns(), verbose=False).plan
     for make, words in (
-        (lambda plan: keras.optimizers.Adam(), "got a Adam without it"),
-        (lambda plan: dp_sparse.DPSGDOptimizer("sgd", other, 1.0), "got a DPSGDOptimizer without"),
+        (lambda plan: keras.optimizers.Adam(), "got Adam without that plan"),
+        (
+            lambda plan: dp_sparse.DPSGDOptimizer("sgd", other, 1.0),
+            "got DPSGDOptimizer without that plan",
+        ),
         ("adam", "function of the plan, got optimizer='adam'"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -330,7 +333,7 @@ def test_another_plan_that_fails_leaves_the_first() -> None:
         clicks(), epsilon=3, examples=(x, y), optimizer=make, verbose=False
     )
     fails.append(True)
-    with pytest.raises(ValueError, match="without it"):
+    with pytest.raises(ValueError, match="got int without that plan"):
         private.fit(x, y, epochs=2)
     private.fit(x, y, verbose=0)
     assert int(private.optimizer.steps_spent) == private.plan.sampling.steps

@@ -221,7 +221,7 @@ class Run:
         """The same periods and epochs with shuffled batches, neither clipped nor noised."""
         if not isinstance(self._reader, RecordReader):
             raise ValueError("Expected data.reading=records for method=non_private.")
-        self._compile(optimizer_of(self._config, steps=self._steps()))
+        self._compile(optimizer_of(self._config, steps=self._steps(), noisy=False))
         for period in self._periods:
             source, steps = self._reader.source(period), self._steps(period)
             batch = int(self._reader.steps(len(source))["expected_batch_size"])

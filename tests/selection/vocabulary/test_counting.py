@@ -285,7 +285,9 @@ def test_one_value_of_a_list_does_not_change_the_others() -> None:
 def test_several_integers_of_an_example_need_what_stands_for_none() -> None:
     """Whether an example has padding would depend on the longest one."""
     x = {"c": np.array([[5, 0], [7, 8]])}
-    with pytest.raises(ValueError, match=r"padding_value= with column 'c'.*several|2 integers"):
+    with pytest.raises(
+        ValueError, match="padding_value= with column 'c', of which an example has 2 integers"
+    ):
         votes(x, ["c"], 4, 2)
     assert votes(x, ["c"], 4, 2, 0) == {("c", 5): 1, ("c", 7): 1, ("c", 8): 1}
     assert votes(x, ["c"], 4, 2, -1)[("c", 0)] == 1
