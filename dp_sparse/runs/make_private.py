@@ -141,9 +141,11 @@ class PrivateModel:
     def _check(self, source: Any) -> None:
         found = check_model(self.model, source.gather(np.arange(min(len(source), _LOOKED_AT))))
         if not found.ok:
+            told = [f"- {problem}" for problem in found.problems]
+            if any("(BatchNormalization)" in problem for problem in found.problems):
+                told.append("make_private(..., fix=True) replaces BatchNormalization.")
             raise UnsupportedLayerError(
-                f"Cannot train {self.model.name} privately:\n"
-                + "\n".join(f"- {problem}" for problem in found.problems)
+                "\n".join([f"Cannot train {self.model.name} privately:", *told])
             )
 
     def _begin(self, count: int, epochs: float, batch_size: int | None) -> None:
