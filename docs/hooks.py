@@ -30,7 +30,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _markdown(notebook: Path) -> str:
-    """Its cells, and where it stands."""
+    """Its cells, text and code, and a link to the notebook."""
     cells = json.loads(notebook.read_text("utf-8"))["cells"]
     parts = ["".join(cell["source"]) for cell in cells]
     shown = [
