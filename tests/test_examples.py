@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import dp_sparse
-from dp_sparse import auditing, distribution, layers, offline
+from dp_sparse import auditing, distribution, layers, losses, offline
 
 WITHOUT = {
     "dp_sparse.__version__",  # a string
@@ -15,13 +15,15 @@ WITHOUT = {
     "dp_sparse.distribution",  # a module; its names are below
     "dp_sparse.distribution.RankingModel",  # needs a process with legacy Keras
     "dp_sparse.layers",  # a module; its names are below
+    "dp_sparse.layers.losses",  # a module; its names are below
+    "dp_sparse.losses",  # the same module
     "dp_sparse.offline",  # a module; its names are below
     "dp_sparse.sampling.offline.CHUNK",  # a number
 }
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 PUBLIC = {
     f"{room.__name__}.{name}": getattr(room, name)
-    for room in (dp_sparse, auditing, distribution, layers, offline)
+    for room in (dp_sparse, auditing, distribution, layers, losses, offline)
     for name in room.__all__
 }
 SHOWN = sorted(PUBLIC.keys() - WITHOUT)

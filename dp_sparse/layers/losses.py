@@ -139,7 +139,7 @@ class SampledSoftmax(PaidByPlan, keras.layers.Layer):
                 found = self.candidates(drawn)
             if scoring.is_recorded:
                 return found
-            return tf.einsum("...d,nd->...n", queries, tf.cast(found, queries.dtype))
+            return tf.tensordot(queries, tf.cast(found, queries.dtype), [[-1], [-1]])
         shape = [tf.shape(queries)[0], self.negatives]
         with public_lookups():
             vectors = self._vectors(tf.broadcast_to(drawn, shape))

@@ -156,7 +156,7 @@ def test_labels_that_are_text(kind: Any) -> None:
 def test_a_loss_for_one_of_two_outputs(form: str) -> None:
     """The other head must not train; one that is not frozen is named with what to do."""
     loss, labels = {"click": "mse", "buy": None}, {"click": Y, "buy": Y}
-    with pytest.raises(dp_sparse.UnsupportedLayerError, match="^buy: .*Give its output a loss"):
+    with pytest.raises(dp_sparse.UnsupportedLayerError, match="^buy: .*\nGive its output a loss"):
         fit(two_outputs(form), labels, loss=loss)
     model = two_outputs(form)
     model.get_layer("buy").trainable = False

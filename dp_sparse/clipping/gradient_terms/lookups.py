@@ -102,8 +102,9 @@ class Rows:
         if self.scores is None:
             return never_cancelled(own.squared_norms(), own.masses)
         scored = Scored(self.scored_ids, self.hidden, self._chosen_scores())
-        squared_norms = own.plus(scored).squared_norms() + exact(own.others(scored).squared_norms())
-        return never_cancelled(squared_norms, own.masses + exact(scored.masses()))
+        whole, others = own.plus(scored), own.others(scored)
+        squared_norms = whole.squared_norms() + exact(others.squared_norms())
+        return never_cancelled(squared_norms, whole.masses + exact(others.masses()))
 
     def clipped_sum(self, factors: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i on the step's rows, float64 `[num_rows, width]`; place -1 is dropped."""

@@ -37,6 +37,8 @@ class Scored:
 
     def masses(self) -> tf.Tensor:
         """Σ over positions of ‖r_t‖·‖h_t‖, float32 `[batch]`."""
+        if self.hidden.shape[1] == 1:
+            return tf.sqrt(self.squared_norms())
         by_position = tf.sqrt(squares(self.scores, 2)) * tf.sqrt(squares(self.hidden, 2))
         return tf.reduce_sum(by_position, axis=1)
 
@@ -78,9 +80,12 @@ class SummedLookups:
         """The same rows with what the scores add to them."""
         pairs, examples, places = self._shared(scored)
         own = exact(_at(scored.scores, examples, places)) * _found(pairs, tf.float64)
-        added = tf.einsum("pt,ptd->pd", own, exact(tf.gather(scored.hidden, examples)))
+        hidden = exact(tf.gather(scored.hidden, examples))
+        added = tf.einsum("pt,ptd->pd", own, hidden)
         sums = tf.math.unsorted_segment_sum(added, pairs, tf.shape(self.sums)[0])
-        return dataclasses.replace(self, sums=self.sums + sums)
+        norms = tf.reduce_sum(tf.abs(own) * tf.norm(hidden, axis=2), axis=1)
+        masses = tf.math.unsorted_segment_sum(norms, examples, tf.size(self.masses))
+        return dataclasses.replace(self, sums=self.sums + sums, masses=self.masses + masses)
 
     def others(self, scored: Scored) -> Scored:
         """The scores of the rows that an example did not look up; the others are 0."""

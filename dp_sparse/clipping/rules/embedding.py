@@ -119,8 +119,9 @@ def _scored(
 
     def terms_of(cotangents: list[tf.Tensor]) -> list[tuple[keras.Variable, GradientTerm]]:
         hidden = _with_positions(tf.cast(queries, tf.float32))
-        trained = tf.cast(_unmasked(layer, row_ids), tf.float32)
-        of_rows = _with_positions(cotangents[0]) * trained
+        of_rows = _with_positions(cotangents[0])
+        if layer.mask_zero:
+            of_rows *= tf.cast(_unmasked(layer, row_ids), tf.float32)
         terms: list[tuple[keras.Variable, GradientTerm]] = []
         if tap.trains(layer._embeddings):
             terms.append((layer._embeddings, Rows.of_scores(row_ids, hidden, of_rows)))
