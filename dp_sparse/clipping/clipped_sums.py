@@ -66,12 +66,14 @@ class ClippedSums:
         tables: The tables.
         row_ids: Of each table the rows of the step's choice, int64 `[rows]`.
         amounts: The sums themselves, in the order of these.
+        to_remember: As of the step's choice.
     """
 
     dense: Sequence[keras.Variable]
     tables: Sequence[keras.Variable]
     row_ids: Sequence[tf.Tensor]
     amounts: Amounts
+    to_remember: tuple[tf.Tensor, ...] = ()
 
     @property
     def slices(self) -> list[tf.IndexedSlices]:
@@ -95,6 +97,7 @@ def zero_sums(
     dense: Sequence[keras.Variable],
     tables: Sequence[keras.Variable],
     row_ids: Sequence[tf.Tensor],
+    to_remember: tuple[tf.Tensor, ...] = (),
 ) -> ClippedSums:
     """Those of no example at all."""
     amounts = Amounts(
@@ -106,7 +109,7 @@ def zero_sums(
         tf.zeros([3], tf.int64),
         tf.zeros([], tf.float64),
     )
-    return ClippedSums(dense, tables, row_ids, amounts)
+    return ClippedSums(dense, tables, row_ids, amounts, to_remember)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,11 @@ import tensorflow as tf
 
 
 class Totals(Protocol):
-    """Running totals of training."""
+    """What keeps running totals of training."""
 
+    @property
     def non_private_variables(self) -> Sequence[tf.Variable]:
-        """The variables that count examples without noise."""
+        """The variables that follow from examples without noise."""
 
 
 _MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
@@ -36,7 +37,7 @@ def non_private_variables() -> list[keras.Variable | tf.Variable]:
     A metric may outlive its model.
     """
     of_models = [v for model in list(_MODELS) for v in metric_variables(model)]
-    of_totals = [v for totals in list(_TOTALS) for v in totals.non_private_variables()]
+    of_totals = [v for totals in list(_TOTALS) for v in totals.non_private_variables]
     _FOUND.update({id(variable): variable for variable in (*of_models, *of_totals)})
     return list(_FOUND.values())
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+_MOST_STEPS = 31  # of a search in any list
 _DROPPED = ("Assert", "CheckNumerics", "CheckNumericsV2")  # operations
 
 Check = Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tf.Operation]
@@ -142,10 +143,10 @@ def lower_bound(ordered: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     if not static_shapes():
         return tf.searchsorted(ordered, values)
     size = ordered.shape[0]
-    assert size is not None, "XLA needs a static shape"
-    if not size:
+    if size == 0:
         return tf.zeros_like(values, tf.int32)
-    steps = max(1, math.ceil(math.log2(size + 1)))
+    steps = _MOST_STEPS if size is None else max(1, math.ceil(math.log2(size + 1)))
+    size = tf.size(ordered) if size is None else size  # which XLA knows when it compiles
 
     def halved(step: tf.Tensor, below: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         further = below + tf.bitwise.left_shift(1, steps - 1 - step)

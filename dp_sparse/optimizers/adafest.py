@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from dp_sparse import noise
@@ -23,12 +24,15 @@ from dp_sparse.accounting import (
     split_noise,
     survival_probability,
 )
-from dp_sparse.core import validate
+from dp_sparse.core import validate, xla
 from dp_sparse.optimizers.base import PrivateOptimizer, TableOptions
-from dp_sparse.optimizers.sparse_base import SparseOptimizer
+from dp_sparse.optimizers.sparse_base import SparseOptimizer, checked_rows, rows_of_tables
+from dp_sparse.optimizers.window import Selection, SelectionWindow
 from dp_sparse.selection import (
+    ContributionMap,
     Restricted,
     SelectedRows,
+    StepChoice,
     StepRows,
     TableLookups,
     contribution_map,
@@ -36,7 +40,10 @@ from dp_sparse.selection import (
     restricted,
     select_rows,
     step_rows_by_table,
+    unit_of,
 )
+
+_SURVIVORS, _SIZES = "survivors", "sizes_of_survivors"  # in a saved optimizer, beside its variables
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
@@ -57,6 +64,11 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             all rows.
         rows: DP-AdaFEST+: rows selected beforehand, which alone can survive; the plan must pay for
             them. By default all rows.
+        window: W ≥ 1, the most steps of which maps are added up before rows are chosen for the
+            steps that follow (docs/windowed_selection.md). With 1 each step chooses its own rows,
+            as in Algorithm 1.
+        first_rows: With a window, the rows that train before the first window has ended; the plan
+            must pay for them. By default none.
         options: `table_optimizer`, `microbatch_size`, `clipping` and `name`, as `TableOptions`.
 
     Raises:
@@ -82,7 +94,8 @@ class DPAdaFESTOptimizer(SparseOptimizer):
     One step is a post-processing of two Gaussian releases on one batch, of noise multipliers σ1
     (map, sensitivity C1) and σ2 (clipped sum given the survivors, sensitivity C2), together exactly
     one Gaussian mechanism of σ = (σ1⁻² + σ2⁻²)^(−1/2). The rows that were updated are public; which
-    of them the batch looked up is not released.
+    of them the batch looked up is not released. With a window what is released is a post-processing
+    of the same releases.
     """
 
     def __init__(
@@ -95,9 +108,18 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         threshold: float | None = None,
         expected_false_rows: float | None = None,
         rows: SelectedRows | None = None,
+        window: int = 1,
+        first_rows: SelectedRows | None = None,
         **options: Unpack[TableOptions],
     ) -> None:
         super().__init__(optimizer, plan, clip_norm, rows, **options)
+        self._window = _window_of(window, self.plan)
+        self.first_rows = None if first_rows is None else checked_rows(first_rows, self.plan)
+        if self._window is None and first_rows is not None:
+            raise ValueError(
+                "Expected first_rows with a window, got window=1, whose steps choose their own "
+                "rows: set window, or leave out first_rows."
+            )
         self._contribution_clip_norm = validate.clip_norm(
             "contribution_clip_norm", contribution_clip_norm
         )
@@ -144,26 +166,152 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         """σ2 = σ√(1 + 1/r²)."""
         return split_noise(self.noise_multiplier, self.noise_ratio)[1]
 
-    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
-        """The survivors of the noisy, thresholded contribution map, over all tables at once."""
+    @property
+    def window(self) -> int:
+        """W; 1 where each step chooses its own rows."""
+        return 1 if self._window is None else self._window.longest
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """As all sparse optimizers; a window begins with `first_rows`."""
+        if self.built:
+            return
+        super().build(variables)
+        if self._window is None or not self.tables:
+            return
+        if self.compiles:
+            self._window.rooms(len(self._own_sizes))
+        if self.first_rows is not None:
+            first = rows_of_tables(self.first_rows, self.tables)
+            self._begin([rows.numpy() for rows in first], 0)
+        else:
+            self._begin([np.zeros(0, np.int64)] * len(self.tables), 0)
+
+    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:
+        """The survivors of the noisy, thresholded contribution map, over all tables at once.
+
+        With a window, those of the window before.
+        """
         if self.rows is None:
             return self._survivors(lookups, draw)
         among = [restricted(*each) for each in zip(lookups, self._selected, strict=True)]
         nonempty = [table for table in among if table.selected.shape[0]]
-        survivors = iter(self._survivors([table.lookups for table in nonempty], draw))
-        return [
+        choice = self._survivors([table.lookups for table in nonempty], draw)
+        survivors = iter(choice.rows)
+        rows = [
             _unrestricted(next(survivors), table) if table.selected.shape[0] else _nothing(table)
             for table in among
         ]
+        return StepChoice(rows, choice.to_remember)
 
-    def _survivors(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
+    def _survivors(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:
         if not lookups:
-            return []
+            return StepChoice([])
         self._warn_if_loose(lookups)
-        contributions = contribution_map(lookups, self.contribution_clip_norm)
+        contributions = contribution_map(lookups, self.contribution_clip_norm, self._most_shares)
+        if self._window is not None:
+            rows = self._rows_of_window(self._window, lookups, contributions)
+            return StepChoice(rows, (contributions.row_ids, contributions.units))
         threshold, deviation = self._threshold(contributions.num_rows)
         survivors = select_rows(contributions, threshold, deviation, draw)
-        return step_rows_by_table(contributions, survivors)
+        return StepChoice(step_rows_by_table(contributions, survivors))
+
+    def _rows_of_window(
+        self,
+        window: SelectionWindow,
+        lookups: Sequence[TableLookups],
+        contributions: ContributionMap,
+    ) -> list[StepRows]:
+        if xla.static_shapes():
+            pairs = zip(lookups, window.padded_survivors(), strict=True)
+            return [StepRows(rows, restricted(table, rows).places) for table, rows in pairs]
+        return step_rows_by_table(contributions, window.survivors_in(contributions))
+
+    def remember(self, of_step: tuple[tf.Tensor, ...], draw: noise.Draw) -> None:
+        """Adds the step's map to that of the window, which may end with it."""
+        if self._window is None or not of_step:
+            return
+        offsets = self._own_offsets
+        row_ids, units = of_step
+        if self.compiles:  # the map was filled up
+            there = row_ids < offsets[-1]
+            row_ids, units = tf.boolean_mask(row_ids, there), tf.boolean_mask(units, there)
+        step = tf.convert_to_tensor(self.steps_spent.value) - 1
+        unit = unit_of(self.contribution_clip_norm, self._most_shares)
+        by = Selection(offsets, unit, *self._threshold(int(offsets[-1])))
+        self._window.add(row_ids, units, step // self.plan.sampling.steps_per_round, draw, by)
+
+    @property
+    def _most_shares(self) -> int:
+        """The most shares that are added up for a row."""
+        return self.window * self.plan.sampling.batch_capacity
+
+    @property
+    def _own_sizes(self) -> list[int]:
+        """Rows of each table that can survive, of tables that have some."""
+        if self.rows is None:
+            return [int(table.shape[0]) for table in self.noised_tables]
+        return [size for selected in self._selected if (size := int(selected.shape[0]))]
+
+    @property
+    def _own_offsets(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(self._own_sizes, dtype=np.int64)])
+
+    @property
+    def survivors(self) -> list[np.ndarray] | None:
+        """With a window, the rows of each table that train until it ends, int64; else None.
+
+        They are released, also before they are used.
+        """
+        if self._window is None:
+            return None
+        own = self._window.survivors(self._own_offsets)
+        if self.rows is None:
+            return own
+        parts, nothing = iter(own), np.zeros(0, np.int64)
+        return [
+            selected.numpy()[next(parts)] if selected.shape[0] else nothing
+            for selected in self._selected
+        ]
+
+    def _begin(self, survivors: Sequence[np.ndarray], ended: int) -> None:
+        """Begins a window with these rows of each table, as far as they can survive."""
+        assert self._window is not None
+        own = list(survivors)
+        if self.rows is not None:
+            among = zip([each.numpy() for each in self._selected], survivors, strict=True)
+            own = [np.flatnonzero(np.isin(rows, kept)) for rows, kept in among if len(rows)]
+        self._window.start(own, self._own_offsets, ended)
+
+    @property
+    def windows(self) -> np.ndarray | None:
+        """With a window, for each that has ended its steps, survivors, and survivors kept; released.
+
+        int64 `[windows, 3]`, of the last 4,096 in this process; None without a window.
+        """
+        return None if self._window is None else self._window.history
+
+    @property
+    def non_private_variables(self) -> list[tf.Variable]:
+        """As all optimizers, and the sum of the window."""
+        own = [] if self._window is None else self._window.non_private_variables()
+        return [*super().non_private_variables, *own]
+
+    def save_own_variables(self, store: Any) -> None:
+        """As all optimizers, and the survivors of the last window; never the sum of this one."""
+        super().save_own_variables(store)
+        if self._window is not None and self.built:
+            rows = self.survivors
+            store[_SURVIVORS] = np.concatenate([np.zeros(0, np.int64), *rows])
+            store[_SIZES] = np.array([self._window.windows_ended, *map(len, rows)])
+
+    def load_own_variables(self, store: Any) -> None:
+        """As all optimizers; a new window begins, with the survivors that were saved."""
+        super().load_own_variables(store)
+        if self._window is None or _SIZES not in store.keys():
+            return
+        ended, *sizes = np.asarray(store[_SIZES]).tolist()
+        rows = np.split(np.asarray(store[_SURVIVORS]), np.cumsum(sizes)[:-1])
+        self._begin(rows, ended)
 
     def _threshold(self, num_rows: int) -> tuple[float, float]:
         """τ over this many rows, and the deviation of the map's noise, s = σ1·C1."""
@@ -176,7 +324,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
     def false_rows_per_step(self) -> list[float]:
         """Rows of each table that survive a step on noise alone, expected, if none is looked up."""
         if self.rows is None:
-            sizes = [int(table.shape[0]) for table in self.noised_tables]
+            sizes = self._own_sizes
         else:
             sizes = [int(selected.shape[0]) for selected in self._selected]
         if not sum(sizes):
@@ -208,6 +356,8 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             "noise_ratio": self.noise_ratio,
             "threshold": self.threshold,
             "expected_false_rows": self.expected_false_rows if self.threshold is None else None,
+            "window": self.window,
+            "first_rows": None if self.first_rows is None else self.first_rows.get_config(),
         }
 
     @classmethod
@@ -215,7 +365,21 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         """As Keras calls it; a threshold was once saved with false rows, which it did not use."""
         if config["threshold"] is not None:
             config = {**config, "expected_false_rows": None}
+        config = {"window": 1, **config}
+        if config.get("first_rows") is not None:
+            config["first_rows"] = SelectedRows.from_config(config["first_rows"])
         return super().from_config(config, custom_objects)
+
+
+def _window_of(window: Any, plan: PrivacyPlan) -> SelectionWindow | None:
+    """The window, None for 1; raises ValueError for one that is none, or longer than the run."""
+    window = validate.positive_integer("window", window)
+    if window > plan.sampling.steps:
+        raise ValueError(
+            f"Expected window <= {plan.sampling.steps}, the steps of the run, got window={window}: "
+            "rows are chosen after each window."
+        )
+    return None if window == 1 else SelectionWindow(window)
 
 
 def _unrestricted(rows: StepRows, table: Restricted) -> StepRows:

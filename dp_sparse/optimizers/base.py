@@ -37,7 +37,7 @@ from dp_sparse.optimizers.keras_wrapper import (
 from dp_sparse.optimizers.release import MovingClipNorm, NoisyMeans
 from dp_sparse.optimizers.replica_checks import nameless
 from dp_sparse.optimizers.step_account import StepAccount
-from dp_sparse.selection import StepRows, TableLookups
+from dp_sparse.selection import StepChoice, TableLookups
 
 _COUPLED = ("gradient_accumulation_steps", "loss_scale_factor")
 _TO_LOAD = (
@@ -296,6 +296,11 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         moving = self._moving_clip_norm
         return self.clip_norm if moving is None else moving.value()
 
+    @property
+    def non_private_variables(self) -> list[tf.Variable]:
+        """What it keeps of batches without noise: no training code may read it."""
+        return self.diagnostics.non_private_variables()
+
     def flush(self) -> None:
         """Brings the tables to what a step has promised; here they always are."""
 
@@ -328,7 +333,7 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         return self._account.begin(marker, self.current_clip_norm, self._settings)
 
     @abc.abstractmethod
-    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
+    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:
         """The rows of each table that this step may touch; `lookups` in the order of `tables`."""
 
     def public_rows(self, number: int, row_ids: tf.Tensor) -> tf.Tensor:
@@ -365,6 +370,15 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         if moving is not None:
             replicas.merged(lambda: moving.move(noisy.unclipped))
 
+    def remember(self, of_step: tuple[tf.Tensor, ...], draw: noise.Draw) -> None:
+        """Keeps for later steps what the choice of rows gave, once the step's update is made.
+
+        Args:
+            of_step: `StepChoice.to_remember`.
+            draw: The step's random streams.
+        """
+        del of_step, draw
+
     def update_tables(self, noisy: NoisyMeans) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Updates the tables, once for all replicas.
 
@@ -397,8 +411,9 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
             PrivacyError: The store does not fit, so the spent steps would be lost.
         """
         before = self._account.before_loading()
-        self._account.refuse_unfit(self.name, self.variables, store)
-        super().load_own_variables(store)
+        numbered = {key: store[key] for key in store.keys() if key.isdigit()}
+        self._account.refuse_unfit(self.name, self.variables, numbered)
+        super().load_own_variables(numbered)
         self._account.loaded(before)
 
     def count_spent(self, steps: int) -> None:

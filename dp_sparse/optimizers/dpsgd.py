@@ -15,7 +15,7 @@ from dp_sparse import noise
 from dp_sparse.clipping import ClippedSums
 from dp_sparse.optimizers.base import PrivateOptimizer
 from dp_sparse.optimizers.release import NoisyMeans, noisy_dense
-from dp_sparse.selection import StepRows, TableLookups, looked_up_rows
+from dp_sparse.selection import StepChoice, TableLookups, looked_up_rows
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
@@ -52,10 +52,10 @@ class DPSGDOptimizer(PrivateOptimizer):
         self.optimizer.build(variables)
         super().build(variables)
 
-    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
+    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:
         """The rows that the batch looked up; every row of the table is noised later."""
         del draw
-        return [looked_up_rows(table) for table in lookups]
+        return StepChoice([looked_up_rows(table) for table in lookups])
 
     def _noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """Noise on every entry of every variable."""

@@ -15,6 +15,7 @@ from dp_sparse.core import validate
 from dp_sparse.optimizers.base import TableOptions
 from dp_sparse.optimizers.sparse_base import SparseOptimizer
 from dp_sparse.selection import (
+    StepChoice,
     StepRows,
     TableLookups,
     restricted,
@@ -96,17 +97,17 @@ class ExponentialSelectionOptimizer(SparseOptimizer):
                 f"rows_per_step={wanted}: the plan would pay for rows that are not there."
             )
 
-    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
+    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:
         """k rows over all tables at once."""
         if not lookups:
-            return []
+            return StepChoice([])
         mechanism, sigma = self.plan.mechanism, self.plan.noise_multiplier
         assert isinstance(mechanism, ExponentialSelection) and sigma is not None
         scores = row_scores(lookups, self.row_clip_norm)
         scale = self.row_clip_norm / mechanism.epsilon_per_row(sigma)
         rows = select_top_rows(scores, mechanism.rows_per_step, scale, draw)
         chosen = zip(lookups, selected_by_table(rows, scores.offsets), strict=True)
-        return [StepRows(rows, restricted(table, rows).places) for table, rows in chosen]
+        return StepChoice([StepRows(own, restricted(table, own).places) for table, own in chosen])
 
     def get_config(self) -> dict[str, Any]:
         """A JSON-ready description; never a key."""

@@ -14,7 +14,7 @@ from dp_sparse import noise
 from dp_sparse.accounting import PrivacyPlan
 from dp_sparse.optimizers.base import TableOptions
 from dp_sparse.optimizers.sparse_base import SparseOptimizer, checked_rows
-from dp_sparse.selection import SelectedRows, StepRows, TableLookups, restricted
+from dp_sparse.selection import SelectedRows, StepChoice, StepRows, TableLookups, restricted
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
@@ -64,10 +64,8 @@ class DPFESTOptimizer(SparseOptimizer):
         super().__init__(optimizer, plan, clip_norm, rows, **options)
         checked_rows(rows, self.plan)  # here None is refused, too
 
-    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
+    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:
         """All selected rows, at every step."""
         del draw
-        return [
-            StepRows(selected, restricted(table, selected).places)
-            for table, selected in zip(lookups, self._selected, strict=True)
-        ]
+        pairs = zip(lookups, self._selected, strict=True)
+        return StepChoice([StepRows(own, restricted(table, own).places) for table, own in pairs])

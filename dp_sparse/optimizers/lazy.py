@@ -19,7 +19,7 @@ from dp_sparse.optimizers.base import PrivateOptimizer, checked_optimizer
 from dp_sparse.optimizers.lazy_noise import DelayedNoise
 from dp_sparse.optimizers.release import NoisyMeans, noisy_dense
 from dp_sparse.optimizers.sparse_base import refuse_whole_table
-from dp_sparse.selection import StepRows, TableLookups, looked_up_rows
+from dp_sparse.selection import StepChoice, TableLookups, looked_up_rows
 
 
 @keras.saving.register_keras_serializable(package="dp_sparse")
@@ -110,10 +110,10 @@ class LazyDPSGDOptimizer(PrivateOptimizer):
 
         return settle
 
-    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> list[StepRows]:
+    def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:
         """The rows that the batch looked up; all others get their noise later, as these do."""
         del draw
-        return [looked_up_rows(table) for table in lookups]
+        return StepChoice([looked_up_rows(table) for table in lookups])
 
     def _noisy_means(self, sums: ClippedSums, draw: noise.Draw) -> NoisyMeans:
         """Noise on every dense parameter and on the rows that were read.

@@ -86,6 +86,14 @@ class Sampling(Registered, abc.ABC):
         return None
 
     @property
+    def steps_per_round(self) -> int:
+        """How many steps, from a multiple of that number on, have an example in one batch at most.
+
+        1 where an example may join every batch.
+        """
+        return 1
+
+    @property
     def steps_per_epoch(self) -> float | None:
         """Steps of an epoch, of a run that was planned in epochs; None of one planned in steps."""
         return self.steps_per_pass

@@ -83,6 +83,11 @@ class NotPrivateSampling(Sampling):
         return self.sampling.steps_per_pass
 
     @property
+    def steps_per_round(self) -> int:
+        """As of what it draws like."""
+        return self.sampling.steps_per_round
+
+    @property
     def steps_per_epoch(self) -> float | None:
         """As of what it draws like."""
         return self.sampling.steps_per_epoch

@@ -205,6 +205,11 @@ class StreamSampling(Sampling):
         return math.ceil(self.num_examples / self.batch_size)
 
     @property
+    def steps_per_round(self) -> int:
+        """Those of a pass."""
+        return self.steps_per_pass
+
+    @property
     def expected_batch_size(self) -> float:  # type: ignore[override]
         """The batch size, also for a smaller last batch."""
         return float(self.batch_size)

@@ -8,10 +8,12 @@ from dp_sparse.selection.contribution import (
     TableLookups,
     contribution_map,
     row_scores,
+    unit_of,
 )
 from dp_sparse.selection.exponential import select_top_rows, selected_by_table
 from dp_sparse.selection.step_rows import (
     Restricted,
+    StepChoice,
     StepRows,
     among_selected,
     looked_up_rows,
@@ -57,6 +59,7 @@ __all__ = [
     "Restricted",
     "RowFrequencies",
     "SelectedRows",
+    "StepChoice",
     "StepRows",
     "Survivors",
     "TableLookups",
@@ -82,5 +85,6 @@ __all__ = [
     "select_top_rows",
     "selected_by_table",
     "step_rows_by_table",
+    "unit_of",
     "with_public_rows",
 ]

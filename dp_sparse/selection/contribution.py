@@ -25,6 +25,7 @@ Padding examples, masked lookups and rows whose norm is not finite add nothing.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,7 +33,9 @@ import tensorflow as tf
 
 from dp_sparse.core import grouped
 
-_UNITS = 2**32  # of the largest share, and of C3; sums of two million examples are exact in float64
+_UNITS = 2**32  # of the largest share, and of C3; sums of `_FEW` examples are exact in float64
+_FEW = 2**21
+_EXACT_BITS = 53  # of float64
 _NOBODY = 2**62  # the (example, row) pair of lookups that do not count
 
 
@@ -67,6 +70,8 @@ class ContributionMap:
         values: float64 `[unique]`: the clipped sum; 0 for rows looked up only by padding.
         places: int32 `[batch, lookups of all tables]`: where in `row_ids` a lookup's row stands.
         widths: How many of the lookups belong to each table.
+        units: int64 `[unique]`: `values` as whole units of `unit_of`, whose sums over steps are
+            exact.
     """
 
     offsets: np.ndarray
@@ -74,6 +79,7 @@ class ContributionMap:
     values: tf.Tensor
     places: tf.Tensor
     widths: list[int | tf.Tensor]
+    units: tf.Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -81,12 +87,26 @@ class ContributionMap:
         return int(self.offsets[-1])
 
 
-def contribution_map(tables: Sequence[TableLookups], clip_norm: float) -> ContributionMap:
+def unit_of(clip_norm: float, examples: int = _FEW) -> float:
+    """The unit of shares: so large that sums over `examples` shares are exact in float64.
+
+    Args:
+        clip_norm: C1.
+        examples: The most shares that are added up, those of an example in each of its batches.
+    """
+    bits = _EXACT_BITS - math.ceil(math.log2(examples)) if examples > _FEW else 32
+    return min(1.0, clip_norm) / 2**bits
+
+
+def contribution_map(
+    tables: Sequence[TableLookups], clip_norm: float, examples: int = _FEW
+) -> ContributionMap:
     """The map of one batch.
 
     Args:
         tables: The batch's lookups, the same batch for all tables.
         clip_norm: C1.
+        examples: As `unit_of` takes it.
     """
     offsets = np.concatenate([[0], np.cumsum([table.num_rows for table in tables], dtype=np.int64)])
     rows = tf.concat([t.row_ids + int(o) for t, o in zip(tables, offsets, strict=False)], axis=1)
@@ -99,7 +119,7 @@ def contribution_map(tables: Sequence[TableLookups], clip_norm: float) -> Contri
         present *= _first_occurrence(flat, tf.reshape(valid, [-1]), valid, int(offsets[-1]))
     present = tf.reshape(present, tf.shape(rows))
     distinct = tf.reduce_sum(present, axis=1, keepdims=True)  # n_i
-    unit = min(1.0, clip_norm) / _UNITS
+    unit = unit_of(clip_norm, examples)
     share = tf.minimum(clip_norm / tf.sqrt(tf.cast(tf.maximum(distinct, 1), tf.float64)), 1.0)
     units = tf.reshape(present * tf.cast(tf.floor(share / unit), tf.int64), [-1])
     sums = tf.raw_ops.DenseBincount(input=position, size=tf.size(unique), weights=units)
@@ -109,6 +129,7 @@ def contribution_map(tables: Sequence[TableLookups], clip_norm: float) -> Contri
         unit * tf.cast(sums, tf.float64),
         tf.reshape(position, tf.shape(rows)),
         [_width(table) for table in tables],
+        sums,
     )
 
 

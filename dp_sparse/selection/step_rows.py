@@ -40,6 +40,20 @@ class StepRows:
     places: tf.Tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class StepChoice:
+    """The rows of a step, and what a later choice needs of its batch.
+
+    Attributes:
+        rows: Of each table.
+        to_remember: Nested tensors, without noise: for `PrivateOptimizer.remember` alone, once the
+            step is made.
+    """
+
+    rows: list[StepRows]
+    to_remember: tuple[tf.Tensor, ...] = ()
+
+
 def looked_up_rows(table: TableLookups) -> StepRows:
     """All of them, sorted. O(lookups · log lookups)."""
     groups = grouped(tf.reshape(table.row_ids, [-1]), table.num_rows)

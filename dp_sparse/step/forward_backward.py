@@ -5,7 +5,6 @@ The clipped sums of a batch follow from a pass over it, the step's rows and clip
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -16,12 +15,10 @@ from dp_sparse.clipping import Amounts, ClippedSums, Rows, Terms, Tied
 from dp_sparse.core import UnsupportedLayerError, replicas, xla
 from dp_sparse.optimizers import PrivateOptimizer, rows_of_replicas
 from dp_sparse.sampling import Examples, real_examples
-from dp_sparse.selection import StepRows, TableLookups
+from dp_sparse.selection import StepChoice, StepRows, TableLookups
 from dp_sparse.step import metrics
 from dp_sparse.step.losses import per_example_losses
 from dp_sparse.step.own_loss import own_loss_of
-
-StepRowsByTable = Mapping[int, StepRows]  # by the id of the table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +268,7 @@ def in_one_kernel(
     def body() -> dict[str, Any]:
         run, sums = _run(model, optimizer, examples, draw)
         return {
-            "sums": (sums.amounts, list(sums.row_ids)),
+            "sums": (sums.amounts, list(sums.row_ids), sums.to_remember),
             "losses": (run.logged, run.output_losses),
             "outputs": run.outputs,
         }
@@ -286,12 +283,15 @@ def _run(
 ) -> tuple[Pass, ClippedSums]:
     run = passed(model, optimizer, examples, draw)
     real = checked_examples(run, examples)
-    step_rows = rows_of_step(optimizer, run.terms, real, draw)
-    return run, clipped_sums(optimizer, run, step_rows, real)
+    choice = rows_of_step(optimizer, run.terms, real, draw)
+    return run, clipped_sums(optimizer, run, choice, real)
 
 
 def _without_filler(
-    optimizer: PrivateOptimizer, amounts: Amounts, row_ids: list[tf.Tensor]
+    optimizer: PrivateOptimizer,
+    amounts: Amounts,
+    row_ids: list[tf.Tensor],
+    to_remember: tuple[tf.Tensor, ...],
 ) -> ClippedSums:
     """The rows that there are, of those that XLA filled up to their capacity."""
     tables = optimizer.tables
@@ -300,12 +300,13 @@ def _without_filler(
         [tf.boolean_mask(values, kept) for values, kept in zip(each, there, strict=True)]
         for each in (amounts.rows, row_ids)
     )
-    return ClippedSums(optimizer.dense_variables, tables, row_ids, amounts._replace(rows=rows))
+    amounts = amounts._replace(rows=rows)
+    return ClippedSums(optimizer.dense_variables, tables, row_ids, amounts, to_remember)
 
 
 def rows_of_step(
     optimizer: PrivateOptimizer, terms: Terms, real: tf.Tensor, draw: noise.Draw
-) -> StepRowsByTable:
+) -> StepChoice:
     """The step's rows, chosen over all tables at once, before any clipping."""
     term_of = {id(variable): term for variable, term in terms if isinstance(term, Rows)}
     with tf.control_dependencies([real]):  # which follows the check of shapes
@@ -320,14 +321,13 @@ def rows_of_step(
         for table, term in ((table, term_of[id(table)]) for table in optimizer.tables)
     ]
     public = [term_of[id(table)].public_ids for table in optimizer.tables]
-    of_tables = rows_of_replicas(optimizer, lookups, public, draw)
-    return {id(t): rows for t, rows in zip(optimizer.tables, of_tables, strict=True)}
+    return rows_of_replicas(optimizer, lookups, public, draw)
 
 
 def clipped_sums(
     optimizer: PrivateOptimizer,
     run: Pass,
-    step_rows: StepRowsByTable,
+    choice: StepChoice,
     real: tf.Tensor,
 ) -> ClippedSums:
     """Clips each example's gradient, restricted to the chosen rows, and sums.
@@ -335,6 +335,7 @@ def clipped_sums(
     Variables that the records of this batch did not reach get zeros, and noise all the same.
     """
     clip_norm, style = optimizer.current_clip_norm, optimizer.clipping
+    step_rows = _by_table(optimizer, choice.rows)
     num_rows = {key: tf.size(rows.row_ids) for key, rows in step_rows.items()}
     with tf.control_dependencies([run.losses]):  # which follow the check of shapes
         restricted: Terms = [
@@ -353,7 +354,12 @@ def clipped_sums(
         found.counts(real),
         style.statistic(found.squared_norms, clip_norm, real),
     )
-    return ClippedSums(dense, tables, [step_rows[id(t)].row_ids for t in tables], amounts)
+    row_ids = [rows.row_ids for rows in choice.rows]
+    return ClippedSums(dense, tables, row_ids, amounts, choice.to_remember)
+
+
+def _by_table(optimizer: PrivateOptimizer, rows: list[StepRows]) -> dict[int, StepRows]:
+    return {id(table): own for table, own in zip(optimizer.tables, rows, strict=True)}
 
 
 def _restricted(term: Rows, rows: StepRows) -> Rows:

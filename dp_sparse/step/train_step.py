@@ -21,7 +21,7 @@ from dp_sparse.clipping import Amounts, ClippedSums, Rows
 from dp_sparse.core import PrivacyError, replicas, require
 from dp_sparse.optimizers import PrivateOptimizer
 from dp_sparse.sampling import Examples, batch_of, is_sampled, real_examples
-from dp_sparse.selection import StepRows
+from dp_sparse.selection import StepChoice, StepRows
 from dp_sparse.step import environment, forward_backward, metrics, unsupported
 from dp_sparse.step.building import build_for
 from dp_sparse.step.forward_backward import Forward, Pass
@@ -40,10 +40,15 @@ def by_parts(
     """
     whole = forward_backward.forward(model, optimizer, examples, draw)
     _build_metrics(model, examples, whole)
-    parts = _Parts(
-        model, optimizer, examples, draw, size, *_step_rows(optimizer, whole, examples, draw)
+    real = _examples_with_ids(whole, examples)
+    choice = forward_backward.rows_of_step(optimizer, whole.terms, real, draw)
+    parts = _Parts(model, optimizer, examples, draw, size, choice, _row_ids(optimizer, whole))
+    nothing = clipping.zero_sums(
+        optimizer.dense_variables,
+        optimizer.tables,
+        [rows.row_ids for rows in choice.rows],
+        choice.to_remember,
     )
-    nothing = clipping.zero_sums(optimizer.dense_variables, optimizer.tables, parts.row_ids)
     count = tf.shape(examples.present)[0]
     _, amounts = tf.while_loop(
         lambda begin, _: begin < count,
@@ -55,16 +60,10 @@ def by_parts(
     return nothing.with_amounts(amounts), metrics.after_parts(model, amounts.counts)
 
 
-def _step_rows(
-    optimizer: PrivateOptimizer, whole: Forward, examples: Examples, draw: noise.Draw
-) -> tuple[list[tf.Tensor], list[tuple[tf.Tensor, tf.Tensor]]]:
-    """The rows of the step in each table; for each lookup its row and its place."""
-    real = _examples_with_ids(whole, examples)
-    step_rows = forward_backward.rows_of_step(optimizer, whole.terms, real, draw)
+def _row_ids(optimizer: PrivateOptimizer, whole: Forward) -> list[tf.Tensor]:
+    """The row of each lookup of the batch, for each table."""
     row_ids_of = {id(v): term.row_ids for v, term in whole.terms if isinstance(term, Rows)}
-    keys = [id(table) for table in optimizer.tables]
-    lookups = [(row_ids_of[key], step_rows[key].places) for key in keys]
-    return [step_rows[key].row_ids for key in keys], lookups
+    return [row_ids_of[id(table)] for table in optimizer.tables]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +76,8 @@ class _Parts:
         examples: The whole batch.
         draw: The step's streams.
         size: How many examples a part has, at most.
-        row_ids: Of each table the rows of the step.
-        lookups: Of each table the row and the place of each lookup of the batch.
+        choice: The rows of the step.
+        lookups: Of each table the row of each lookup of the batch.
     """
 
     model: keras.Model
@@ -86,28 +85,26 @@ class _Parts:
     examples: Examples
     draw: noise.Draw
     size: int
-    row_ids: list[tf.Tensor]
-    lookups: list[tuple[tf.Tensor, tf.Tensor]]
+    choice: StepChoice
+    lookups: list[tf.Tensor]
 
     def amounts_of(self, begin: tf.Tensor) -> Amounts:
         """What the part from `begin` on adds to the sums; its examples also count in metrics."""
         model, optimizer, end = self.model, self.optimizer, begin + self.size
         own = self.examples.part(begin, end)
-        lookups = [(row_ids[begin:end], places[begin:end]) for row_ids, places in self.lookups]
+        lookups = [row_ids[begin:end] for row_ids in self.lookups]
         part = 1 + begin // self.size
         run = forward_backward.passed(model, optimizer, own, self.draw, part)
         # Ids that do not lead with the batch cannot be compared, which the losses wait to know.
         with tf.control_dependencies([run.losses]):
             checks = _same_rows(run, optimizer.tables, lookups)
         with tf.control_dependencies(checks):
-            step_rows = {
-                id(table): StepRows(row_ids, tf.identity(places))
-                for table, row_ids, (_, places) in zip(
-                    optimizer.tables, self.row_ids, lookups, strict=True
-                )
-            }
+            own_rows = [
+                StepRows(rows.row_ids, tf.identity(rows.places[begin:end]))
+                for rows in self.choice.rows
+            ]
         real = forward_backward.checked_examples(run, own)
-        sums = forward_backward.clipped_sums(optimizer, run, step_rows, real)
+        sums = forward_backward.clipped_sums(optimizer, run, StepChoice(own_rows), real)
         metrics.update(model, own, run.outputs, run.logged, run.output_losses, is_part=True)
         return sums.amounts
 
@@ -119,7 +116,9 @@ def _examples_with_ids(whole: Forward, examples: Examples) -> tf.Tensor:
         return tf.identity(real_examples(examples))
 
 
-def _same_rows(run: Pass, tables: list[keras.Variable], lookups: Any) -> list[tf.Operation]:
+def _same_rows(
+    run: Pass, tables: list[keras.Variable], lookups: list[tf.Tensor]
+) -> list[tf.Operation]:
     """Fails if a part looks up other rows than the first pass did: norms would not fit the sums."""
     own = {id(variable): term.row_ids for variable, term in run.terms if isinstance(term, Rows)}
     message = (
@@ -128,7 +127,7 @@ def _same_rows(run: Pass, tables: list[keras.Variable], lookups: Any) -> list[tf
     )
     return [
         require(tf.reduce_all(tf.equal(own[id(table)], row_ids)), PrivacyError, message)
-        for table, (row_ids, _) in zip(tables, lookups, strict=True)
+        for table, row_ids in zip(tables, lookups, strict=True)
     ]
 
 
@@ -183,6 +182,7 @@ def private_train_step(
         noisy = replicas.merged(lambda: optimizer.release(sums, draw))
         with clipping.update_from(noisy.tensors()):
             optimizer.update(noisy)
+        replicas.merged(lambda: optimizer.remember(sums.to_remember, draw))
         replicas.merged(lambda: _count(optimizer, sums))
     return logs
 

@@ -242,7 +242,7 @@ def _leave_out_xla_where_it_cannot_be(
 
 
 def _install_private_step(model: keras.Model, optimizer: PrivateOptimizer) -> None:
-    clipping.register_statistics(model, optimizer.diagnostics)
+    clipping.register_statistics(model, optimizer)
     clipping.take_by_name(model)
     preflight = Preflight(model, optimizer)
     model.train_step = _train_step(model, optimizer, preflight)

@@ -84,6 +84,6 @@ def test_an_update_names_the_statistic_that_it_reads() -> None:
     model, metric = model_with(keras.layers.Dense(2)), Wide()
     model.compile("sgd", loss="mse", metrics=[metric])
     model.fit(*features(), verbose=0)
-    register_statistics(model, DPSGDOptimizer("sgd", plan_for(SIZE), 1.0).diagnostics)
+    register_statistics(model, DPSGDOptimizer("sgd", plan_for(SIZE), 1.0))
     with pytest.raises(PrivacyError, match=r"reads wide.*, a statistic of training without noise"):
         updating(lambda allowed, other, weights: weights * metric.result())

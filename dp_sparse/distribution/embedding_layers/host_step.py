@@ -71,7 +71,7 @@ class HostStep:
         ids = {feature.name: read_ids(feature, x, table) for table, feature in self._pairs()}
         lookups = [self._lookups(table, ids, real) for table in self._tables.tables]
         draw = self._key.next_draw()
-        chosen = self._optimizer.rows_of_step(lookups, draw)
+        chosen = self._optimizer.rows_of_step(lookups, draw).rows
         parts = [
             self._of_lookups(*each, ids)
             for each in zip(self._tables.tables, lookups, chosen, strict=True)
