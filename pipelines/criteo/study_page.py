@@ -120,8 +120,7 @@ _MODELS = """
 ## Other click models
 
 DLRM and DCN-v2 beside pCTR, four passes over the sample, ε = 8. Without privacy four passes
-overfit: log loss is worse than
-a constant's. Clipping and noise prevent that here.
+overfit: log loss is worse than a constant's. Clipping and noise prevent that here.
 
 """
 
