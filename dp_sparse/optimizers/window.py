@@ -196,7 +196,9 @@ class SelectionWindow:
         whole = ContributionMap(by.offsets, row_ids, values, tf.zeros([0, 0], tf.int32), [])
         survivors = select_rows(whole, by.threshold, by.deviation, draw)
         kept = places_of(self._row_ids.read_value(), survivors.row_ids) >= 0
-        self._note(progress[_STEPS], tf.size(survivors.row_ids, tf.int64), tf.math.count_nonzero(kept))
+        self._note(
+            progress[_STEPS], tf.size(survivors.row_ids, tf.int64), tf.math.count_nonzero(kept)
+        )
         self._replace(survivors.row_ids, by.offsets)
         nothing = tf.zeros([0], tf.int64)
         for variable in (self._sum_ids, self._sum_units, self._new_ids, self._new_units):

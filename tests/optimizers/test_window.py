@@ -56,7 +56,10 @@ class Driven:
         """The units of each row so far."""
         progress = self.window._progress.numpy()
         found = self.window._whole(progress[window._MERGED], progress[window._FILLED])
-        return {int(row): int(units) for row, units in zip(*(each.numpy() for each in found), strict=True)}
+        return {
+            int(row): int(units)
+            for row, units in zip(*(each.numpy() for each in found), strict=True)
+        }
 
 
 maps = st.lists(
