@@ -284,7 +284,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
 
     @property
     def windows(self) -> np.ndarray | None:
-        """With a window, for each that has ended its steps, survivors, and survivors kept; released.
+        """With a window, of each that has ended: steps, survivors, how many stayed; released.
 
         int64 `[windows, 3]`, of the last 4,096 in this process; None without a window.
         """
@@ -299,15 +299,15 @@ class DPAdaFESTOptimizer(SparseOptimizer):
     def save_own_variables(self, store: Any) -> None:
         """As all optimizers, and the survivors of the last window; never the sum of this one."""
         super().save_own_variables(store)
-        if self._window is not None and self.built:
-            rows = self.survivors
+        rows = self.survivors if self.built else None
+        if self._window is not None and rows is not None:
             store[_SURVIVORS] = np.concatenate([np.zeros(0, np.int64), *rows])
             store[_SIZES] = np.array([self._window.windows_ended, *map(len, rows)])
 
     def load_own_variables(self, store: Any) -> None:
         """As all optimizers; a new window begins, with the survivors that were saved."""
         super().load_own_variables(store)
-        if self._window is None or _SIZES not in store.keys():
+        if self._window is None or _SIZES not in list(store.keys()):
             return
         ended, *sizes = np.asarray(store[_SIZES]).tolist()
         rows = np.split(np.asarray(store[_SURVIVORS]), np.cumsum(sizes)[:-1])

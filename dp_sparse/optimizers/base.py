@@ -411,7 +411,8 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
             PrivacyError: The store does not fit, so the spent steps would be lost.
         """
         before = self._account.before_loading()
-        numbered = {key: store[key] for key in store.keys() if key.isdigit()}
+        names = list(store.keys())  # of what may be no mapping
+        numbered = {name: store[name] for name in names if name.isdigit()}
         self._account.refuse_unfit(self.name, self.variables, numbered)
         super().load_own_variables(numbered)
         self._account.loaded(before)

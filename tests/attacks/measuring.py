@@ -154,12 +154,12 @@ def contributions_kept(seen: dict[int, float]) -> Iterator[None]:
     """While a step is traced: each run of it puts its contribution map, in units of C1, there."""
     original = adafest.contribution_map
 
-    def spied(tables: Any, clip_norm: float) -> Any:
+    def spied(tables: Any, clip_norm: float, examples: int) -> Any:
         def keep(row_ids: tf.Tensor, values: tf.Tensor) -> None:
             pairs = zip(row_ids.numpy().tolist(), values.numpy().tolist(), strict=True)
             seen.update({row: value / clip_norm for row, value in pairs if value})
 
-        found = original(tables, clip_norm)
+        found = original(tables, clip_norm, examples)
         tf.py_function(keep, [found.row_ids, found.values], [])
         return found
 

@@ -50,6 +50,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "DP-SGD": {"make": DPSGDOptimizer},
     "DP-FEST": {"make": DPFESTOptimizer, "rows": _SELECTED},
     "DP-AdaFEST+": {"rows": _SELECTED},
+    "a window": {"window": 4, "first_rows": _SELECTED},
+    "a window of DP-AdaFEST+": {"window": 4, "rows": _SELECTED, "first_rows": _SELECTED},
     "LazyDP": {"make": LazyDPSGDOptimizer},
     "shuffled": {"make": ShuffledDPSGDOptimizer},
     "shuffled, the sum clipped": {"make": ShuffledDPSGDOptimizer, "batch_clip_norm": 0.6},

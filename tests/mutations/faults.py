@@ -15,6 +15,7 @@ from tests.mutations import (
     of_shuffling,
     of_steps,
     of_vocabulary,
+    of_windows,
 )
 from tests.mutations.fault import Fault
 
@@ -24,6 +25,7 @@ FAULTS: tuple[Fault, ...] = (
     *of_clipping.FAULTS,
     *of_selection.FAULTS,
     *of_vocabulary.FAULTS,
+    *of_windows.FAULTS,
     *of_probabilities.FAULTS,
     *of_retrieval.FAULTS,
     *of_accounting.FAULTS,

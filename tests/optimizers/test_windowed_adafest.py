@@ -1,6 +1,7 @@
 """DPAdaFESTOptimizer(window=...): which rows a step trains, in every way of training."""
 
 import contextlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,7 @@ def trained(model: keras.Model, dataset: tf.data.Dataset, steps: int = STEPS) ->
     layers = [each for each in model.layers if isinstance(each, keras.layers.Embedding)]
     model.fit(dataset, steps_per_epoch=1, epochs=steps, callbacks=[Watch()], verbose=0)
     whole = [np.concatenate(each) for each in values]
-    pairs = zip(whole[:-1], whole[1:], strict=True)
-    return [np.flatnonzero(np.any(a != b, axis=1)).tolist() for a, b in pairs]
+    return [np.flatnonzero(np.any(a != b, axis=1)).tolist() for a, b in itertools.pairwise(whole)]
 
 
 def expected(
@@ -139,6 +139,9 @@ def test_a_resumed_run_keeps_survivors_and_begins_a_new_window(tmp_path: Path) -
     assert stored["survivors"].tolist() == [row for own in before for row in own]
     assert stored["sizes_of_survivors"].tolist() == [2, *map(len, before)]
     assert len(stored) == len(model.optimizer.variables) + 2
+    saved = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
+    lists = [name for name, shape in tf.train.list_variables(saved) if len(shape) == 1]
+    assert not [name for name in lists if "window" in name or "survivors" in name]
 
     model.load_weights(path)
     rest = np.concatenate([IDS[6:], IDS])
@@ -173,6 +176,26 @@ def test_a_refused_step_is_not_in_the_sum() -> None:
     with pytest.raises(dp_sparse.BadExampleError):
         trained(model, batches(plan, bad), steps=2)
     np.testing.assert_array_equal(window._progress.numpy(), before)
+
+
+def test_a_schedule_cannot_read_the_sum() -> None:
+    sums = []
+
+    class Reads(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step: Any) -> Any:
+            return 0.1 * tf.cast(tf.reduce_sum(sums[0].read_value()), tf.float32)
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    plan, model = plan_for(SIZE), click_model()
+    optimizer = dp_sparse.DPAdaFESTOptimizer(
+        keras.optimizers.SGD(Reads()), plan, 1.0, threshold=THRESHOLD, window=4
+    )
+    sums.append(optimizer._window._new_units)
+    model.compile(optimizer, "binary_crossentropy")
+    with pytest.raises(dp_sparse.PrivacyError, match="a statistic of training without noise"):
+        trained(model, batches(plan), steps=1)
 
 
 def test_settings_survive_a_config() -> None:

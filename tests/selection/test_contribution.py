@@ -10,7 +10,12 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_sparse.selection.contribution import ContributionMap, TableLookups, contribution_map
+from dp_sparse.selection.contribution import (
+    ContributionMap,
+    TableLookups,
+    contribution_map,
+    unit_of,
+)
 from tests.reference import adafest
 
 RUNS = settings(max_examples=120, deadline=None)
@@ -181,3 +186,18 @@ def test_sizes_unknown_to_the_graph(size: int, lookups: int | None) -> None:
     expected = adafest.contribution_map([[row, row] for row in ids], [9, 9], 0.7)
     np.testing.assert_allclose(vector, expected, rtol=1e-5)
     assert positions.shape == (size, 6)
+
+
+@pytest.mark.parametrize("examples", [1, 2**21, 2**21 + 1, 1024 * 70_000, 2**31, 2**40 + 1])
+def test_sums_over_a_window_are_exact(examples: int) -> None:
+    """The largest sum has at most 2⁵³ units, for float64, and no unit is larger than need be."""
+    for clip_norm in (0.3, 1.0, 2.0):
+        unit = unit_of(clip_norm, examples)
+        most = examples * Fraction(min(1.0, clip_norm)) / Fraction(unit)
+        assert most <= 2**53
+        assert most > 2**51 or unit == min(1.0, clip_norm) / 2**32
+        lookups = [TableLookups(9, tf.range(5, dtype=tf.int64)[None], tf.ones([1, 5], tf.bool))]
+        found = contribution_map(lookups, clip_norm, examples)
+        np.testing.assert_array_equal(found.values, unit * found.units.numpy().astype(float))
+        share = min(clip_norm / np.sqrt(5), 1.0)
+        np.testing.assert_array_equal(found.units, np.floor(share / unit))

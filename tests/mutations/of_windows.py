@@ -1,0 +1,107 @@
+"""Faults of selection over windows: noise, sums that live too long, and what is saved."""
+
+from tests.mutations.fault import Fault
+
+_WINDOW = "dp_sparse/optimizers/window.py"
+_ADAFEST = "dp_sparse/optimizers/adafest.py"
+_OF_WINDOW = "tests/optimizers/test_window.py"
+_OF_RUNS = "tests/optimizers/test_windowed_adafest.py"
+_RESUMED = f"{_OF_RUNS}::test_a_resumed_run_keeps_survivors_and_begins_a_new_window"
+
+FAULTS = (
+    Fault(
+        "a_window_with_the_noise_of_one_map",
+        _WINDOW,
+        "values = tf.cast(units, tf.float64) * (by.unit / tf.sqrt(rounds))",
+        "values = tf.cast(units, tf.float64) * by.unit",
+        (f"{_OF_WINDOW}::test_survivors_have_the_right_frequency[10]",),
+    ),
+    Fault(
+        "a_pass_counts_once_for_a_window_of_several",
+        _WINDOW,
+        "is_new = tf.cast(tf.not_equal(progress[_LAST_ROUND], now + 1), tf.int64)",
+        "is_new = tf.cast(tf.equal(progress[_STEPS], 0), tf.int64)",
+        (f"{_OF_WINDOW}::test_a_pass_counts_as_one_round",),
+    ),
+    Fault(
+        "every_batch_is_a_round_of_its_own_only_in_a_stream",
+        _ADAFEST,
+        "self._window.add(row_ids, units, step // self.plan.sampling.steps_per_round, draw, by)",
+        "self._window.add(row_ids, units, 0 * step, draw, by)",
+        ("tests/attacks/test_windows.py::test_a_run_shows_no_more_than_its_plan_accounts_for",),
+    ),
+    Fault(
+        "a_sum_that_outlives_its_window",
+        _WINDOW,
+        "        self._progress.assign(tf.zeros([5], tf.int64), read_value=False)\n"
+        "        self._ended.assign_add",
+        "        self._progress.assign(progress * [0, 0, 0, 1, 1], read_value=False)\n"
+        "        self._ended.assign_add",
+        (f"{_OF_WINDOW}::test_the_sum_is_exact_and_gone_when_its_window_ends",),
+    ),
+    Fault(
+        "a_sum_that_goes_on_under_another_key",
+        _WINDOW,
+        "return tf.where(is_same, self._progress.read_value(), 0)",
+        "return self._progress.read_value()",
+        (f"{_OF_WINDOW}::test_another_key_begins_a_new_window",),
+    ),
+    Fault(
+        "a_window_that_ends_when_its_sum_is_full",
+        _WINDOW,
+        "ends = steps >= _length(self._ended.read_value(), self.longest)",
+        "ends = (steps >= _length(self._ended.read_value(), self.longest)) | ~fits",
+        (f"{_OF_WINDOW}::test_survivors_are_those_of_dense_vectors",),
+    ),
+    Fault(
+        "maps_that_are_lost_when_they_are_merged",
+        _WINDOW,
+        "units = tf.concat([self._sum_units[:merged], self._new_units[:filled]], 0)",
+        "units = tf.concat([0 * self._sum_units[:merged], self._new_units[:filled]], 0)",
+        (f"{_OF_WINDOW}::test_survivors_are_those_of_dense_vectors",),
+    ),
+    Fault(
+        "the_map_of_a_step_that_was_refused",
+        "dp_sparse/step/train_step.py",
+        "        replicas.merged(lambda: optimizer.remember(sums.to_remember, draw))\n",
+        "        pass\n"
+        "    replicas.merged(lambda: optimizer.remember(sums.to_remember, draw))\n"
+        "    with tf.control_dependencies([sums.amounts.counts]):\n",
+        (f"{_OF_RUNS}::test_a_refused_step_is_not_in_the_sum",),
+    ),
+    Fault(
+        "the_sum_of_a_window_in_a_checkpoint",
+        _ADAFEST,
+        "            store[_SURVIVORS] =",
+        "            store['sum'] = self._window._new_units.numpy()\n            store[_SURVIVORS] =",
+        (_RESUMED,),
+    ),
+    Fault(
+        "first_rows_that_nobody_paid_for",
+        _ADAFEST,
+        "None if first_rows is None else checked_rows(first_rows, self.plan)",
+        "first_rows",
+        (f"{_OF_RUNS}::test_first_rows_are_paid_for",),
+    ),
+    Fault(
+        "rows_of_a_window_that_rows_rule_out",
+        _ADAFEST,
+        "own = [np.flatnonzero(np.isin(rows, kept)) for rows, kept in among if len(rows)]",
+        "own = [np.arange(len(rows)) for rows, kept in among if len(rows)]",
+        (f"{_OF_RUNS}::test_rows_restrict_what_survives_and_first_rows_begin",),
+    ),
+    Fault(
+        "units_that_float64_rounds",
+        "dp_sparse/selection/contribution.py",
+        "bits = _EXACT_BITS - math.ceil(math.log2(examples)) if examples > _FEW else 32",
+        "bits = 32",
+        ("tests/selection/test_contribution.py::test_sums_over_a_window_are_exact",),
+    ),
+    Fault(
+        "a_sum_that_training_code_may_read",
+        _WINDOW,
+        "return [self._progress, self._sum_ids, self._sum_units, self._new_ids, self._new_units]",
+        "return []",
+        (f"{_OF_RUNS}::test_a_schedule_cannot_read_the_sum",),
+    ),
+)
