@@ -276,13 +276,13 @@ FAULTS = (
     Fault(
         "weights_applied_after_clipping",
         "dp_sparse/step/forward_backward.py",
-        "    return run, clipped_sums(optimizer, run, step_rows, real)\n",
+        "    return run, clipped_sums(optimizer, run, choice, real)\n",
         "    import types\n\n"
         "    weights = tf.nest.flatten(examples.sample_weight)[0]\n"
         "    names = 'clipping', 'dense_variables', 'tables', 'diagnostics'\n"
         "    other = types.SimpleNamespace(**{name: getattr(optimizer, name) for name in names})\n"
         "    other.current_clip_norm = optimizer.current_clip_norm * weights\n"
-        "    return run, clipped_sums(other, run, step_rows, real)\n",
+        "    return run, clipped_sums(other, run, choice, real)\n",
         ("tests/training/test_train_step.py::test_class_weights_scale_the_loss_before_clipping",),
     ),
     Fault(

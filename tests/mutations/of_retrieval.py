@@ -18,14 +18,14 @@ FAULTS = (
     Fault(
         "scores_of_rows_that_are_not_looked_up_have_no_norm",
         _LOOKUPS,
-        "own.plus(scored).squared_norms() + exact(own.others(scored).squared_norms())",
+        "whole.squared_norms() + exact(others.squared_norms())",
         "own.plus(scored).squared_norms()",
         (_NORMS,),
     ),
     Fault(
         "a_row_that_is_looked_up_and_scored_counts_as_two",
         _LOOKUPS,
-        "own.plus(scored).squared_norms() + exact(own.others(scored).squared_norms())",
+        "whole.squared_norms() + exact(others.squared_norms())",
         "own.squared_norms() + exact(scored.squared_norms())",
         (_NORMS,),
     ),

@@ -335,8 +335,8 @@ FAULTS = (
     Fault(
         "noise_only_on_rows_that_were_looked_up",
         "dp_sparse/optimizers/fest.py",
-        "StepRows(selected, restricted(table, selected).places)",
-        "StepRows(selected[1:], restricted(table, selected[1:]).places)",
+        "StepRows(own, restricted(table, own).places)",
+        "StepRows(own[1:], restricted(table, own[1:]).places)",
         ("tests/optimizers/test_fest.py::test_every_selected_row_is_noised_and_no_other",),
     ),
     Fault(

@@ -33,10 +33,10 @@ FAULTS = (
     Fault(
         "a_sum_that_outlives_its_window",
         _WINDOW,
-        "        self._progress.assign(tf.zeros([5], tf.int64), read_value=False)\n"
-        "        self._ended.assign_add",
-        "        self._progress.assign(progress * [0, 0, 0, 1, 1], read_value=False)\n"
-        "        self._ended.assign_add",
+        "            variable.assign(nothing, read_value=False)\n"
+        "        self._progress.assign(tf.zeros([5], tf.int64), read_value=False)\n",
+        "            del variable, nothing\n"
+        "        self._progress.assign(progress * [0, 0, 0, 1, 1], read_value=False)\n",
         (f"{_OF_WINDOW}::test_the_sum_is_exact_and_gone_when_its_window_ends",),
     ),
     Fault(
@@ -73,7 +73,8 @@ FAULTS = (
         "the_sum_of_a_window_in_a_checkpoint",
         _ADAFEST,
         "            store[_SURVIVORS] =",
-        "            store['sum'] = self._window._new_units.numpy()\n            store[_SURVIVORS] =",
+        "            store['sum'] = self._window._new_units.numpy()\n"
+        "            store[_SURVIVORS] =",
         (_RESUMED,),
     ),
     Fault(
