@@ -180,11 +180,15 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             return
         if self.compiles:
             self._window.rooms(len(self._own_sizes))
-        if self.first_rows is not None:
+        self._begin_first()
+
+    def _begin_first(self) -> None:
+        """Begins window 0."""
+        if self.first_rows is None:
+            self._begin([np.zeros(0, np.int64)] * len(self.tables), 0)
+        else:
             first = rows_of_tables(self.first_rows, self.tables)
             self._begin([rows.numpy() for rows in first], 0)
-        else:
-            self._begin([np.zeros(0, np.int64)] * len(self.tables), 0)
 
     def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:
         """The survivors of the noisy, thresholded contribution map, over all tables at once.

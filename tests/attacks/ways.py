@@ -108,6 +108,8 @@ class Trainee:
     def on(self, removed: int | None = None) -> Released:
         """One step on the data, or on the neighbour without one example."""
         self.optimizer.use_noise_key(tf.constant([123, 456], tf.int64))  # for equal masks
+        if self.optimizer.built and getattr(self.optimizer, "window", 1) > 1:
+            self.optimizer._begin_first()
         before = self._trained()
         self._seen.clear()
         with contributions_kept(self._seen) if self.way.seen else contextlib.nullcontext():
