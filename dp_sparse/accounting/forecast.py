@@ -6,6 +6,9 @@ Expected numbers of rows are sums of these probabilities, which are computed on 
 lookup, the same holds with K + 1 lookups of its row in the batch. Time O(rows), or O(1) of a table
 whose frequencies are assumed.
 
+With a window of L steps and n rounds (docs/windowed_selection.md) K ~ Poisson(L·B·f), the noise has
+deviation √n·σ1·C1, the threshold is √n·τ, and a lookup trains if its row survived before.
+
 It needs how often an example looks up each row of a table: as given, or by Zipf's law.
 
 Zipf's law says that the row of rank r is looked up in proportion to 1/r^s. Words, items and clicked
@@ -33,6 +36,7 @@ from dp_sparse.core import validate
 ZIPF_EXPONENT = 1.1
 _EXACT = 10_000  # ranks that stand for themselves; those behind them share some hundred groups
 _GROUPS = 400
+_NEARLY = 0.98  # of the lookups that the best window trains: a shorter one follows drift sooner
 _GRID = np.concatenate([[0.0], np.geomspace(1e-9, 1e9, 1801)])  # of B·f
 _SUMMED = 200.0  # means of K up to this are summed exactly; beyond, K is taken as normal
 _COUNTS = np.arange(400)
@@ -125,10 +129,11 @@ class TableForecast:
 
     Attributes:
         rows: All rows of the table.
-        looked_up: Rows that a batch looks up.
+        looked_up: Rows that a batch looks up; with a window, all batches of the window.
         survivors: The looked-up rows that survive.
-        false_rows: Rows that survive though the batch did not look them up.
+        false_rows: Rows that survive though they were not looked up.
         trained_share: The part of the lookups whose row survives, so that it trains.
+        lookups: Of an example, expected.
         assumed: Whether frequencies follow from Zipf's law, for want of given ones.
     """
 
@@ -137,6 +142,7 @@ class TableForecast:
     survivors: float
     false_rows: float
     trained_share: float
+    lookups: float
     assumed: bool
 
     @property
@@ -157,6 +163,7 @@ class Forecast:
         threshold: τ.
         lookups: p, the most lookups of one example.
         tables: What a step does to each table.
+        window: W; the forecast is that of a window of this length.
     """
 
     noise_multiplier: float
@@ -166,6 +173,21 @@ class Forecast:
     threshold: float
     lookups: int
     tables: dict[str, TableForecast]
+    window: int = 1
+
+    @property
+    def expected_false_rows(self) -> float:
+        """λ, which has this threshold."""
+        deviation = self.contribution_noise_multiplier * self.contribution_clip_norm
+        rows = sum(table.rows for table in self.tables.values())
+        return rows * survival_probability(self.threshold, deviation)
+
+    @property
+    def trained_share(self) -> float:
+        """The part of an example's lookups whose row trains, over all tables."""
+        lookups = {name: table.lookups for name, table in self.tables.items()}
+        trained = sum(self.tables[name].trained_share * own for name, own in lookups.items())
+        return trained / max(sum(lookups.values()), 1e-300)
 
     @property
     def rows_per_step(self) -> float:
@@ -187,6 +209,8 @@ class Forecast:
                 f"{self.gradient_noise_multiplier:.4g} for the gradient",
                 f"threshold = {self.threshold:.4g}; an example adds {added:.4g} to each of its "
                 f"{self.lookups} rows, noise has deviation {deviation:.4g}",
+                f"window = {self.window}, expected_false_rows = {self.expected_false_rows:.4g}: "
+                f"{self.trained_share:.1%} of all lookups train their row",
                 f"rows noised a step: {self.rows_per_step:,.4g}, {self.row_reduction:,.4g} times "
                 "fewer than all",
                 *_aligned(self.tables),
@@ -207,8 +231,11 @@ def forecast(
     expected_false_rows: float | None = None,
     false_positive_rate: float | None = None,
     rows_per_step: float | None = None,
+    window: int = 1,
+    steps_per_round: int = 1,
 ) -> Forecast:
     """What `DPAdaFESTOptimizer` would do; see `PrivacyPlan.explain` for the arguments."""
+    window = validate.positive_integer("window", window)
     ways = {
         "threshold": threshold,
         "expected_false_rows": expected_false_rows,
@@ -225,16 +252,36 @@ def forecast(
     )
     deviation, added = of_map * clip_norm, min(1.0, clip_norm / math.sqrt(lookups))
 
+    scale = math.sqrt(math.ceil(window / steps_per_round))
+
     def at(threshold: float) -> Forecast:
-        survival = _survival_of_means(threshold, added, deviation)
+        survival = _survival_of_means(scale * threshold, added, scale * deviation, window > 1)
+        chance = survival_probability(threshold, deviation)
         found = {
-            name: _of_table(f, expected_batch_size, survival, threshold, deviation)
+            name: _of_table(f, window * expected_batch_size, survival, chance)
             for name, f in frequencies.items()
         }
-        return Forecast(noise_multiplier, of_map, of_gradient, clip_norm, threshold, lookups, found)
+        return Forecast(
+            noise_multiplier, of_map, of_gradient, clip_norm, threshold, lookups, found, window
+        )
 
     rows = sum(f.rows for f in frequencies.values())
     return at(_threshold(given, rows, deviation, at))
+
+
+def forecast_of_noised_rows(noised_rows: float, most_steps: int, **asked: Any) -> Forecast:
+    """The forecast of the window that trains most lookups with `noised_rows` rows a step.
+
+    Args:
+        noised_rows: Rows of a step, over all tables.
+        most_steps: The longest window to consider.
+        **asked: As `forecast` takes it, without a threshold and a window.
+    """
+    wanted = validate.positive("noised_rows", noised_rows)
+    windows = [2**bits for bits in range(int(math.log2(max(1, most_steps))) + 1)]
+    found = [forecast(**asked, rows_per_step=wanted, window=window) for window in windows]
+    best = max(each.trained_share for each in found)
+    return next(each for each in found if each.trained_share >= _NEARLY * best)
 
 
 def _frequencies(
@@ -294,34 +341,35 @@ def _threshold(
 
 
 def _survival_of_means(
-    threshold: float, added: float, deviation: float
+    threshold: float, added: float, deviation: float, beforehand: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For each mean number of lookups of the grid, three probabilities of a row.
 
     That it is looked up and survives, that it is looked up, and that it survives with one more
-    lookup. An example adds `added` to a row that it looks up.
+    lookup; if rows are chosen `beforehand`, with or without. An example adds `added` to a row that
+    it looks up.
     """
     few = _GRID <= _SUMMED
     chances = scipy.stats.poisson.pmf(_COUNTS, _GRID[few, np.newaxis])
 
-    def survives(more: int) -> np.ndarray:
+    def survives(more: int, every: bool = False) -> np.ndarray:
         of_count = scipy.stats.norm.sf((threshold - added * (_COUNTS + more)) / deviation)
         spread = np.sqrt(added**2 * _GRID[~few] + deviation**2)
         of_many = scipy.stats.norm.sf((threshold - added * (_GRID[~few] + more)) / spread)
-        from_one = chances if more else chances * (_COUNTS > 0)
+        from_one = chances if more or every else chances * (_COUNTS > 0)
         return np.concatenate([from_one @ of_count, of_many])
 
-    return survives(0), -np.expm1(-_GRID), survives(1)
+    trained = survives(0, every=True) if beforehand else survives(1)
+    return survives(0), -np.expm1(-_GRID), trained
 
 
 def _of_table(
     table: LookupFrequencies,
-    batch: float,
+    examples: float,
     survival: tuple[np.ndarray, np.ndarray, np.ndarray],
-    threshold: float,
-    deviation: float,
+    false_chance: float,
 ) -> TableForecast:
-    means, weights = batch * table.frequencies, table.counts
+    means, weights = examples * table.frequencies, table.counts
     true, looked_up, trained = (np.interp(means, _GRID, values) for values in survival)
     of_lookups = weights * table.frequencies
     unseen = table.rows - float(looked_up @ weights)
@@ -329,8 +377,9 @@ def _of_table(
         rows=table.rows,
         looked_up=float(looked_up @ weights),
         survivors=float(true @ weights),
-        false_rows=unseen * survival_probability(threshold, deviation),
+        false_rows=unseen * false_chance,
         trained_share=float(trained @ of_lookups / max(of_lookups.sum(), 1e-300)),
+        lookups=table.lookups,
         assumed=table.assumed,
     )
 

@@ -29,7 +29,7 @@ from dp_sparse.accounting.calibration import (
     smallest_noise_multiplier,
     warn_if_hopeless,
 )
-from dp_sparse.accounting.forecast import Forecast, forecast
+from dp_sparse.accounting.forecast import Forecast, forecast, forecast_of_noised_rows
 from dp_sparse.accounting.mechanisms import (
     NOISE_RATIO,
     GaussianMechanism,
@@ -53,6 +53,7 @@ from dp_sparse.core import fingerprint, validate
 from dp_sparse.sampling import Sampling
 
 _GAUSSIAN = GaussianMechanism()
+_WINDOWS = 8  # of a run, at least, where their length is proposed
 _FIELDS = (  # of a plan, with their types and what to use
     ("budget", PrivacyBudget, "budget=PrivacyBudget(epsilon, delta)"),
     ("sampling", Sampling, "sampling=PoissonSampling(...) or StreamSampling(...)"),
@@ -328,6 +329,8 @@ class PrivacyPlan:
         expected_false_rows: float | None = None,
         false_positive_rate: float | None = None,
         rows_per_step: float | None = None,
+        window: int = 1,
+        noised_rows: float | None = None,
     ) -> Forecast:
         """What `DPAdaFESTOptimizer` would do under this plan; print it before training.
 
@@ -346,6 +349,11 @@ class PrivacyPlan:
             expected_false_rows: Likewise, by default 10 and at most half of all rows.
             false_positive_rate: Of one row that no example has, below ½.
             rows_per_step: The wanted size of the gradient.
+            window: As of `DPAdaFESTOptimizer`; the forecast is that of its longest window.
+            noised_rows: In place of all of these: how many rows are to get noise in a step. The
+                forecast has the window and the false rows that train most lookups then, which
+                `DPAdaFESTOptimizer(window=..., expected_false_rows=...)` takes. If that hardly
+                matters, the window is short.
 
         Raises:
             ValueError: A plan without noise or of another mechanism than `GaussianMechanism`, an
@@ -356,18 +364,30 @@ class PrivacyPlan:
                 f"Expected a plan with mechanism=GaussianMechanism(), which DPAdaFESTOptimizer "
                 f"needs, got mechanism={self.mechanism!r}."
             )
-        return forecast(
-            self._noise_for(self.sampling.steps),
-            self.sampling.expected_batch_size,
-            tables,
-            lookups=lookups,
-            contribution_clip_norm=contribution_clip_norm,
-            noise_ratio=noise_ratio,
-            threshold=threshold,
-            expected_false_rows=expected_false_rows,
-            false_positive_rate=false_positive_rate,
-            rows_per_step=rows_per_step,
-        )
+        asked: dict[str, Any] = {
+            "noise_multiplier": self._noise_for(self.sampling.steps),
+            "expected_batch_size": self.sampling.expected_batch_size,
+            "tables": tables,
+            "lookups": lookups,
+            "contribution_clip_norm": contribution_clip_norm,
+            "noise_ratio": noise_ratio,
+            "steps_per_round": self.sampling.steps_per_round,
+        }
+        chosen: dict[str, Any] = {
+            "threshold": threshold,
+            "expected_false_rows": expected_false_rows,
+            "false_positive_rate": false_positive_rate,
+            "rows_per_step": rows_per_step,
+        }
+        if noised_rows is None:
+            return forecast(**asked, **chosen, window=window)
+        others = {name: value for name, value in chosen.items() if value is not None}
+        if others or window != 1:
+            raise ValueError(
+                f"Expected noised_rows alone, got window={window} and {others} beside it: they "
+                "follow from noised_rows."
+            )
+        return forecast_of_noised_rows(noised_rows, self.sampling.steps // _WINDOWS, **asked)
 
     def price(self, release: Release) -> ReleasePrice:
         """What one of `releases` adds to ε of all steps, and what it would cost on its own.

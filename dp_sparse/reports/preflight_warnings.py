@@ -234,6 +234,7 @@ def _of_adafest(
         contribution_clip_norm=optimizer.contribution_clip_norm,
         noise_ratio=optimizer.noise_ratio,
         threshold=optimizer.threshold,
+        window=optimizer.window,
         expected_false_rows=(
             min(optimizer.expected_false_rows, most) if optimizer.threshold is None else None
         ),

@@ -250,7 +250,7 @@ def _dp_adafest(
     found: dict[str, Any],
     lookups: int,
 ) -> Recommendation:
-    options = {"noise_ratio": NOISE_RATIO, "expected_false_rows": FALSE_ROWS}
+    options: dict[str, Any] = {"noise_ratio": NOISE_RATIO, "expected_false_rows": FALSE_ROWS}
     forecast = plan.explain(found, lookups=lookups, **options)
     entries = dense + noised_entries(forecast, tables)
     signal = signal_per_weight(plan, forecast.gradient_noise_multiplier, entries)

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import stats
 
 import dp_sparse
 from dp_sparse import noise
@@ -192,3 +193,45 @@ def test_lookups_of_an_example_may_be_given_for_each_table() -> None:
         with pytest.raises(ValueError, match=r"tables\['b'\]"):
             plan.explain({"a": 500, "b": wrong})
     assert plan.explain({"b": (0.3, 0.5)}).tables["b"].rows == 2  # two probabilities
+
+
+@pytest.mark.parametrize(("window", "steps_per_round", "rounds"), [(8, 1, 8), (8, 100, 1)])
+def test_forecasts_of_a_window_are_those_of_counts(
+    window: int, steps_per_round: int, rounds: int
+) -> None:
+    """Each row is looked up as often as Poisson says, and survives the noise of so many maps."""
+    own, batch, runs, threshold = zipf(2_000), 100, 400, 1.2
+    rng, deviation = np.random.default_rng(0), split_noise(SIGMA, RATIO)[0]
+    counts = rng.poisson(window * batch * own, (runs, len(own)))
+    noisy = counts + np.sqrt(rounds) * deviation * rng.standard_normal(counts.shape)
+    survived = noisy >= np.sqrt(rounds) * threshold
+    settings = {"noise_ratio": RATIO, "threshold": threshold, "window": window}
+    found = forecast(SIGMA, batch, {"a": own}, steps_per_round=steps_per_round, **settings)
+    (table,) = found.tables.values()
+    looked_up = counts > 0
+    for expected, samples in (
+        (table.looked_up, looked_up),
+        (table.survivors, survived & looked_up),
+        (table.false_rows, survived & ~looked_up),
+    ):
+        assert samples.sum(axis=1).mean() == pytest.approx(expected, rel=0.01, abs=0.5)
+    assert (survived @ own).mean() == pytest.approx(table.trained_share, rel=0.01)
+    assert found.trained_share == pytest.approx(table.trained_share)
+    chance = stats.norm.sf(threshold / deviation)
+    assert found.expected_false_rows == pytest.approx(len(own) * chance)
+
+
+def test_a_window_follows_from_the_rows_that_get_noise() -> None:
+    plan = plan_for(50_000, expected_batch_size=500, steps=200, noise_multiplier=1.0)
+    tables = {"a": (20_000, 8)}
+    found = plan.explain(tables, noised_rows=300)
+    assert found.window > 1
+    assert found.rows_per_step == pytest.approx(300)
+    again = plan.explain(tables, window=found.window, expected_false_rows=found.expected_false_rows)
+    assert again.trained_share == pytest.approx(found.trained_share)
+    alone = plan.explain(tables, rows_per_step=300)
+    assert found.trained_share > 1.1 * alone.trained_share
+    assert f"window = {found.window}, expected_false_rows = " in str(found)
+    for beside in ({"window": 4}, {"threshold": 1.0}):
+        with pytest.raises(ValueError, match="Expected noised_rows alone, got"):
+            plan.explain(tables, noised_rows=300, **beside)
