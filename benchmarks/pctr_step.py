@@ -35,12 +35,15 @@ def private_step(
     initializer: str,
     jit_compile: bool = False,
     strategy: tf.distribute.Strategy | None = None,
+    window: int = 1,
 ) -> Callable[[], object]:
     """One call is one DP-AdaFEST step; call it in the scope of `strategy`, if there is one."""
     sampling = dp_sparse.StreamSampling(num_examples=BATCH * batches, batch_size=BATCH)
     budget = dp_sparse.PrivacyBudget(epsilon=8.0, delta=1e-6)
     plan = dp_sparse.PrivacyPlan(budget, sampling).calibrate()
-    optimizer = dp_sparse.DPAdaFESTOptimizer(keras.optimizers.Adagrad(0.01), plan, clip_norm=1.0)
+    optimizer = dp_sparse.DPAdaFESTOptimizer(
+        keras.optimizers.Adagrad(0.01), plan, clip_norm=1.0, window=window
+    )
     dataset = tf.data.Dataset.from_tensor_slices(examples(sizes, BATCH * batches))
     made = _shared_out(sampling.batches(dataset), strategy)
     return _step(sizes, initializer, optimizer, iter(made), jit_compile)

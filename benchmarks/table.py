@@ -223,6 +223,13 @@ ROWS = (
         "{sampled_over_in_batch}",
     ),
     Row(
+        "Step of DP-AdaFEST with windows of 64 steps over one without: pCTR, one table; one table "
+        "of 1e7 rows over 1e5; memory of the sum over 16 bytes for each row of a window",
+        "windowed_selection",
+        "{window_over_plain_step}, {window_over_plain_step_one_table}; "
+        "{window_flatness_1e7_over_1e5}; {window_memory_over_touched_rows}",
+    ),
+    Row(
         "A step of tensorflow-privacy's DP-SGD over one of DP-AdaFEST, one table of 1e5, 1e6 and "
         "1e7 rows; its memory over that of DP-AdaFEST, 1e6 and 1e7 rows",
         "table_size",
