@@ -30,7 +30,15 @@ def get_config() -> ml_collections.ConfigDict:
     config.base.data.validation_fraction = 0.1
     config.base.training.evaluations = 1
     config.base.report.update({"verbose": 0, "points": 2})
-    config.points = (*_sample(), *_two_million(), *_twenty_million(), *_grid(), *_models())
+    config.base.adafest.window = 1
+    config.points = (
+        *_sample(),
+        *_two_million(),
+        *_windows(),
+        *_twenty_million(),
+        *_grid(),
+        *_models(),
+    )
     return config
 
 
@@ -113,6 +121,30 @@ def _twenty_million() -> list[Point]:
     return [
         point("twenty million", name, 1.0, {**_TWENTY_MILLION, **changes}, _ONE)
         for name, changes in methods.items()
+    ]
+
+
+def _windows() -> list[Point]:
+    """DP-AdaFEST whose rows are chosen over windows of steps."""
+    of_two_million = [(16, 1.0), (64, 1.0), (64, 10.0), (64, 100.0), (128, 10.0)]
+    return [
+        *(
+            point(
+                "two million",
+                f"windowed DP-AdaFEST, W={window}, λ={rows:g}",
+                1.0,
+                {**_TWO_MILLION, **_adafest(rows), "adafest.window": window},
+                _ONE,
+            )
+            for window, rows in of_two_million
+        ),
+        point(
+            "sample",
+            "windowed DP-AdaFEST, W=8, λ=10",
+            1.0,
+            {**_adafest(10.0), "adafest.window": 8},
+            _THREE,
+        ),
     ]
 
 

@@ -22,6 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     config.base = criteo_time_series.get_config()
     config.base.training.update({"batch_size": 2000, "epochs": 2.0})
+    config.base.adafest.window = 1
     config.points = tuple(
         p for data in (MADE_UP, SLICES) for p in (*_table_5(data), *_figures_5_and_6(data))
     )
@@ -43,6 +44,10 @@ def _table_5(data: str) -> list[Point]:
 def _figures_5_and_6(data: str) -> list[Point]:
     drifts = data == MADE_UP
     adafest = {f"DP-AdaFEST, λ={rows:g}": _adafest(rows) for rows in (10.0, 100.0)}
+    windows = {
+        f"windowed DP-AdaFEST, W={window}, λ=10": {**_adafest(10.0), "adafest.window": window}
+        for window in (8, 64)
+    }
     fest = {
         f"DP-FEST, k={rows}, {source}": _fest(rows, source)
         for rows in ((30, 100, 300) if drifts else (100,))
@@ -55,9 +60,9 @@ def _figures_5_and_6(data: str) -> list[Point]:
             "method": "dp_adafest_plus",
         }
     }
-    ways: dict[int, dict[str, Changes]] = {18: {**adafest, **fest, **(both if drifts else {})}}
+    ways: dict[int, dict[str, Changes]] = {18: {**adafest, **fest}}
     if drifts:
-        ways[1] = adafest
+        ways = {18: {**adafest, **fest, **both, **windows}, 1: {**adafest, **windows}}
     return [
         point(data, f"{name}, period {p}", 1.0, {**changes, "period": p}, _seeds(data, p, 1.0))
         for p in ways

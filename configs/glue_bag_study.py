@@ -17,6 +17,7 @@ def get_config() -> ml_collections.ConfigDict:
     """The study."""
     config = ml_collections.ConfigDict()
     config.base = glue_bag.get_config()
+    config.base.adafest.window = 1
     config.points = tuple(_points())
     return config
 
@@ -66,7 +67,26 @@ def _points() -> list[Point]:
         for name, changes in _methods().items()
         if name in ("DP-SGD", "DP-AdaFEST", "LoRA + DP-AdaFEST")
     ]
-    return [*first, *lora, *batches, *fest, *clipped, *grid]
+    return [*first, *_windows(), *lora, *batches, *fest, *clipped, *grid]
+
+
+def _windows() -> list[Point]:
+    """DP-AdaFEST and DP-AdaFEST+ whose rows are chosen over windows of steps."""
+    points = [
+        point("windows", f"W={window}, λ={false:g}", 3.0, _window(window, false), SEEDS)
+        for window in (16, 64)
+        for false in (10.0, 100.0, 300.0)
+    ]
+    points += [
+        point("windows", f"W={window}, λ=100", epsilon, _window(window, 100.0), SEEDS)
+        for epsilon in (1.0, 8.0)
+        for window in (16, 64)
+    ]
+    changes = {**_window(64, 100.0), "method": "dp_adafest_plus", "selection.rows": 3000}
+    points.append(point("windows", "DP-AdaFEST+, W=64, λ=100", 3.0, changes, SEEDS[:1]))
+    large = {**_window(64, 10.0), **_batch(4096)}
+    points.append(point("windows", "batch 4,096, W=64, λ=10", 3.0, large, SEEDS[:1]))
+    return points
 
 
 def _methods() -> dict[str, Changes]:
@@ -87,6 +107,10 @@ def _adafest(false_rows: float, ratio: float = 1.0) -> Changes:
         "adafest.expected_false_rows": false_rows,
         "adafest.noise_ratio": ratio,
     }
+
+
+def _window(window: int, false_rows: float) -> Changes:
+    return {**_adafest(false_rows), "adafest.window": window}
 
 
 def _fest(rows: int, source: str) -> Changes:

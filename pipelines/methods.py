@@ -115,9 +115,8 @@ def optimizer_under(
         case "exponential":
             return dp_sparse.ExponentialSelectionOptimizer(wrapped, plan, **given)
         case "dp_adafest" | "dp_adafest_plus":
-            return dp_sparse.DPAdaFESTOptimizer(
-                wrapped, plan, **by_row, **_adafest(config), rows=rows
-            )
+            own = _adafest(config, plan.sampling.steps)
+            return dp_sparse.DPAdaFESTOptimizer(wrapped, plan, **by_row, **own, rows=rows)
         case _:
             raise ValueError(f"Expected method among {PRIVATE}, got method={config.method!r}.")
 
@@ -128,9 +127,13 @@ def _clipping(config: ml_collections.ConfigDict) -> dp_sparse.QuantileClipping |
     return dp_sparse.QuantileClipping(quantile) if quantile else None
 
 
-def _adafest(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """The settings of DP-AdaFEST: a threshold takes the place of expected false rows."""
-    given = dict(config.adafest)
+def _adafest(config: ml_collections.ConfigDict, steps: int) -> dict[str, Any]:
+    """The settings of DP-AdaFEST: a threshold takes the place of expected false rows.
+
+    A window is no longer than the run.
+    """
+    given = {"window": 1, **config.adafest}
+    given["window"] = min(given["window"], steps)
     if given["threshold"] is not None:
         del given["expected_false_rows"]
     return given

@@ -26,6 +26,7 @@ from dp_sparse.accounting import (
 )
 from dp_sparse.core import validate, xla
 from dp_sparse.optimizers.base import PrivateOptimizer, TableOptions
+from dp_sparse.optimizers.keras_wrapper import WrappingOptimizer
 from dp_sparse.optimizers.sparse_base import SparseOptimizer, checked_rows, rows_of_tables
 from dp_sparse.optimizers.window import Selection, SelectionWindow
 from dp_sparse.selection import (
@@ -285,6 +286,14 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             among = zip([each.numpy() for each in self._selected], survivors, strict=True)
             own = [np.flatnonzero(np.isin(rows, kept)) for rows, kept in among if len(rows)]
         self._window.start(own, self._own_offsets, ended)
+
+    def take_slots(self, previous: WrappingOptimizer) -> None:
+        """As all optimizers, and the survivors of its last window, if both have windows."""
+        super().take_slots(previous)
+        if isinstance(previous, DPAdaFESTOptimizer) and previous._window is not None:
+            rows = previous.survivors
+            if self._window is not None and rows is not None:
+                self._begin(rows, previous._window.windows_ended)
 
     @property
     def windows(self) -> np.ndarray | None:

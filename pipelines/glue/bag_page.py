@@ -54,17 +54,21 @@ def page_of(config: ml_collections.ConfigDict, lines: Sequence[Run]) -> str:
         share=base.selection.share,
     )
     parts = [head, told_missing(config.points, lines)]
-    if {"methods", *TITLES} <= {x["group"] for x in lines} and not missing(config.points, lines):
+    told_here = [own for own in config.points if own["group"] != "windows"]
+    groups = {"methods", *TITLES} - {"windows"}
+    if groups <= {x["group"] for x in lines} and not missing(told_here, lines):
         parts.append(f"\n## What it says\n\n{_conclusions(lines)}\n")
     parts.append("\n## Methods\n\n" + _methods_table(lines))
     for group in dict.fromkeys(point["group"] for point in config.points):
-        own = [line for line in lines if line["group"] == group]
+        own = [line for line in lines if line["group"] == group and line["epsilon"] == _EPSILON]
         if group != "methods" and own:
             parts.append(f"\n## {TITLES[group]}\n\nAt ε = 3.\n\n{_table(own)}")
     return "".join(parts)
 
 
+_EPSILON = 3.0  # of all groups but the first
 TITLES = {
+    "windows": "Rows chosen over windows of W steps",
     "LoRA": "LoRA on the table, alone and with DP-AdaFEST",
     "batch size": "Larger batches, as many steps",
     "rows selected before": "Rows selected before training",

@@ -22,7 +22,8 @@ from pipelines.own_process import in_own_process
 from pipelines.points import Changes, Run, parser, run_config, run_missing
 
 _OF_MACHINE = ("seed", "data.path", "data.prepared", "model.tokenizer", "selection.counts")
-results_in = functools.partial(points.results_in, of_machine=_OF_MACHINE)
+_LATER = ("adafest.window",)  # 1 for all runs that were made without it
+results_in = functools.partial(points.results_in, of_machine=(*_OF_MACHINE, *_LATER))
 
 
 def run_point(config: ml_collections.ConfigDict) -> dict[str, Any]:

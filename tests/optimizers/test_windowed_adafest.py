@@ -166,6 +166,21 @@ def test_a_window_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
         trained(model, batches(plan, IDS[3:]), steps=2)
 
 
+def test_the_next_optimizer_of_a_model_takes_the_survivors() -> None:
+    """As from one period of a stream to the next; without the maps of the window that was open."""
+    model, plan = compiled(window=4)
+    trained(model, batches(plan), steps=5)
+    previous = model.optimizer
+    optimizer = dp_sparse.DPAdaFESTOptimizer(
+        keras.optimizers.SGD(1.0), plan_for(SIZE), 1.0, threshold=THRESHOLD, window=2
+    )
+    model.compile(optimizer, "binary_crossentropy")
+    optimizer.take_slots(previous)
+    found = trained(model, batches(optimizer.plan, IDS[5:]), steps=4)
+    assert found[:2] == [expected(4)[3]] * 2
+    assert found[2:] == [expected(2, np.concatenate([IDS[:1], IDS[5:]]))[3]] * 2
+
+
 def test_a_refused_step_is_not_in_the_sum() -> None:
     """Its rows are chosen before the last part of its batch shows a bad label."""
     plan = plan_for(SIZE)

@@ -30,8 +30,11 @@ from pipelines.points import Changes, Run, parser, run_config, run_missing
 from pipelines.runs import REFUSALS
 
 _OF_MACHINE = ("seed", "data.days", "directory")
-_OF_LONGER_RUNS = ("optimizer.walk",)  # lowers no rate of up to 400 steps
-results_in = functools.partial(points.results_in, of_machine=(*_OF_MACHINE, *_OF_LONGER_RUNS))
+_LATER = (  # settings that change no run made without them
+    "optimizer.walk",  # lowers no rate of up to 400 steps
+    "adafest.window",  # 1 for all of them
+)
+results_in = functools.partial(points.results_in, of_machine=(*_OF_MACHINE, *_LATER))
 
 
 def run_point(config: ml_collections.ConfigDict) -> dict[str, Any]:
