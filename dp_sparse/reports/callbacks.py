@@ -222,6 +222,9 @@ class PrivacyReport(keras.callbacks.Callback):
             )
         if history.rows:
             sections.append(("Embedding rows noised per step", self.rows_chart()))
+        windows = getattr(self._optimizer, "windows", None)
+        if windows is not None and len(windows):
+            sections.append(("Rows that survived each window of steps", _windows_chart(windows)))
         if history.diagnostics:
             sections.append(("Covered by no epsilon", _diagnostics_table(history.diagnostics)))
         return report_page.page("dp_sparse: private training", [*sections, *self._added])
@@ -312,6 +315,16 @@ def _signals_table(signals: list[Signal]) -> str:
     headers = ["variable", "entries noised a step", "signal per weight of a step", "stood out"]
     rows = [(s.path, s.entries, s.signal_of_step, "yes" if s.stands_out else "no") for s in signals]
     return report_page.table(headers, rows)
+
+
+def _windows_chart(windows: np.ndarray) -> str:
+    """How many rows survived, and how many of those had trained in the window before."""
+    ends, survived, stayed = np.cumsum(windows[:, 0]).tolist(), windows[:, 1], windows[:, 2]
+    series = {
+        "survived": (ends, survived.tolist()),
+        "of these, trained before": (ends, stayed.tolist()),
+    }
+    return report_page.chart("steps of this run's windows", "rows", series, log_y=True)
 
 
 def _diagnostics_table(diagnostics: dict[str, list[tuple[int, float]]]) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 import scipy.stats
 import tensorflow as tf
 
-from dp_sparse.accounting import PrivacyPlan
+from dp_sparse.accounting import FALSE_ROWS, PrivacyPlan, default_threshold
 from dp_sparse.clipping import AutomaticClipping, QuantileClipping
 from dp_sparse.core import replicas
 from dp_sparse.optimizers import DPAdaFESTOptimizer, PrivateOptimizer
@@ -249,20 +249,41 @@ def _hardly_trained(optimizer: PrivateOptimizer, steps: int, rows: np.ndarray) -
     """By path, a line for each table of which no more rows were updated than noise explains.
 
     The rows of every step are released, and how many of them survive on noise alone is a public
-    expectation. Only DP-AdaFEST has such rows.
+    expectation. Only DP-AdaFEST has such rows. The false rows of a window are those of all of its
+    steps.
     """
     if not isinstance(optimizer, DPAdaFESTOptimizer) or not steps:
         return {}
-    return {
-        table.path: f"{table.path} hardly trained: {noised / steps:.3g} rows a step were updated, "
-        f"and {false:.3g} would be by noise alone."
-        for table, noised, false in zip(
-            optimizer.noised_tables, rows, optimizer.false_rows_per_step, strict=True
-        )
-        if noised <= steps * false + _DEVIATIONS * math.sqrt(steps * false)
-    }
+    windows = optimizer.windows
+    ended = 0 if windows is None else len(windows)
+    found = {}
+    for table, noised, false in zip(
+        optimizer.noised_tables, rows, optimizer.false_rows_per_step, strict=True
+    ):
+        if noised <= steps * false + _DEVIATIONS * math.sqrt(optimizer.window * steps * false):
+            found[table.path] = (
+                f"{table.path} hardly trained: {noised / steps:.3g} rows a step were updated, and "
+                f"{false:.3g} would be by noise alone."
+            )
+        if ended >= _MANY_WINDOWS and not noised:
+            found[table.path] = _none_survived(optimizer, table, ended)
+    return found
 
 
+def _none_survived(optimizer: DPAdaFESTOptimizer, table: Any, windows: int) -> str:
+    """That no row of a table survived any window, and a threshold that lets some."""
+    rows = int(table.shape[0])
+    deviation = optimizer.contribution_noise_multiplier * optimizer.contribution_clip_norm
+    wanted = min(FALSE_ROWS, rows / 2)
+    threshold = default_threshold(wanted, rows, deviation)
+    return (
+        f"{table.path}: no row survived any of {windows} windows. With "
+        f"threshold={threshold:.3g} {wanted:g} of its rows would by noise alone, and rows that are "
+        "looked up sooner."
+    )
+
+
+_MANY_WINDOWS = 8  # of which none had a row that survived
 _PART = 10  # of its steps, by which one point may lie behind another
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from scipy import stats
 
 import dp_sparse
 from dp_sparse.accounting import FALSE_ROWS
@@ -131,6 +132,28 @@ def test_tables_that_hardly_train_are_told(
     if not trains:
         assert lines[0] in told[0] and "would be by noise alone" in told[0]
         assert "embedding" in lines[0] and "DPFESTOptimizer" in told[0]
+
+
+@pytest.mark.parametrize(("threshold", "survive"), [(0.1, True), (1e4, False)])
+def test_windows_are_drawn_and_those_without_survivors_are_told(
+    tmp_path: Path, threshold: float, survive: bool
+) -> None:
+    own = dp_sparse.PrivacyPlan(
+        dp_sparse.PrivacyBudget(8.0, 1e-3), dp_sparse.PoissonSampling(N, 40, steps=24)
+    ).calibrate()
+    trained, report = model(), dp_sparse.PrivacyReport(str(tmp_path / "report.html"))
+    optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", own, 1.0, threshold=threshold, window=2)
+    trained.compile(optimizer, loss="binary_crossentropy")
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        fit(trained, report)
+    assert "Rows that survived each window of steps" in (tmp_path / "report.html").read_text()
+    told = [line for line in report.history.findings if "no row survived any of 12" in line]
+    assert len(told) == (0 if survive else 1)
+    if told:
+        wanted = float(told[0].partition("threshold=")[2].split()[0])
+        rows, again = int(optimizer.tables[0].shape[0]), optimizer.contribution_noise_multiplier
+        assert rows * stats.norm.sf(wanted / again) == pytest.approx(10, rel=0.05)
 
 
 @pytest.mark.slow
