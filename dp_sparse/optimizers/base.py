@@ -222,7 +222,8 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
     def _make_moving_clip_norm(self) -> MovingClipNorm | None:
         if not isinstance(self.clipping, QuantileClipping):
             return None
-        initial = keras.initializers.Constant(self.clip_norm)
+        # Keras' Constant rounds to float32.
+        initial = lambda shape, dtype: tf.constant(self.clip_norm, dtype, shape)  # noqa: E731
         variable = self.add_variable((), initial, "float64", name="moving_clip_norm")
         batch = self.plan.sampling.expected_batch_size
         return MovingClipNorm(self.clipping, variable, self._noise_multipliers[1], batch)

@@ -106,11 +106,12 @@ def _of_counts(auc: Callable[..., float]) -> str:
 
 def _of_methods(auc: Callable[..., float]) -> str:
     ada, fest = auc("DP-AdaFEST, λ=10"), auc("DP-FEST, k=100, running")
+    told = "The opposite of the paper" if fest > ada + _SMALL else "So it is not here"
     return (
         "Figure 5: at the same AUC the paper's DP-AdaFEST has the larger reduction. Here DP-FEST "
         f"by running counts, k = 100, has {fest:.4f}, and DP-AdaFEST, λ = 10, {ada:.4f}; the table "
-        f"has their reductions. {'The opposite of the paper' if fest > ada + _SMALL else 'So it is not here'}"
-        ": a few rows of these tables have nearly all lookups, and 18 days of counts find them."
+        f"has their reductions. {told}: a few rows of these tables have nearly "
+        "all lookups, and 18 days of counts find them."
     )
 
 
