@@ -25,7 +25,14 @@ CLOSED = (
 )  # to the rest of their room
 ROOMS_OF_USERS = {"auditing", "distribution", "layers"}
 ALLOWED = {"pipelines.criteo.report": {"reports"}, "pipelines.files": {"core"}}
-ROOMS_OF_BENCHMARKS = {"noise", "selection", "tied_embedding", "clipping_ways", "shuffling"}
+ROOMS_OF_BENCHMARKS = {
+    "clipping_ways",
+    "noise",
+    "selection",
+    "shuffling",
+    "tied_embedding",
+    "windowed_selection",
+}
 
 
 def imports(path: Path) -> Iterator[tuple[str, str]]:

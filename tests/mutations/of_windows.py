@@ -28,7 +28,7 @@ FAULTS = (
         _ADAFEST,
         "self._window.add(row_ids, units, step // self.plan.sampling.steps_per_round, draw, by)",
         "self._window.add(row_ids, units, 0 * step, draw, by)",
-        ("tests/attacks/test_windows.py::test_a_run_shows_no_more_than_its_plan_accounts_for",),
+        ("tests/attacks/test_windows.py::test_a_run_shows_no_more_than_its_plan_accounts_for[4]",),
     ),
     Fault(
         "a_sum_that_outlives_its_window",

@@ -67,7 +67,7 @@ maps = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(maps, st.integers(1, 9), st.integers(1, 6), st.integers(1, 4))
 def test_survivors_are_those_of_dense_vectors(
     steps: list[dict[int, int]], longest: int, steps_per_round: int, room: int
