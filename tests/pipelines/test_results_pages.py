@@ -3,7 +3,10 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from configs import movielens_study
+from pipelines import windowed_page
 from pipelines.criteo import study as clicks
 from pipelines.criteo.time_series import study as time_series
 from pipelines.glue import bag_study as bag
@@ -48,6 +51,17 @@ def test_the_page_of_time_series(tmp_path: Path) -> None:
     assert time_series.main(by_options("time_series", written)) == 0
     assert written.read_text() == (RESULTS / "time_series.md").read_text()
     assert drawn(tmp_path, "time_series") == drawn(RESULTS, "time_series")
+
+
+def test_the_page_of_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("bag", "criteo_kaggle", "time_series"):
+        shutil.copy(RESULTS / f"{name}.jsonl", tmp_path)
+    monkeypatch.setattr(windowed_page, "RESULTS", tmp_path)
+    assert windowed_page.main() == 0
+    for name in ("windowed_selection.md", windowed_page.PICTURE):
+        assert (tmp_path / name).exists()
+    written = (tmp_path / "windowed_selection.md").read_text()
+    assert written == (RESULTS / "windowed_selection.md").read_text()
 
 
 def test_the_page_of_next_item_models(tmp_path: Path) -> None:

@@ -1,0 +1,203 @@
+"""The page of windowed selection: what windows are worth in the studies that have them.
+
+`python -m pipelines.windowed_page` writes docs/results/windowed_selection.md from the finished runs
+of three studies: the bag of words, click models and days that drift. Each of these runs what is
+missing by its own command.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import matplotlib.figure
+import numpy as np
+
+from pipelines.criteo.study_page import loss_of
+from pipelines.files import whole_file
+from pipelines.markdown import table
+from pipelines.points import Run
+
+RESULTS = Path("docs/results")
+PICTURE = "windowed_selection.png"
+_HELD_OUT, _BASELINE = "held_out", "DP-SGD"
+_WINDOWED = "windowed DP-AdaFEST"
+_SPARSE = ("DP-AdaFEST", "DP-FEST", "DP-AdaFEST+")
+_HEAD = """# Selection over windows of steps
+
+What [windows](../windowed_selection.md) are worth at equal ε: DP-AdaFEST whose rows are chosen from
+the sum of W steps' maps, beside DP-AdaFEST that chooses for each step, DP-FEST and DP-AdaFEST+. A
+reduction is all entries of the tables over those that get noise in a step. ± is the standard error
+of a difference over seeds, or, of click models, two standard errors over held-out rows and seeds.
+
+The runs are those of three studies, whose pages have their commands: [the bag of
+words](bag.md), [Criteo](criteo_kaggle.md), [day by day](time_series.md). `python -m
+pipelines.windowed_page` writes this page.
+"""
+
+
+def page_of(bag: Sequence[Run], clicks: Sequence[Run], days: Sequence[Run]) -> str:
+    """The page."""
+    parts = [_HEAD, _bag_section(bag)]
+    parts += [_clicks_section(clicks, group) for group in ("two million", "sample")]
+    parts.append(_days_section(days))
+    return "\n".join(parts)
+
+
+def _bag_section(lines: Sequence[Run]) -> str:
+    told = [
+        "## A table that is nearly the whole model\n",
+        "SST-2's phrases as a bag of RoBERTa's words, accuracy on held-out phrases. DP-FEST's counts",
+        "are private.\n",
+    ]
+    for epsilon in (1.0, 3.0, 8.0):
+        base = _of_bag(lines, _BASELINE, epsilon)
+        rows = [
+            (
+                name,
+                _percent(runs),
+                _difference(runs, _of_bag(lines, _BASELINE, epsilon)),
+                _times(runs),
+            )
+            for name, runs in _points_of_bag(lines, epsilon)
+        ]
+        headers = ("point", "accuracy", "minus DP-SGD, points", "reduction")
+        told.append(f"### ε = {epsilon:g}\n\n{table(headers, rows)}\n")
+    told.append(f"![accuracy against reduction]({PICTURE})\n")
+    return "\n".join(told)
+
+
+def _points_of_bag(lines: Sequence[Run], epsilon: float) -> list[tuple[str, list[Run]]]:
+    """The points of one ε on 270 steps of 1,024, least reduction first."""
+    names = [
+        line["name"]
+        for line in lines
+        if line["epsilon"] == epsilon
+        and (
+            (line["group"] == "windows" and line["name"].startswith(("W=", "DP-AdaFEST+, W=")))
+            or (line["group"] == "methods" and line["name"] in (_BASELINE, *_SPARSE))
+        )
+    ]
+    points = [(name, _of_bag(lines, name, epsilon)) for name in dict.fromkeys(names)]
+    return sorted(points, key=lambda point: _reduction(point[1]))
+
+
+def _of_bag(lines: Iterable[Run], name: str, epsilon: float) -> list[Run]:
+    groups = ("windows", "methods")
+    return [
+        x for x in lines if (x["name"], x["epsilon"]) == (name, epsilon) and x["group"] in groups
+    ]
+
+
+def _accuracies(runs: Sequence[Run]) -> list[float]:
+    return [100 * run["accuracy"][_HELD_OUT] for run in runs]
+
+
+def _percent(runs: Sequence[Run]) -> str:
+    return f"{statistics.fmean(_accuracies(runs)):.1f} %"
+
+
+def _difference(runs: Sequence[Run], base: Sequence[Run]) -> str:
+    """Paired by seed."""
+    if runs == base:
+        return ""
+    theirs = {run["seed"]: own for run, own in zip(base, _accuracies(base), strict=True)}
+    pairs = zip(runs, _accuracies(runs), strict=True)
+    found = [own - theirs[run["seed"]] for run, own in pairs if run["seed"] in theirs]
+    mean = f"{statistics.fmean(found):+.1f}"
+    error = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else None
+    return mean if error is None else f"{mean} ± {error:.1f}"
+
+
+def _reduction(runs: Sequence[Run]) -> float:
+    return statistics.fmean(run["reduction"] for run in runs)
+
+
+def _times(runs: Sequence[Run]) -> str:
+    return f"{_reduction(runs):,.0f}×"
+
+
+def _clicks_section(lines: Sequence[Run], group: str) -> str:
+    own = [x for x in lines if x["group"] == group and x["epsilon"] == 1.0]
+    base = _by_name(own, _best_baseline(own))
+    names = dict.fromkeys(
+        x["name"] for x in own if x["name"].split(",")[0] in (_WINDOWED, *_SPARSE)
+    )
+    rows = []
+    for name in sorted(names, key=lambda name: _reduction(_by_name(own, name))):
+        runs = _by_name(own, name)
+        loss, error = loss_of(runs, base)
+        auc = f"{statistics.fmean(run['auc'] for run in runs):.4f}"
+        rows.append((name, auc, f"{loss:+.4f} ± {2 * error:.4f}", _times(runs)))
+    title = {"two million": "Two million made-up clicks", "sample": "120,000 real clicks"}[group]
+    headers = ("point", "AUC", f"loss against {base[0]['name']}", "reduction")
+    return f"## {title}\n\npCTR at ε = 1.\n\n{table(headers, rows)}\n"
+
+
+def _best_baseline(lines: Sequence[Run]) -> str:
+    """DP-SGD at its best learning rate, by the validation rows."""
+    found = [x for x in lines if x["name"].split(",")[0] == _BASELINE]
+    best = max(found, key=lambda run: run["validation_auc"])
+    return str(best["name"])
+
+
+def _by_name(lines: Sequence[Run], name: str) -> list[Run]:
+    return [line for line in lines if line["name"] == name]
+
+
+def _days_section(lines: Sequence[Run]) -> str:
+    own = [x for x in lines if x["group"] == "made-up days" and x["epsilon"] == 1.0]
+    rows = []
+    for name in sorted(dict.fromkeys(x["name"] for x in own), key=lambda n: _by_days(own, n)):
+        runs = _by_name(own, name)
+        values = [run["auc"] for run in runs]
+        spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+        method, _, period = name.rpartition(", period ")
+        cells = (method, period, f"{statistics.fmean(values):.4f}{spread}", _times(runs))
+        rows.append(cells)
+    headers = ("method", "days of a period", "AUC of the last 6 days", "reduction")
+    return (
+        "## Days that drift\n\nMade-up days at ε = 1; ± is the deviation between seeds. From one "
+        "period to the next a window's survivors stay.\n\n" + table(headers, rows) + "\n"
+    )
+
+
+def _by_days(lines: Sequence[Run], name: str) -> tuple[int, float]:
+    period = int(name.rpartition(" ")[2])
+    return -period, _reduction(_by_name(lines, name))
+
+
+def draw(bag: Sequence[Run], path: Path) -> None:
+    """Accuracy against reduction at each ε."""
+    figure = matplotlib.figure.Figure(figsize=(12, 4), layout="constrained")
+    for axes, epsilon in zip(figure.subplots(1, 3), (1.0, 3.0, 8.0), strict=True):
+        for name, runs in _points_of_bag(bag, epsilon):
+            values = _accuracies(runs)
+            error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+            marker = "s" if "W=" in name else "o"
+            at = _reduction(runs), statistics.fmean(values)
+            axes.errorbar(*at, yerr=error, fmt=marker, capsize=3, label=name)
+        axes.set(
+            xscale="log", xlabel="reduction", ylabel="accuracy, %", title=f"epsilon = {epsilon:g}"
+        )
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=110)
+
+
+def main() -> int:
+    """Writes the page and its picture."""
+    bag, clicks, days = (
+        [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text("utf-8").splitlines()]
+        for name in ("bag", "criteo_kaggle", "time_series")
+    )
+    draw(bag, RESULTS / PICTURE)
+    with whole_file(RESULTS / "windowed_selection.md") as file:
+        file.write(page_of(bag, clicks, days).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
