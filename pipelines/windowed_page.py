@@ -48,8 +48,8 @@ def page_of(bag: Sequence[Run], clicks: Sequence[Run], days: Sequence[Run]) -> s
 def _bag_section(lines: Sequence[Run]) -> str:
     told = [
         "## A table that is nearly the whole model\n",
-        "SST-2's phrases as a bag of RoBERTa's words, accuracy on held-out phrases. DP-FEST's counts",
-        "are private.\n",
+        "SST-2's phrases as a bag of RoBERTa's words, accuracy on held-out phrases. DP-FEST's",
+        "counts are private.\n",
     ]
     for epsilon in (1.0, 3.0, 8.0):
         base = _of_bag(lines, _BASELINE, epsilon)
@@ -57,7 +57,7 @@ def _bag_section(lines: Sequence[Run]) -> str:
             (
                 name,
                 _percent(runs),
-                _difference(runs, _of_bag(lines, _BASELINE, epsilon)),
+                _difference(runs, base),
                 _times(runs),
             )
             for name, runs in _points_of_bag(lines, epsilon)

@@ -57,7 +57,7 @@ def test_the_examples_run_as_printed(
         "model": model_of_two_tables(),
     }
     (account,) = python_of(DOCS / "budgets.md")
-    explain, wide, select = python_of(DOCS / "big_tables.md")
+    explain, over_window, wide, select = python_of(DOCS / "big_tables.md")
     (exponential,) = python_of(DOCS / "optimizers.md")
     exec(first_model(), names)
     printed = capsys.readouterr().out
@@ -70,6 +70,12 @@ def test_the_examples_run_as_printed(
     assert "threshold = " in printed and "rows noised a step: 500" in printed
     names["model"] = model_of_two_tables()
     assert isinstance(names["optimizer"], dp_sparse.DPAdaFESTOptimizer)
+    exec(over_window, names)
+    windowed, found = names["windowed"], names["forecast"]
+    assert (windowed.window, windowed.expected_false_rows) == (
+        found.window,
+        found.expected_false_rows,
+    )
     exec(wide, names)
     narrow, tables = names["narrow"], (50_000, 1)
     narrow.optimizer.build(narrow.trainable_variables)
