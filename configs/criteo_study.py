@@ -115,8 +115,6 @@ def _twenty_million() -> list[Point]:
     methods = {
         "DP-SGD": {"method": "dp_sgd"},
         "DP-AdaFEST, λ=10": _adafest(10.0),
-        "DP-FEST, k=1,000": _fest(1_000),
-        "DP-AdaFEST+, k=1,000, λ=1": _plus(1_000, 1.0),
     }
     return [
         point("twenty million", name, 1.0, {**_TWENTY_MILLION, **changes}, _ONE)
