@@ -24,7 +24,8 @@ read, training when three eighths of its steps are in the log, both with SIGKILL
 processes; the same command then goes on. Time has what was done twice.
 
 Memory is the largest sum, over all processes of a command, of what they do not share with files.
-Each measurement is a line of [scale.jsonl](scale.jsonl).
+Each measurement is a line of [scale.jsonl](scale.jsonl). Other jobs shared the machine, so rows a
+second are lower bounds.
 """
 
 

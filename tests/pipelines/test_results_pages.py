@@ -7,6 +7,7 @@ import pytest
 
 from configs import movielens_study
 from pipelines import windowed_page
+from pipelines.criteo import scale
 from pipelines.criteo import study as clicks
 from pipelines.criteo.time_series import study as time_series
 from pipelines.glue import bag_study as bag
@@ -51,6 +52,12 @@ def test_the_page_of_time_series(tmp_path: Path) -> None:
     assert time_series.main(by_options("time_series", written)) == 0
     assert written.read_text() == (RESULTS / "time_series.md").read_text()
     assert drawn(tmp_path, "time_series") == drawn(RESULTS, "time_series")
+
+
+def test_the_page_of_scale(tmp_path: Path) -> None:
+    written = tmp_path / "scale.md"
+    assert scale.main(by_options("scale", written)) == 0
+    assert written.read_text() == (RESULTS / "scale.md").read_text()
 
 
 def test_the_page_of_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
