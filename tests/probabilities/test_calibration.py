@@ -67,7 +67,7 @@ def test_probabilities_are_those_of_the_labels_again(method: str, logits: bool) 
     measured = calibration.measures["calibrated_log_loss"]
     found = calibration(model).predict(x, verbose=0)
     right = log_loss(y, scipy.special.expit(found) if logits else found)
-    assert measured.standard_error < 0.01
+    assert measured.standard_error < 0.02
     assert measured.value == pytest.approx(right, abs=5 * measured.standard_error)
 
 
