@@ -33,7 +33,8 @@ of a difference over seeds, or, of click models, two standard errors over held-o
 
 The runs are those of three studies, whose pages have their commands: [the bag of
 words](bag.md), [Criteo](criteo_kaggle.md), [day by day](time_series.md). `python -m
-pipelines.windowed_page` writes this page.
+pipelines.windowed_page` writes this page. Not run: windows of 256 and 1,024 steps, and thresholds
+at which windows noise as few rows of the click models as single steps do.
 """
 
 
@@ -54,12 +55,7 @@ def _bag_section(lines: Sequence[Run]) -> str:
     for epsilon in (1.0, 3.0, 8.0):
         base = _of_bag(lines, _BASELINE, epsilon)
         rows = [
-            (
-                name,
-                _percent(runs),
-                _difference(runs, base),
-                _times(runs),
-            )
+            (name, _percent(runs), _difference(runs, base), _times(runs))
             for name, runs in _points_of_bag(lines, epsilon)
         ]
         headers = ("point", "accuracy", "minus DP-SGD, points", "reduction")
@@ -146,7 +142,17 @@ def _clicks_section(lines: Sequence[Run], group: str) -> str:
         rows.append((name, auc, f"{loss:+.4f} ± {2 * error:.4f}", _times(runs)))
     title = {"two million": "Two million made-up clicks", "sample": "120,000 real clicks"}[group]
     headers = ("point", "AUC", f"loss against {base[0]['name']}", "reduction")
-    return f"## {title}\n\npCTR at ε = 1.\n\n{table(headers, rows)}\n"
+    best = " ".join(_best_of(own, method) for method in (_WINDOWED, "DP-AdaFEST"))
+    return f"## {title}\n\npCTR at ε = 1. {best}\n\n{table(headers, rows)}\n"
+
+
+def _best_of(lines: Sequence[Run], method: str) -> str:
+    """A sentence on the best point of a method by the validation rows, if it has run."""
+    own = [x for x in lines if x["name"].split(",")[0] == method]
+    if not own:
+        return f"No point of {method} has run yet."
+    best = max(own, key=lambda run: run["validation_auc"])
+    return f"The best of {method} has an AUC of {best['auc']:.4f} at {_times([best])}."
 
 
 def _best_baseline(lines: Sequence[Run]) -> str:

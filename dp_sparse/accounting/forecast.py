@@ -352,15 +352,14 @@ def _survival_of_means(
     few = _GRID <= _SUMMED
     chances = scipy.stats.poisson.pmf(_COUNTS, _GRID[few, np.newaxis])
 
-    def survives(more: int, every: bool = False) -> np.ndarray:
+    def survives(more: int, chances: np.ndarray) -> np.ndarray:
         of_count = scipy.stats.norm.sf((threshold - added * (_COUNTS + more)) / deviation)
         spread = np.sqrt(added**2 * _GRID[~few] + deviation**2)
         of_many = scipy.stats.norm.sf((threshold - added * (_GRID[~few] + more)) / spread)
-        from_one = chances if more or every else chances * (_COUNTS > 0)
-        return np.concatenate([from_one @ of_count, of_many])
+        return np.concatenate([chances @ of_count, of_many])
 
-    trained = survives(0, every=True) if beforehand else survives(1)
-    return survives(0), -np.expm1(-_GRID), trained
+    trained = survives(0 if beforehand else 1, chances)
+    return survives(0, chances * (_COUNTS > 0)), -np.expm1(-_GRID), trained
 
 
 def _of_table(

@@ -297,9 +297,9 @@ class DPAdaFESTOptimizer(SparseOptimizer):
 
     @property
     def windows(self) -> np.ndarray | None:
-        """With a window, of each that has ended: steps, survivors, how many stayed; released.
+        """Steps, survivors, and survivors that trained before, of each window that has ended.
 
-        int64 `[windows, 3]`, of the last 4,096 in this process; None without a window.
+        Released. int64 `[windows, 3]`, the last 4,096 of this process; None without a window.
         """
         return None if self._window is None else self._window.history
 

@@ -81,9 +81,9 @@ class SelectionWindow:
 
     @property
     def history(self) -> np.ndarray:
-        """Of each window that ended, up to 4,096: steps, survivors, and how many were kept.
+        """Steps, survivors, and survivors that trained before, of the last 4,096 windows; released.
 
-        Released; int64 `[windows, 3]`.
+        int64 `[windows, 3]`.
         """
         return self._history.numpy()
 

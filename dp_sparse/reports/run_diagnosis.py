@@ -260,13 +260,13 @@ def _hardly_trained(optimizer: PrivateOptimizer, steps: int, rows: np.ndarray) -
     for table, noised, false in zip(
         optimizer.noised_tables, rows, optimizer.false_rows_per_step, strict=True
     ):
-        if noised <= steps * false + _DEVIATIONS * math.sqrt(optimizer.window * steps * false):
+        if ended >= _MANY_WINDOWS and not noised:
+            found[table.path] = _none_survived(optimizer, table, ended)
+        elif noised <= steps * false + _DEVIATIONS * math.sqrt(optimizer.window * steps * false):
             found[table.path] = (
                 f"{table.path} hardly trained: {noised / steps:.3g} rows a step were updated, and "
                 f"{false:.3g} would be by noise alone."
             )
-        if ended >= _MANY_WINDOWS and not noised:
-            found[table.path] = _none_survived(optimizer, table, ended)
     return found
 
 
@@ -277,9 +277,9 @@ def _none_survived(optimizer: DPAdaFESTOptimizer, table: Any, windows: int) -> s
     wanted = min(FALSE_ROWS, rows / 2)
     threshold = default_threshold(wanted, rows, deviation)
     return (
-        f"{table.path}: no row survived any of {windows} windows. With "
-        f"threshold={threshold:.3g} {wanted:g} of its rows would by noise alone, and rows that are "
-        "looked up sooner."
+        f"{table.path}: no row survived any of {windows} windows. At threshold={threshold:.3g}, "
+        f"{wanted:g} of its rows would survive on noise alone, and rows that are looked up would "
+        "survive more often."
     )
 
 

@@ -94,8 +94,8 @@ def unit_of(clip_norm: float, examples: int = _FEW) -> float:
         clip_norm: C1.
         examples: The most shares that are added up, those of an example in each of its batches.
     """
-    bits = _EXACT_BITS - math.ceil(math.log2(examples)) if examples > _FEW else 32
-    return min(1.0, clip_norm) / 2**bits
+    units = 2 ** (_EXACT_BITS - math.ceil(math.log2(examples))) if examples > _FEW else _UNITS
+    return min(1.0, clip_norm) / units
 
 
 def contribution_map(

@@ -94,8 +94,8 @@ FAULTS = (
     Fault(
         "units_that_float64_rounds",
         "dp_sparse/selection/contribution.py",
-        "bits = _EXACT_BITS - math.ceil(math.log2(examples)) if examples > _FEW else 32",
-        "bits = 32",
+        "2 ** (_EXACT_BITS - math.ceil(math.log2(examples))) if examples > _FEW else _UNITS",
+        "_UNITS",
         ("tests/selection/test_contribution.py::test_sums_over_a_window_are_exact",),
     ),
     Fault(

@@ -140,6 +140,13 @@ def test_runs_of_many_steps_are_not_refused_before_rows_are_selected() -> None:
         calibrated(config, sampling, lambda plan: refused(), partial(optimizer_under, config))
 
 
+def test_a_window_of_a_config_ends_with_a_short_run() -> None:
+    config = get_config()
+    config.adafest.window = 64
+    for steps, window in ((5, 5), (100, 64)):
+        assert optimizer_under(config, plan_for(40, steps=steps), None).window == window
+
+
 def test_configs_are_flat() -> None:
     config = ml_collections.ConfigDict({"a": 1, "b": {"c": (2, 3), "d": {"e": "x"}}})
     assert flattened(config) == {"a": 1, "b.c": (2, 3), "b.d.e": "x"}

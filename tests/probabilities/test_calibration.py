@@ -69,6 +69,9 @@ def test_probabilities_are_those_of_the_labels_again(method: str, logits: bool) 
     right = log_loss(y, scipy.special.expit(found) if logits else found)
     assert measured.standard_error < 0.02
     assert measured.value == pytest.approx(right, abs=5 * measured.standard_error)
+    found = model.predict(x, verbose=0)
+    wrong = log_loss(y, scipy.special.expit(found) if logits else found)
+    assert measured.value != pytest.approx(wrong, abs=5 * measured.standard_error)
 
 
 def test_the_top_class_of_several_is_calibrated_and_the_others_share_the_rest() -> None:
