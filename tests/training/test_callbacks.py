@@ -151,7 +151,7 @@ def test_windows_are_drawn_and_those_without_survivors_are_told(
     told = [line for line in report.history.findings if "no row survived any of 12" in line]
     assert len(told) == (0 if survive else 1)
     if told:
-        wanted = float(told[0].partition("threshold=")[2].split()[0])
+        wanted = float(told[0].partition("threshold=")[2].split(",")[0])
         rows, again = int(optimizer.tables[0].shape[0]), optimizer.contribution_noise_multiplier
         assert rows * stats.norm.sf(wanted / again) == pytest.approx(10, rel=0.05)
 
