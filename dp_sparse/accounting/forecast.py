@@ -278,6 +278,12 @@ def forecast_of_noised_rows(noised_rows: float, most_steps: int, **asked: Any) -
         **asked: As `forecast` takes it, without a threshold and a window.
     """
     wanted = validate.positive("noised_rows", noised_rows)
+    rows = sum(f.rows for f in _frequencies(asked["tables"], asked["lookups"])[1].values())
+    if wanted >= rows:
+        raise ValueError(
+            f"Expected noised_rows < {rows}, all rows, got noised_rows={wanted:g}: DPSGDOptimizer "
+            "gives noise to all of them."
+        )
     windows = [2**bits for bits in range(int(math.log2(max(1, most_steps))) + 1)]
     found = [forecast(**asked, rows_per_step=wanted, window=window) for window in windows]
     best = max(each.trained_share for each in found)

@@ -235,3 +235,9 @@ def test_a_window_follows_from_the_rows_that_get_noise() -> None:
     for beside in ({"window": 4}, {"threshold": 1.0}):
         with pytest.raises(ValueError, match="Expected noised_rows alone, got"):
             plan.explain(tables, noised_rows=300, **beside)
+    with pytest.raises(
+        ValueError, match="Expected noised_rows < 20000, all rows, got noised_rows="
+    ):
+        plan.explain(tables, noised_rows=20_000)
+    with pytest.raises(ValueError, match="Expected noised_rows > 0 and finite, got"):
+        plan.explain(tables, noised_rows=0)
