@@ -124,17 +124,33 @@ def _twenty_million() -> list[Point]:
 
 def _windows() -> list[Point]:
     """DP-AdaFEST whose rows are chosen over windows of steps."""
-    of_two_million = [(16, 1.0), (64, 1.0), (64, 10.0), (64, 100.0), (128, 10.0)]
+    chosen: dict[str, Changes] = {
+        **{f"W={window}, λ=1": {**_adafest(1.0), "adafest.window": window} for window in (16, 64)},
+        **{
+            f"W={window}, τ={threshold:g}": {
+                "adafest.threshold": threshold,
+                "adafest.window": window,
+            }
+            for window, threshold in ((16, 16.0), (16, 32.0), (64, 64.0), (64, 160.0))
+        },
+    }
     return [
+        point(
+            "two million",
+            "DP-AdaFEST, τ=20",
+            1.0,
+            {**_TWO_MILLION, "adafest.threshold": 20.0},
+            _ONE,
+        ),
         *(
             point(
                 "two million",
-                f"windowed DP-AdaFEST, W={window}, λ={rows:g}",
+                f"windowed DP-AdaFEST, {name}",
                 1.0,
-                {**_TWO_MILLION, **_adafest(rows), "adafest.window": window},
+                {**_TWO_MILLION, **changes},
                 _ONE,
             )
-            for window, rows in of_two_million
+            for name, changes in chosen.items()
         ),
         point(
             "sample",
