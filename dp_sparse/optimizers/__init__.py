@@ -22,6 +22,7 @@ from dp_sparse.optimizers.training_history import (
     take_over,
     with_other_training,
 )
+from dp_sparse.optimizers.window import SelectionWindow
 
 __all__ = [
     "Calibrated",
@@ -33,6 +34,7 @@ __all__ = [
     "NoisyMeans",
     "Options",
     "PrivateOptimizer",
+    "SelectionWindow",
     "TableOptions",
     "adagrad_rows",
     "calibrations_of",

@@ -177,7 +177,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         if self.built:
             return
         super().build(variables)
-        if self._window is None or not self.tables:
+        if self._window is None or not self.noised_tables:
             return
         if self.compiles:
             self._window.rooms(len(self._own_sizes))
@@ -186,9 +186,9 @@ class DPAdaFESTOptimizer(SparseOptimizer):
     def _begin_first(self) -> None:
         """Begins window 0."""
         if self.first_rows is None:
-            self._begin([np.zeros(0, np.int64)] * len(self.tables), 0)
+            self._begin([np.zeros(0, np.int64)] * len(self.noised_tables), 0)
         else:
-            first = rows_of_tables(self.first_rows, self.tables)
+            first = rows_of_tables(self.first_rows, self.noised_tables)
             self._begin([rows.numpy() for rows in first], 0)
 
     def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:
@@ -197,10 +197,10 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         With a window, those of the window before.
         """
         if self.rows is None:
-            return self._survivors(lookups, draw)
+            return self._survivors(lookups, draw, self._window)
         among = [restricted(*each) for each in zip(lookups, self._selected, strict=True)]
         nonempty = [table for table in among if table.selected.shape[0]]
-        choice = self._survivors([table.lookups for table in nonempty], draw)
+        choice = self._survivors([table.lookups for table in nonempty], draw, self._window)
         survivors = iter(choice.rows)
         rows = [
             _unrestricted(next(survivors), table) if table.selected.shape[0] else _nothing(table)
@@ -208,13 +208,61 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         ]
         return StepChoice(rows, choice.to_remember)
 
-    def _survivors(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:
+    def rows_ahead(
+        self,
+        lookups: Sequence[TableLookups],
+        draw: noise.Draw,
+        window: SelectionWindow | None,
+        step: tf.Tensor,
+        rooms: Sequence[int],
+    ) -> list[StepRows]:
+        """As `rows_of_step`, where batches are prepared in their order ahead of their steps.
+
+        Args:
+            lookups: Of each table.
+            draw: The streams of the batch.
+            window: Of these batches alone, to which the map is added at once; from `new_window`.
+            step: The number of the batch's step in the run, an int64 scalar.
+            rooms: The most rows of each table that a window's steps can have; of more, some stay
+                that are drawn at random.
+        """
+        choice = self._survivors(lookups, draw, window)
+        if window is not None:
+            self._add_to(window, choice.to_remember, draw, step, tuple(rooms))
+        return choice.rows
+
+    def new_window(self) -> SelectionWindow | None:
+        """A window of its own, with the survivors of this one; None for a window of one step."""
+        if self._window is None:
+            return None
+        window, offsets = SelectionWindow(self.window), self._own_offsets
+        window.start(self._window.survivors(offsets), offsets, self.windows_ended)
+        return window
+
+    @property
+    def windows_ended(self) -> int:
+        """How many windows have ended, in earlier processes, too."""
+        return 0 if self._window is None else self._window.windows_ended
+
+    def follow_window(self, ended: Sequence[int], survivors: list[np.ndarray]) -> None:
+        """Takes over what a window of `new_window` has released.
+
+        Args:
+            ended: `SelectionWindow.last_ended`.
+            survivors: Of each table, sorted.
+        """
+        assert self._window is not None
+        self._window.follow(ended, survivors, self._own_offsets)
+
+    def _survivors(
+        self, lookups: Sequence[TableLookups], draw: noise.Draw, window: SelectionWindow | None
+    ) -> StepChoice:
         if not lookups:
             return StepChoice([])
         self._warn_if_loose(lookups)
         contributions = contribution_map(lookups, self.contribution_clip_norm, self._most_shares)
-        if self._window is not None:
-            rows = self._rows_of_window(self._window, lookups, contributions)
+        if window is not None:
+            rows = self._rows_of_window(window, lookups, contributions)
             return StepChoice(rows, (contributions.row_ids, contributions.units))
         threshold, deviation = self._threshold(contributions.num_rows)
         survivors = select_rows(contributions, threshold, deviation, draw)
@@ -235,15 +283,25 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         """Adds the step's map to that of the window, which may end with it."""
         if self._window is None or not of_step:
             return
+        step = tf.convert_to_tensor(self.steps_spent.value) - 1
+        self._add_to(self._window, of_step, draw, step)
+
+    def _add_to(
+        self,
+        window: SelectionWindow,
+        of_step: tuple[tf.Tensor, ...],
+        draw: noise.Draw,
+        step: tf.Tensor,
+        rooms: tuple[int, ...] | None = None,
+    ) -> None:
         offsets = self._own_offsets
         row_ids, units = of_step
         if self.compiles:  # the map was filled up
             there = row_ids < offsets[-1]
             row_ids, units = tf.boolean_mask(row_ids, there), tf.boolean_mask(units, there)
-        step = tf.convert_to_tensor(self.steps_spent.value) - 1
         unit = unit_of(self.contribution_clip_norm, self._most_shares)
-        by = Selection(offsets, unit, *self._threshold(int(offsets[-1])))
-        self._window.add(row_ids, units, step // self.plan.sampling.steps_per_round, draw, by)
+        by = Selection(offsets, unit, *self._threshold(int(offsets[-1])), rooms)
+        window.add(row_ids, units, step // self.plan.sampling.steps_per_round, draw, by)
 
     @property
     def _most_shares(self) -> int:

@@ -36,10 +36,10 @@ def checked_rows(rows: Any, plan: PrivacyPlan) -> SelectedRows:
     return rows
 
 
-def rows_of_tables(rows: SelectedRows, tables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+def rows_of_tables(rows: SelectedRows, tables: Sequence[Any]) -> list[tf.Tensor]:
     """The selected rows of each table of the model, int64 `[k]`, as constants outside of any graph.
 
-    A table goes by the name of its layer.
+    A table goes by the name of its layer, one of an embedding layer by its own.
 
     Raises:
         ValueError: The selection has other tables, or tables of other sizes, than the model.
@@ -69,8 +69,8 @@ def _is_constant(optimizer: keras.optimizers.Optimizer) -> bool:
     return isinstance(optimizer._learning_rate, keras.Variable)
 
 
-def _name(table: keras.Variable) -> str:
-    return table.path.split("/")[-2]
+def _name(table: Any) -> str:
+    return table.path.split("/")[-2] if isinstance(table, keras.Variable) else str(table.path)
 
 
 class SparseOptimizer(PrivateOptimizer):

@@ -18,6 +18,7 @@ run, another worker's key and the child of a fork begin a new window.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -40,12 +41,14 @@ class Selection:
         unit: Of the maps.
         threshold: τ, for the map of one step.
         deviation: Of the noise of one map, σ1·C1.
+        rooms: The most rows of each table that may survive; None if that does not matter.
     """
 
     offsets: np.ndarray
     unit: float
     threshold: float
     deviation: float
+    rooms: tuple[int, ...] | None = None
 
 
 class SelectionWindow:
@@ -111,6 +114,18 @@ class SelectionWindow:
             self._ended.assign(ended)
             self._progress.assign(tf.zeros([5], tf.int64))
             self._replace(tf.constant(numbers, tf.int64), offsets)
+
+    def follow(
+        self, ended: Sequence[int], survivors: list[np.ndarray], offsets: np.ndarray
+    ) -> None:
+        """Takes over what another window has released: `last_ended`, and its survivors."""
+        self._note(*(tf.constant(number, tf.int64) for number in ended[1:]))
+        self.start(survivors, offsets, ended[0])
+
+    def last_ended(self) -> tf.Tensor:
+        """How many windows have ended, and the last one's line in `history`: int64 `[4]`."""
+        history = tf.concat([tf.zeros([1, 3], tf.int64), self._history.read_value()], 0)
+        return tf.concat([self._ended.read_value()[tf.newaxis], history[-1]], 0)
 
     def rooms(self, num_tables: int) -> None:
         """For XLA: the survivors of each table apart, filled up to a power of two."""
@@ -194,12 +209,12 @@ class SelectionWindow:
         rounds = tf.cast(progress[_ROUNDS], tf.float64)
         values = tf.cast(units, tf.float64) * (by.unit / tf.sqrt(rounds))
         whole = ContributionMap(by.offsets, row_ids, values, tf.zeros([0, 0], tf.int32), [])
-        survivors = select_rows(whole, by.threshold, by.deviation, draw)
-        kept = places_of(self._row_ids.read_value(), survivors.row_ids) >= 0
-        self._note(
-            progress[_STEPS], tf.size(survivors.row_ids, tf.int64), tf.math.count_nonzero(kept)
-        )
-        self._replace(survivors.row_ids, by.offsets)
+        survivors = select_rows(whole, by.threshold, by.deviation, draw).row_ids
+        if by.rooms is not None:
+            survivors = _as_many(survivors, by.offsets, by.rooms, draw)
+        kept = places_of(self._row_ids.read_value(), survivors) >= 0
+        self._note(progress[_STEPS], tf.size(survivors, tf.int64), tf.math.count_nonzero(kept))
+        self._replace(survivors, by.offsets)
         nothing = tf.zeros([0], tf.int64)
         for variable in (self._sum_ids, self._sum_units, self._new_ids, self._new_units):
             variable.assign(nothing, read_value=False)
@@ -243,6 +258,20 @@ def _length(ended: tf.Tensor, longest: int) -> tf.Tensor:
     """Steps of the window after `ended` ones: 1, 2, 4, ... up to the longest."""
     doubled = tf.bitwise.left_shift(tf.constant(1, tf.int64), tf.minimum(ended, 31))
     return tf.minimum(doubled, longest)
+
+
+def _as_many(
+    row_ids: tf.Tensor, offsets: np.ndarray, rooms: tuple[int, ...], draw: noise.Draw
+) -> tf.Tensor:
+    """Of sorted rows, as many of each table as there is room for, drawn at random; sorted."""
+    starts = tf.searchsorted(row_ids, tf.constant(offsets, tf.int64), out_type=tf.int64)
+    table = tf.repeat(tf.range(len(rooms), dtype=tf.int64), starts[1:] - starts[:-1])
+    order = tf.argsort(noise.uniform(draw, noise.Purpose.PICKS, tf.size(row_ids)))
+    order = tf.gather(order, tf.argsort(tf.gather(table, order), stable=True))
+    by_table = tf.gather(table, order)
+    rank = tf.range(tf.size(row_ids, tf.int64)) - tf.gather(starts, by_table)
+    stay = rank < tf.gather(tf.constant(rooms, tf.int64), by_table)
+    return tf.sort(tf.gather(row_ids, tf.boolean_mask(order, stay)))
 
 
 def _filled_up(row_ids: tf.Tensor, filler: int, least: tf.Tensor) -> tf.Tensor:

@@ -26,8 +26,8 @@ FAULTS = (
     Fault(
         "every_batch_is_a_round_of_its_own_only_in_a_stream",
         _ADAFEST,
-        "self._window.add(row_ids, units, step // self.plan.sampling.steps_per_round, draw, by)",
-        "self._window.add(row_ids, units, 0 * step, draw, by)",
+        "window.add(row_ids, units, step // self.plan.sampling.steps_per_round, draw, by)",
+        "window.add(row_ids, units, 0 * step, draw, by)",
         ("tests/attacks/test_windows.py::test_a_run_shows_no_more_than_its_plan_accounts_for[4]",),
     ),
     Fault(
@@ -104,5 +104,15 @@ FAULTS = (
         "return [self._progress, self._sum_ids, self._sum_units, self._new_ids, self._new_units]",
         "return []",
         (f"{_OF_RUNS}::test_a_schedule_cannot_read_the_sum",),
+    ),
+    Fault(
+        "rounds_of_a_pipeline_count_from_its_first_batch",
+        "dp_sparse/distribution/embedding_layers/host_step.py",
+        "self._steps + draw.number,",
+        "draw.number,",
+        (
+            "tests/distribution/embedding_layers/test_windows.py::"
+            "test_rounds_are_counted_by_the_steps_of_the_run[True-2]",
+        ),
     ),
 )

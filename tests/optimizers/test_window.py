@@ -177,3 +177,21 @@ def test_the_history_says_what_stayed() -> None:
         driven.take(units)
     np.testing.assert_array_equal(driven.window.history, [[1, 2, 0], [2, 2, 1], [2, 0, 0]])
     assert driven.window.windows_ended == 3
+
+
+def test_rows_for_which_there_is_room_are_drawn_evenly() -> None:
+    """Of 6 and 3 rows in two tables 2 and 5 may stay: each of the six as often, and all three."""
+    offsets = np.array([0, 10, 20])
+    rows = tf.constant([0, 2, 3, 5, 8, 9, 11, 15, 19], tf.int64)
+    key, draws = noise.NoiseKey(), 600
+
+    @tf.function
+    def stay() -> tf.Tensor:
+        return window._as_many(rows, offsets, (2, 5), key.next_draw())
+
+    found = [stay().numpy() for _ in range(draws)]
+    assert all(len(each) == 5 and np.all(np.diff(each) > 0) for each in found)
+    assert all(each[2:].tolist() == [11, 15, 19] for each in found)
+    times = np.unique(np.concatenate([each[:2] for each in found]), return_counts=True)
+    assert times[0].tolist() == [0, 2, 3, 5, 8, 9]
+    assert min(binomial(int(count), draws, 2 / 6) for count in times[1]) > SIGNIFICANCE

@@ -1,10 +1,13 @@
 """What is done to a batch on the host: its rows are chosen, their noise drawn, both laid out.
 
-A choice rests on ids alone, so it is made in the input pipeline, ahead of the step.
+A choice rests on ids alone, so it is made in the input pipeline, ahead of the step. With a window
+it rests on batches that the pipeline prepared before, whose steps come first.
 
 ### Formal Guarantees
 Selection and noise are those of DP-AdaFEST, from a secret key that is new for every pass; a choice
 belongs to one batch, whose marker goes with it, and is released by the step that takes that batch.
+A pipeline has a window of its own: one that its end cuts short is dropped, with the survivors that
+no step has used.
 Noise of rows, of deviation C·σ2, is drawn in float64 and rounded to the `grid` of the gradients
 that the layer adds to it.
 """
@@ -18,6 +21,7 @@ import tensorflow as tf
 from dp_sparse import noise
 from dp_sparse.core import BadExampleError, PrivacyError, grouped, require
 from dp_sparse.distribution.embedding_layers.private_tables import Feature, PrivateTables, Table
+from dp_sparse.optimizers import SelectionWindow
 from dp_sparse.sampling import Batch, batch_of, real_examples
 from dp_sparse.selection import StepRows, TableLookups
 
@@ -43,10 +47,13 @@ class HostStep:
     Args:
         tables: The tables.
         steps: Of the run, before this one's first.
+        window: Of the optimizer's `new_window`.
     """
 
-    def __init__(self, tables: PrivateTables, steps: int = 0) -> None:
-        self._tables = tables
+    def __init__(
+        self, tables: PrivateTables, steps: int = 0, window: SelectionWindow | None = None
+    ) -> None:
+        self._tables, self._steps, self._window = tables, steps, window
         self._optimizer = tables.private_optimizer
         self._key = noise.NoiseKey(self._optimizer.plan.sampling.not_private_seed, steps)
 
@@ -59,7 +66,8 @@ class HostStep:
         for rows that were not chosen. `first`, int32 `[examples, lookups]`, of each table in which
         an example looks up more than once, in the order of its features: which lookup was the first
         of the same row.
-        `filled`, int32, is 1 where there is a chosen row.
+        `filled`, int32, is 1 where there is a chosen row. `window`, int64 `[examples, 4]`, is
+        `SelectionWindow.last_ended` again and again.
 
         Raises:
             ValueError: Inputs that do not fit the features.
@@ -70,15 +78,23 @@ class HostStep:
         x, real = examples.x, real_examples(examples)
         ids = {feature.name: read_ids(feature, x, table) for table, feature in self._pairs()}
         lookups = [self._lookups(table, ids, real) for table in self._tables.tables]
-        draw = self._key.next_draw()
-        chosen = self._optimizer.rows_of_step(lookups, draw).rows
+        draw, window = self._key.next_draw(), self._window
+        ended = tf.zeros([4], tf.int64) if window is None else window.last_ended()
+        chosen = self._optimizer.rows_ahead(
+            lookups,
+            draw,
+            window,
+            self._steps + draw.number,
+            [table.capacity for table in self._tables.tables],
+        )
         parts = [
             self._of_lookups(*each, ids)
             for each in zip(self._tables.tables, lookups, chosen, strict=True)
         ]
         sent = _joined([*parts, *self._of_noise(chosen, draw)])
         others = examples._replace(x=other_inputs(x, self._tables))
-        return {**sent, "examples": others, "marker": marker}
+        told = tf.tile(ended[tf.newaxis], [self._tables.examples, 1])
+        return {**sent, "examples": others, "marker": marker, "window": told}
 
     def to_look_up(self, x: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """The layer's features and weights for ids `[examples, ...]`, with no row chosen."""

@@ -403,11 +403,6 @@ def check_optimizer(optimizer: Any) -> None:
             f"Expected a DPAdaFESTOptimizer without rows=, got {type(optimizer).__name__}: rows "
             "are selected by ids alone, before the step, and noise has a fixed number of rows."
         )
-    if optimizer.window > 1:
-        raise PrivacyError(
-            f"Expected window=1, got window={optimizer.window}: rows are chosen in the input "
-            "pipeline, ahead of the steps whose maps a window adds up. Leave window out."
-        )
     if type(optimizer.clipping) not in (FlatClipping, AutomaticClipping):
         raise PrivacyError(
             f"Expected FlatClipping or AutomaticClipping, got {type(optimizer.clipping).__name__}: "

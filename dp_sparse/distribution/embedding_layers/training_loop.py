@@ -168,7 +168,8 @@ def train_tables(
         fresh = key_bytes(sampling.not_private_seed, "augmentation", first_step)
         batches = augmented(batches, augment, fresh)
         build_all(model, tables, own, batches.element_spec)
-        prepared = batches.map(HostStep(tables, first_step)).prefetch(2)
+        window = tables.private_optimizer.new_window()
+        prepared = batches.map(HostStep(tables, first_step, window)).prefetch(2)
         iterator = iter(distributed_batches(model, prepared))
         return lambda: steps.take(next(iterator)), steps.logs
 
@@ -192,6 +193,17 @@ class _Steps:
         self._check_isolation(batch)
         draw = self._begin(batch["marker"])
         self._losses.append(self._train(batch, draw))
+        if self._optimizer.window > 1:
+            self._follow_window(batch)
+
+    def _follow_window(self, batch: _Batch) -> None:
+        """Notes the survivors of a window that ended before this batch: its step released them."""
+        of = self._strategy.experimental_local_results
+        ended = of(batch["window"])[0][0].numpy().tolist()
+        if ended[0] > self._optimizer.windows_ended:
+            noised = (of(batch["features"][table.noise]) for table in self._tables.tables)
+            parts = [np.concatenate([part.flat_values for part in own]) for own in noised]
+            self._optimizer.follow_window(ended, [np.sort(part) for part in parts])
 
     def _check_isolation(self, batch: _Batch) -> None:
         """Before the step, which updates the layer's tables on its way."""

@@ -105,10 +105,6 @@ def plan_optimizer(cls: Any, *given: Any, **arguments: Any) -> Any:
             "Expected microbatch_size=None, got 2",
         ),
         (
-            lambda: plan_optimizer(dp_sparse.DPAdaFESTOptimizer, window=2),
-            "Expected window=1, got window=2",
-        ),
-        (
             lambda: plan_optimizer(
                 dp_sparse.DPAdaFESTOptimizer, clipping=dp_sparse.PerLayerClipping()
             ),
