@@ -3,8 +3,8 @@
 Candidates run one after the other, round after round, in one process, and their medians are
 compared, so that a slow minute of a shared machine slows all of them alike. The last line printed
 is one JSON object: the benchmark's name and metrics, whether the run was quick, and the machine,
-date, commit and versions. `--out` appends that line to a file, and `benchmarks.table` makes the
-table of docs/results/benchmarks.md from such lines.
+date, commit and versions. `--out` appends that line, with the table, to a file, and
+`benchmarks.table` makes tables of docs/results from such lines.
 """
 
 import argparse
@@ -75,14 +75,17 @@ def report(
     """Prints the table and the JSON line, and appends the line to the file of `--out`."""
     lines = [list(map(str, headers)), *([_shown(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
-    for line in lines:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    text = [
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    ]
+    print(*text, sep="\n")
     rounded = {key: float(f"{value:.4g}") for key, value in metrics.items()}
-    line = json.dumps({"benchmark": name, "metrics": rounded, "quick": options.quick} | _origin())
-    print(line)
+    result = {"benchmark": name, "metrics": rounded, "quick": options.quick} | _origin()
+    print(json.dumps(result))
     if options.out is not None:
         with options.out.open("a", encoding="utf-8") as results:
-            results.write(f"{line}\n")
+            results.write(f"{json.dumps({**result, 'printed': text})}\n")
 
 
 def _shown(cell: object) -> str:

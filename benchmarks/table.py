@@ -1,13 +1,15 @@
-"""The table of figures in docs/results/benchmarks.md, written from the results of the benchmarks.
+"""The figures of the benchmarks in docs/results, written from their results.
 
 `python -m benchmarks.NAME --out benchmarks/results.jsonl` adds a line to the results;
 `python -m benchmarks.table` takes the newest line of each benchmark and rewrites the text between
-two markers of that page. With `--check` it writes nothing, and fails if the page has another text.
+two markers of docs/results/benchmarks.md, and in `PAGES` each table that a benchmark printed,
+between markers of its own. With `--check` it writes nothing, and fails if a page has another text.
 """
 
 import argparse
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results.jsonl", ROOT / "docs/results/benchmarks.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.table -->", "<!-- end -->"
+PAGES = tuple(ROOT / "docs/results" / f"{name}.md" for name in ("selection", "clipping"))
+PRINTED = re.compile(r"<!-- printed: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 Results = dict[str, dict[str, Any]]  # the JSON line of each benchmark
 
@@ -289,16 +293,19 @@ def _origins(results: Results) -> list[str]:
     """A line for each machine, date and commit; the benchmarks are named if there are several."""
     benchmarks: dict[str, list[str]] = {}
     for name in dict.fromkeys(row.benchmark for row in ROWS):
-        machine, versions = results[name]["machine"], results[name]["versions"]
-        day, _, _ = results[name]["date"].partition("T")
-        origin = (
-            f"{machine['cpu']}, {machine['cores']} cores, TensorFlow {versions['tensorflow']}, "
-            f"Keras {versions['keras']}; {day}, commit {results[name]['commit']}"
-        )
-        benchmarks.setdefault(origin, []).append(name)
+        benchmarks.setdefault(_origin(results[name]), []).append(name)
     if len(benchmarks) == 1:
         return [f"Measured on {origin}." for origin in benchmarks]
     return [f"- On {origin}: {', '.join(names)}." for origin, names in benchmarks.items()]
+
+
+def _origin(result: dict[str, Any]) -> str:
+    machine, versions = result["machine"], result["versions"]
+    day, _, _ = result["date"].partition("T")
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, TensorFlow {versions['tensorflow']}, "
+        f"Keras {versions['keras']}; {day}, commit {result['commit']}"
+    )
 
 
 def rewritten(page: str, text: str) -> str:
@@ -314,19 +321,52 @@ def rewritten(page: str, text: str) -> str:
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
+def printed(page: str, lines: Sequence[str]) -> str:
+    """`page` with the newest table of each benchmark that it names.
+
+    Raises:
+        ValueError: No line of a benchmark has its table.
+    """
+    measured = sorted(map(json.loads, lines), key=lambda line: line["date"])
+    tables = {line["benchmark"]: line for line in measured if "printed" in line}
+
+    def block(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in tables:
+            raise ValueError(
+                f"Expected the table of {name} among the results: run `{_command(name, False)} "
+                "--out benchmarks/results.jsonl`."
+            )
+        told = f"`{_command(name, tables[name]['quick'])}`, on {_origin(tables[name])}:"
+        text = "\n".join(tables[name]["printed"])
+        return f"<!-- printed: {name} -->\n{told}\n\n```\n{text}\n```\n{END}"
+
+    return PRINTED.sub(block, page)
+
+
+def _command(name: str, quick: bool) -> str:
+    module, _, sweep = name.partition("clipping_")
+    own = f"benchmarks.clipping --sweep {sweep}" if sweep else f"benchmarks.{module}"
+    return f"python -m {own}{' --quick' if quick else ''}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrites the page, or compares it."""
+    """Rewrites the pages, or compares them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     options = parser.parse_args(arguments)
-    page = PAGE.read_text(encoding="utf-8")
-    wanted = rewritten(page, table(newest(RESULTS.read_text(encoding="utf-8").splitlines())))
-    if not options.check:
-        PAGE.write_text(wanted, encoding="utf-8")
-    elif page != wanted:
-        print(f"{PAGE} is not as its results: run `python -m benchmarks.table`.", file=sys.stderr)
-        return 1
-    return 0
+    lines = RESULTS.read_text(encoding="utf-8").splitlines()
+    wanted = {path: printed(path.read_text(encoding="utf-8"), lines) for path in PAGES}
+    wanted[PAGE] = rewritten(PAGE.read_text(encoding="utf-8"), table(newest(lines)))
+    status = 0
+    for path, text in wanted.items():
+        if not options.check:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            told = "is not as its results: run `python -m benchmarks.table`."
+            print(f"{path} {told}", file=sys.stderr)
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -54,8 +54,10 @@ def test_lines_are_appended_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     results = tmp_path / "results.jsonl"
     results.write_text('{"earlier": 1}\n')
     report("--out", str(results))
-    _, _, printed = capsys.readouterr().out.splitlines()
-    assert results.read_text() == f'{{"earlier": 1}}\n{printed}\n'
+    *table, printed = capsys.readouterr().out.splitlines()
+    earlier, line = map(json.loads, results.read_text().splitlines())
+    assert earlier == {"earlier": 1}
+    assert len(table) == 2 and line == {**json.loads(printed), "printed": table}
 
 
 def commit_of_report(capsys: pytest.CaptureFixture[str]) -> str:
