@@ -21,6 +21,16 @@ def adafest_of_words() -> ml_collections.ConfigDict:
     return adafest(noise_ratio=1.0, false_rows=1000.0)
 
 
+def adafest_of_a_bag() -> ml_collections.ConfigDict:
+    """Those of a model that is hardly more than a table of words, as `dp_sparse.recommend` has it.
+
+    The best of docs/results/windowed_selection.md.
+    """
+    settings = adafest(noise_ratio=1.0, false_rows=100.0)
+    settings.window = 64
+    return settings
+
+
 def adagrad() -> ml_collections.ConfigDict:
     """Adagrad for click models.
 

@@ -6,7 +6,7 @@ the changes of the base config, and its seeds.
 
 import ml_collections
 
-from configs import glue_bag
+from configs import common, glue_bag
 from pipelines.points import Changes, Point, point
 
 SEEDS = (0, 1, 2)
@@ -17,6 +17,7 @@ def get_config() -> ml_collections.ConfigDict:
     """The study."""
     config = ml_collections.ConfigDict()
     config.base = glue_bag.get_config()
+    config.base.adafest = common.adafest_of_words()
     config.base.adafest.window = 1
     config.points = tuple(_points())
     return config
@@ -82,6 +83,11 @@ def _windows() -> list[Point]:
         for epsilon in (1.0, 8.0)
         for window in (16, 64)
     ]
+    points += [
+        point("windows", f"W=64, λ=100, σ1/σ2={ratio:g}", 3.0, _window(64, 100.0, ratio), SEEDS)
+        for ratio in (2.0, 4.0)
+    ]
+    points.append(point("windows", "W=128, λ=100", 3.0, _window(128, 100.0), SEEDS))
     changes = {**_window(64, 100.0), "method": "dp_adafest_plus", "selection.rows": 3000}
     points.append(point("windows", "DP-AdaFEST+, W=64, λ=100", 3.0, changes, SEEDS[:1]))
     large = {**_window(64, 10.0), **_batch(4096)}
@@ -109,8 +115,8 @@ def _adafest(false_rows: float, ratio: float = 1.0) -> Changes:
     }
 
 
-def _window(window: int, false_rows: float) -> Changes:
-    return {**_adafest(false_rows), "adafest.window": window}
+def _window(window: int, false_rows: float, ratio: float = 1.0) -> Changes:
+    return {**_adafest(false_rows, ratio), "adafest.window": window}
 
 
 def _fest(rows: int, source: str) -> Changes:

@@ -37,6 +37,10 @@ MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths
 CLIP_NORM = 0.3
 RATE = 0.01  # of Adam, in runs of few steps
 WIDE = 16  # of a table for which LoRA is named
+# Of models that are hardly more than tables (docs/results/windowed_selection.md):
+WINDOW, FALSE_ROWS_OF_WINDOWS = 64, 100.0
+MOST_DENSE_SHARE = 0.01  # of all weights
+WINDOWS = 4  # at least, in a run
 WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
 # For a model of one output of one value, which is likely to be used as a probability or an amount:
 CLIP_NORM_OF_ONE_VALUE = 1.0  # where it begins
@@ -184,7 +188,21 @@ def recommend(
         sigma, _ = own.style.noise_multipliers(plan.noise_multiplier)
         rare = [*of_unused(found), *of_rare_rows(plan, sigma, tables, found)]
         return _dp_sgd(plan, own, sigma, dense + entries, entries, rare)
-    return _dp_adafest(plan, own, dense, tables, found, max(1, sum(lookups.values())))
+    count = max(1, sum(lookups.values()))
+    alone = dense <= MOST_DENSE_SHARE * entries and _reads_ids_alone(specs, count)
+    return _dp_adafest(plan, own, dense, tables, found, count, alone)
+
+
+def _reads_ids_alone(specs: Any, lookups: int) -> bool:
+    """Whether all inputs are ids, as far as can be told, or integers beside them, such as masks.
+
+    Keras' inputs are floats by default, ids too: these are looked up one by one.
+    """
+    specs = keras.tree.flatten(specs)
+    if not any(each.dtype.is_floating for each in specs):
+        return True
+    shapes = [each.shape[1:] for each in specs]
+    return sum(math.inf if None in shape else math.prod(shape) for shape in shapes) <= lookups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,8 +267,13 @@ def _dp_adafest(
     tables: list[keras.Variable],
     found: dict[str, Any],
     lookups: int,
+    alone: bool,
 ) -> Recommendation:
     options: dict[str, Any] = {"noise_ratio": NOISE_RATIO, "expected_false_rows": FALSE_ROWS}
+    window = min(WINDOW, plan.sampling.steps // WINDOWS) if alone else 1
+    if window > 1:
+        most = sum(table.shape[0] for table in tables) / 2
+        options |= {"expected_false_rows": min(FALSE_ROWS_OF_WINDOWS, most), "window": window}
     forecast = plan.explain(found, lookups=lookups, **options)
     entries = dense + noised_entries(forecast, tables)
     signal = signal_per_weight(plan, forecast.gradient_noise_multiplier, entries)
@@ -269,6 +292,7 @@ def _dp_adafest(
             "each of them at every step.",
             f"noise_ratio={NOISE_RATIO:g}: most of the privacy is spent on gradients, and "
             "rows of many lookups still stand above the threshold.",
+            *_of_window(window),
             *own.reasons,
             "Adam keeps two numbers for each entry of a table, and changes those of trained rows.",
             *_of_wide(tables),
@@ -282,6 +306,17 @@ def _dp_adafest(
             *rare,
         ],
     )
+
+
+def _of_window(window: int) -> list[str]:
+    """Why rows are chosen over several steps, if they are."""
+    if window == 1:
+        return []
+    return [
+        f"window={window}: the model is hardly more than its tables, and the sum of several steps "
+        "finds the rows that are worth training: more accuracy at as many noised rows "
+        "(docs/results/windowed_selection.md)."
+    ]
 
 
 def _of_wide(tables: list[keras.Variable]) -> list[str]:

@@ -93,15 +93,53 @@ def test_large_tables_get_dp_adafest_and_a_forecast(few_dense: None) -> None:
     words = advice.forecast.tables["words"]
     assert words.rows == 1000 and words.assumed and words.looked_up > 500
     assert "DP-AdaFEST" in str(advice) and "lookups trained" in str(advice)
+    assert isinstance(advice.optimizer().optimizer, keras.optimizers.Adam)
+
+
+def with_numbers() -> keras.Model:
+    """The same, and an input of numbers."""
+    tables, numbers = model(), keras.Input((2,))
+    joined = keras.layers.Concatenate()([tables.output, numbers])
+    return keras.Model([*tables.inputs, numbers], keras.layers.Dense(1)(joined))
+
+
+def with_mask() -> keras.Model:
+    """The same, and an input that says which ids are there."""
+    tables, mask = model(), keras.Input((3,), dtype="bool")
+    share = keras.ops.mean(keras.ops.cast(mask, "float32"), axis=1, keepdims=True)
+    return keras.Model([*tables.inputs, mask], tables.output * share)
+
+
+def with_many_weights() -> keras.Model:
+    tables = model()
+    return keras.Model(tables.inputs, keras.layers.Dense(1)(keras.layers.Dense(50)(tables.output)))
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "chosen"),
+    [
+        (model, 400, (64, 100.0)),
+        (model, 100, (25, 100.0)),
+        (model, 7, (1, 10.0)),
+        (with_mask, 400, (64, 100.0)),
+        (with_numbers, 400, (1, 10.0)),
+        (with_many_weights, 400, (1, 10.0)),
+    ],
+)
+def test_models_that_are_hardly_more_than_tables_get_a_window(
+    few_dense: None, make: Any, steps: int, chosen: tuple[int, float]
+) -> None:
+    advice = dp_sparse.recommend(make(), plan_of(steps=steps))
     optimizer = advice.optimizer()
-    assert (optimizer.noise_ratio, optimizer.expected_false_rows) == (2.0, 10.0)
-    assert isinstance(optimizer.optimizer, keras.optimizers.Adam)
+    assert (optimizer.window, optimizer.expected_false_rows) == chosen
+    assert (optimizer.noise_ratio, advice.forecast.window) == (2.0, chosen[0])
+    assert ("window=" in str(advice)) == (chosen[0] > 1)
 
 
 def test_frequencies_of_the_user_are_taken(few_dense: None) -> None:
     even = np.full(1000, 3 / 1000)
-    advice = dp_sparse.recommend(model(), plan_of(), frequencies={"words": even})
-    assumed = dp_sparse.recommend(model(), plan_of())
+    advice = dp_sparse.recommend(with_numbers(), plan_of(), frequencies={"words": even})
+    assumed = dp_sparse.recommend(with_numbers(), plan_of())
     assert advice.forecast and assumed.forecast
     assert not advice.forecast.tables["words"].assumed
     assert advice.forecast.tables["words"].looked_up > assumed.forecast.tables["words"].looked_up
