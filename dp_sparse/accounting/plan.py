@@ -381,11 +381,12 @@ class PrivacyPlan:
         }
         if noised_rows is None:
             return forecast(**asked, **chosen, window=window)
-        others = {name: value for name, value in chosen.items() if value is not None}
-        if others or window != 1:
+        chosen |= {"window": None if window == 1 else window}
+        others = [f"{name}={value!r}" for name, value in chosen.items() if value is not None]
+        if others:
             raise ValueError(
-                f"Expected noised_rows alone, got window={window} and {others} beside it: they "
-                "follow from noised_rows."
+                f"Expected noised_rows alone, got {' and '.join(others)} beside it: they follow "
+                "from noised_rows."
             )
         return forecast_of_noised_rows(noised_rows, self.sampling.steps // _WINDOWS, **asked)
 

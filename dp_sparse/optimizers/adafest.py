@@ -69,7 +69,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             steps that follow (docs/windowed_selection.md). With 1 each step chooses its own rows,
             as in Algorithm 1.
         first_rows: With a window, the rows that train before the first window has ended; the plan
-            must pay for them. By default none.
+            must pay for them. By default none, and none of tables that it leaves out.
         options: `table_optimizer`, `microbatch_size`, `clipping` and `name`, as `TableOptions`.
 
     Raises:
@@ -115,7 +115,9 @@ class DPAdaFESTOptimizer(SparseOptimizer):
     ) -> None:
         super().__init__(optimizer, plan, clip_norm, rows, **options)
         self._window = _window_of(window, self.plan)
-        self.first_rows = None if first_rows is None else checked_rows(first_rows, self.plan)
+        self.first_rows = first_rows
+        if first_rows is not None:
+            checked_rows(first_rows, self.plan, "first_rows")
         if self._window is None and first_rows is not None:
             raise ValueError(
                 "Expected first_rows with a window, got window=1, whose steps choose their own "
@@ -188,7 +190,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         if self.first_rows is None:
             self._begin([np.zeros(0, np.int64)] * len(self.noised_tables), 0)
         else:
-            first = rows_of_tables(self.first_rows, self.noised_tables)
+            first = rows_of_tables(self.first_rows, self.noised_tables, of_all=False)
             self._begin([rows.numpy() for rows in first], 0)
 
     def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:

@@ -16,17 +16,17 @@ from dp_sparse.optimizers.row_updates import RowWise, gathered_by
 from dp_sparse.selection import SelectedRows, among_selected
 
 
-def checked_rows(rows: Any, plan: PrivacyPlan) -> SelectedRows:
+def checked_rows(rows: Any, plan: PrivacyPlan, name: str = "rows") -> SelectedRows:
     """`rows`, if the plan pays for them.
 
     Raises:
-        ValueError: `rows` is no `SelectedRows`.
+        ValueError: The argument of this name is no `SelectedRows`.
         PrivacyError: They were selected privately, and their own release is none of the plan's.
     """
     if not isinstance(rows, SelectedRows):
         raise ValueError(
             "Expected rows from dp_sparse.select_top_k or dp_sparse.SelectedRows, got "
-            f"rows={rows!r}."
+            f"{name}={rows!r}."
         )
     if rows.costs and rows.release not in plan.releases:
         raise PrivacyError(
@@ -36,7 +36,9 @@ def checked_rows(rows: Any, plan: PrivacyPlan) -> SelectedRows:
     return rows
 
 
-def rows_of_tables(rows: SelectedRows, tables: Sequence[Any]) -> list[tf.Tensor]:
+def rows_of_tables(
+    rows: SelectedRows, tables: Sequence[Any], of_all: bool = True
+) -> list[tf.Tensor]:
     """The selected rows of each table of the model, int64 `[k]`, as constants outside of any graph.
 
     A table goes by the name of its layer, one of an embedding layer by its own.
@@ -45,14 +47,15 @@ def rows_of_tables(rows: SelectedRows, tables: Sequence[Any]) -> list[tf.Tensor]
         ValueError: The selection has other tables, or tables of other sizes, than the model.
     """
     sizes = {_name(table): table.shape[0] for table in tables}
-    if len(sizes) != len(tables) or sizes != dict(rows.num_rows):
+    wanted = sizes if of_all else {n: size for n, size in sizes.items() if n in rows.num_rows}
+    if len(sizes) != len(tables) or wanted != dict(rows.num_rows):
         raise ValueError(
             f"Expected rows for the model's embedding tables {sizes}, got rows for "
             f"{dict(rows.num_rows)}: select them with tables=, by the names of the Embedding "
             "layers."
         )
     with tf.init_scope():
-        return [tf.constant(rows.row_ids[_name(table)], tf.int64) for table in tables]
+        return [tf.constant(rows.row_ids.get(_name(table), []), tf.int64) for table in tables]
 
 
 def _constant_rates(

@@ -232,8 +232,8 @@ def test_a_window_follows_from_the_rows_that_get_noise() -> None:
     alone = plan.explain(tables, rows_per_step=300)
     assert found.trained_share > 1.1 * alone.trained_share
     assert f"window = {found.window}, expected_false_rows = " in str(found)
-    for beside in ({"window": 4}, {"threshold": 1.0}):
-        with pytest.raises(ValueError, match="Expected noised_rows alone, got"):
+    for beside, named in (({"window": 4}, "window=4"), ({"threshold": 1.0}, "threshold=1.0")):
+        with pytest.raises(ValueError, match=f"Expected noised_rows alone, got {named} beside it"):
             plan.explain(tables, noised_rows=300, **beside)
     with pytest.raises(
         ValueError, match="Expected noised_rows < 20000, all rows, got noised_rows="

@@ -80,8 +80,8 @@ FAULTS = (
     Fault(
         "first_rows_that_nobody_paid_for",
         _ADAFEST,
-        "None if first_rows is None else checked_rows(first_rows, self.plan)",
-        "first_rows",
+        'checked_rows(first_rows, self.plan, "first_rows")',
+        "pass",
         (f"{_OF_RUNS}::test_first_rows_are_paid_for",),
     ),
     Fault(
