@@ -45,10 +45,12 @@ _OF_POINTS = (  # settings that differ between runs of one study, and where the 
     "study.",
     "report.",
 )
+HALF_WIDTH = "without_sharing_half_width"  # of Figure 7 alone: as many weights as with sharing
 MODELS: dict[str, dict[str, Any]] = {
     "re_attention": {"kind": "re_attention"},
     "vanilla": {"kind": "vanilla"},
     "without_sharing": {"kind": "vanilla", "tied": False},
+    HALF_WIDTH: {"kind": "vanilla", "tied": False},
     "gru": {"kind": "gru"},
     "lstm": {"kind": "lstm"},
 }
@@ -79,6 +81,8 @@ class Point:
         config = study.copy_and_resolve_references()
         config.seed, config.data.held_out = self.seed, self.held_out
         config.model.update(MODELS[self.model])
+        if self.model == HALF_WIDTH:
+            config.model.width //= 2
         config.privacy.epsilon = self.epsilon
         config.training.batch_size = self.batch_size
         config.optimizer.learning_rate = self.learning_rate
@@ -168,6 +172,11 @@ def missing(study: ml_collections.ConfigDict, results: Results) -> Iterator[Poin
                     point = compared(study, model, epsilon, seed, results)
                     if point is not None and results.of(point) is None:
                         yield point
+    for batch in study.study.batch_sizes:
+        for rate in study.study.half_width_rates:
+            point = Point(HALF_WIDTH, study.study.grid_epsilon, batch, rate)
+            if results.of(point) is None:
+                yield point
 
 
 def compared(
@@ -188,8 +197,9 @@ def shown(study: ml_collections.ConfigDict, results: Results) -> tuple[Lines, Li
 
     def stays(line: dict[str, Any]) -> bool:
         point = Point(**line["point"])
-        at_best = compared(study, point.model, point.epsilon, point.seed, results)
-        return point.held_out == "validation" or point == at_best
+        return point.held_out == "validation" or point == compared(
+            study, point.model, point.epsilon, point.seed, results
+        )
 
     lines = results.lines
     return [line for line in lines if stays(line)], [line for line in lines if not stays(line)]

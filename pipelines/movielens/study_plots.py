@@ -10,6 +10,11 @@ import matplotlib.figure
 from pipelines.files import whole_file
 
 Lines = Sequence[dict[str, Any]]
+_SHARING = {
+    "vanilla": ("-", "tied"),
+    "without_sharing": ("--", "not tied"),
+    "without_sharing_half_width": (":", "not tied, half the width"),
+}
 
 
 def of(lines: Lines, **wanted: Any) -> Lines:
@@ -46,16 +51,16 @@ def plot_sharing(lines: Lines, path: Path) -> bool:
     """Validation NDCG@10 by learning rate, a line for each batch size; False without both."""
     figure = matplotlib.figure.Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
-    for model, style in (("vanilla", "-"), ("without_sharing", "--")):
+    for model, (style, name) in _SHARING.items():
         own = of(lines, model=model, held_out="validation")
-        if not own:
+        if not own and model in ("vanilla", "without_sharing"):
             return False
         for color, batch in enumerate(sorted({each["point"]["batch_size"] for each in own})):
             line = sorted(
                 (each["point"]["learning_rate"], each["result"]["ndcg"])
                 for each in of(own, batch_size=batch)
             )
-            label = f"{'tied' if model == 'vanilla' else 'not tied'}, batch {batch:,}"
+            label = f"{name}, batch {batch:,}"
             axes.plot(*zip(*line, strict=True), style, marker="o", color=f"C{color}", label=label)
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")

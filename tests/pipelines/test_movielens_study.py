@@ -10,7 +10,7 @@ import pytest
 
 from configs import amazon_study, movielens_study
 from pipelines.movielens import study, study_page
-from pipelines.movielens.study import MODELS, Point, Results
+from pipelines.movielens.study import HALF_WIDTH, MODELS, Point, Results
 
 GRID_RATES = (0.01, 0.03)
 
@@ -52,14 +52,19 @@ def finished(config: ml_collections.ConfigDict, runs: int | None = None) -> Resu
 
 def test_grids_come_first_and_their_best_is_compared(small: ml_collections.ConfigDict) -> None:
     points = [Point(**line["point"]) for line in finished(small).lines]
-    assert len(points) == 5 * 3 + 5 * 2 * 3 == len(set(points))
+    assert len(points) == 5 * 3 + 5 * 2 * 3 + 2 == len(set(points))
+    assert points[-2:] == [Point(HALF_WIDTH, 8.0, 1000, rate) for rate in (0.005, 0.01)]
+    assert points[-1].config(small).model.width == small.model.width / 2
     first = points[:6]
     assert {point.model for point in first} == {"re_attention", "vanilla"}
     assert all(p.held_out == "validation" and p.epsilon == 8 and p.seed == 0 for p in first)
     compared = [point for point in points if point.held_out == "test"]
     assert {point.learning_rate for point in compared} == {0.03}
     assert {(p.model, p.epsilon, p.seed) for p in compared} == {
-        (model, epsilon, seed) for model in MODELS for epsilon in (5, 8, 10) for seed in (0, 1)
+        (model, epsilon, seed)
+        for model in set(MODELS) - {HALF_WIDTH}
+        for epsilon in (5, 8, 10)
+        for seed in (0, 1)
     }
     assert points.index(Point("gru", 8.0, 1000, 0.01)) > points.index(
         Point("vanilla", 10.0, 1000, 0.03, 1, "test")
