@@ -67,7 +67,7 @@ def _conclusions(bag: Sequence[Run], clicks: Sequence[Run], days: Sequence[Run])
 - **On days that drift, trained from the first day on, the best of each has an AUC of**
   {windowed} with windows, and {single} with single steps.
 - So `DPAdaFESTOptimizer` has `window=1`, Algorithm 1, by default, and `recommend` takes windows of
-  64 steps and 100 false rows for models that are hardly more than their tables.
+  64 steps, 100 false rows and σ1/σ2 = 1 for models that are hardly more than their tables.
 """
 
 

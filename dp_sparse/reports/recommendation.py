@@ -38,7 +38,7 @@ CLIP_NORM = 0.3
 RATE = 0.01  # of Adam, in runs of few steps
 WIDE = 16  # of a table for which LoRA is named
 # Of models that are hardly more than tables (docs/results/windowed_selection.md):
-WINDOW, FALSE_ROWS_OF_WINDOWS = 64, 100.0
+WINDOW, FALSE_ROWS_OF_WINDOWS, NOISE_RATIO_OF_WINDOWS = 64, 100.0, 1.0
 MOST_DENSE_SHARE = 0.01  # of all weights
 WINDOWS = 4  # at least, in a run
 WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
@@ -273,7 +273,11 @@ def _dp_adafest(
     window = min(WINDOW, plan.sampling.steps // WINDOWS) if alone else 1
     if window > 1:
         most = sum(table.shape[0] for table in tables) / 2
-        options |= {"expected_false_rows": min(FALSE_ROWS_OF_WINDOWS, most), "window": window}
+        options = {
+            "noise_ratio": NOISE_RATIO_OF_WINDOWS,
+            "expected_false_rows": min(FALSE_ROWS_OF_WINDOWS, most),
+            "window": window,
+        }
     forecast = plan.explain(found, lookups=lookups, **options)
     entries = dense + noised_entries(forecast, tables)
     signal = signal_per_weight(plan, forecast.gradient_noise_multiplier, entries)
@@ -290,9 +294,7 @@ def _dp_adafest(
         reasons=[
             f"DP-AdaFEST: the tables have {of_tables:,} entries in all, too many to give noise to "
             "each of them at every step.",
-            f"noise_ratio={NOISE_RATIO:g}: most of the privacy is spent on gradients, and "
-            "rows of many lookups still stand above the threshold.",
-            *_of_window(window),
+            _of_selection(window),
             *own.reasons,
             "Adam keeps two numbers for each entry of a table, and changes those of trained rows.",
             *_of_wide(tables),
@@ -308,15 +310,18 @@ def _dp_adafest(
     )
 
 
-def _of_window(window: int) -> list[str]:
-    """Why rows are chosen over several steps, if they are."""
+def _of_selection(window: int) -> str:
+    """Why rows are chosen as they are."""
     if window == 1:
-        return []
-    return [
-        f"window={window}: the model is hardly more than its tables, and the sum of several steps "
-        "finds the rows that are worth training: more accuracy at as many noised rows "
-        "(docs/results/windowed_selection.md)."
-    ]
+        return (
+            f"noise_ratio={NOISE_RATIO:g}: most of the privacy is spent on gradients, and rows of "
+            "many lookups still stand above the threshold."
+        )
+    return (
+        f"window={window}, noise_ratio={NOISE_RATIO_OF_WINDOWS:g}: the model is hardly more than "
+        "its tables, and the sum of several steps finds the rows that are worth training: more "
+        "accuracy at as many noised rows (docs/results/windowed_selection.md)."
+    )
 
 
 def _of_wide(tables: list[keras.Variable]) -> list[str]:
