@@ -1,4 +1,4 @@
-"""What jobs of several kinds share: batches without privacy, and the time of a step."""
+"""What jobs share: batches without privacy, the time of a step, and how many steps count."""
 
 import time
 from collections.abc import Iterator
@@ -7,6 +7,12 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 import tensorflow as tf
+
+
+def steps_taken(optimizer: keras.optimizers.Optimizer) -> int:
+    """The steps of a run; of a private one those that ε covers, whose weights may be lost."""
+    private = hasattr(optimizer, "steps_spent")
+    return int((optimizer.steps_spent if private else optimizer.iterations).numpy())
 
 
 class Rows(Protocol):

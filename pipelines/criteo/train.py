@@ -30,7 +30,7 @@ from pipelines.methods import METHODS, NON_PRIVATE
 from pipelines.optimizers import optimizer_of
 from pipelines.runs import Run
 from pipelines.scores import exact_auc, log_loss, mean_prediction
-from pipelines.steps import StepTimer, stock_batches
+from pipelines.steps import StepTimer, steps_taken, stock_batches
 
 Scores = Callable[[Any], np.ndarray]  # from inputs to logits
 
@@ -275,14 +275,14 @@ def _result(
     if report is None:
         return RunResult(
             **common,
-            steps=int(model.optimizer.iterations.numpy()),
+            steps=steps_taken(model.optimizer),
             reduction=1.0,
             entries=whole,
             statement="No guarantee: gradients were neither clipped nor noised.",
             epsilon=math.inf,
             delta=1.0,
         )
-    plan, steps = model.optimizer.plan, int(model.optimizer.steps_spent.numpy())
+    plan, steps = model.optimizer.plan, steps_taken(model.optimizer)
     spent = plan.guaranteed(steps)
     entries = _noised_entries(model, report) if timer.seconds else math.nan
     return RunResult(

@@ -27,7 +27,7 @@ from pipelines.glue.tokens import TextTokenizer, tokenizer_of
 from pipelines.glue.words import selected_rows
 from pipelines.methods import NON_PRIVATE, calibrated, optimizer_under
 from pipelines.runs import Run
-from pipelines.steps import StepTimer, stock_batches
+from pipelines.steps import StepTimer, steps_taken, stock_batches
 
 MINILM = "minilm"
 _JUDGED_AT_ONCE = 256
@@ -235,10 +235,9 @@ def _result(
 ) -> Result:
     found = {name: accuracy(model, examples) for name, examples in data.judging.items()}
     table = model.backbone.vocabulary_size * model.backbone.token_embedding.output_dim
-    optimizer, steps = model.optimizer, int(model.optimizer.iterations.numpy())
+    optimizer, steps = model.optimizer, steps_taken(model.optimizer)
     statement, epsilon = "No guarantee: gradients were neither clipped nor noised.", math.inf
     if config.method != NON_PRIVATE:
-        steps = int(optimizer.steps_spent.numpy())
         statement = f"{protected(config)}\n{optimizer.plan.statement(steps)}"
         epsilon = optimizer.plan.guaranteed(steps).epsilon
     return Result(

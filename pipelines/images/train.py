@@ -18,6 +18,7 @@ from models import classifiers, vision
 from pipelines.images.data import LabelledImages, hold_out
 from pipelines.optimizers import optimizer_of
 from pipelines.runs import Run
+from pipelines.steps import steps_taken
 
 MODELS: dict[str, Callable[..., keras.Model]] = {
     "mlp": classifiers.mlp,
@@ -158,7 +159,7 @@ def _result(
     evaluated_on: str,
     seconds: float,
 ) -> RunResult:
-    steps = int(model.optimizer.steps_spent.numpy())
+    steps = steps_taken(model.optimizer)
     spent = plan.guaranteed(steps)
     return RunResult(
         accuracy=accuracy,

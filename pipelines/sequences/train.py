@@ -19,6 +19,7 @@ from pipelines.runs import Run
 from pipelines.schedules import WarmUpAndDecay
 from pipelines.sequences.examples import SequenceExamples
 from pipelines.sequences.plans import Accounted, accounted, steps_of, unpaid
+from pipelines.steps import steps_taken
 
 Score = Callable[[keras.Model], dict[str, float]]
 
@@ -85,8 +86,7 @@ def train(
         )
     if config.training.epochs not in scores.curve:  # all steps were taken before
         scores.curve[config.training.epochs] = score(model)
-    optimizer = model.optimizer
-    taken = int((optimizer.iterations if paid is None else optimizer.steps_spent).numpy())
+    taken = steps_taken(model.optimizer)
     return Trained(model, scores.curve, taken, scores.seconds, None if paid is None else paid.plan)
 
 

@@ -18,7 +18,6 @@ _OF_RESUME = "tests/training/test_resume.py"
 
 _OF_MOVIELENS = "tests/pipelines/test_movielens.py"
 _OF_OFFLINE = "tests/sampling/test_offline.py"
-_OF_NEXT_ITEMS = "tests/pipelines/test_movielens_runs.py"
 
 FAULTS = (
     Fault(
@@ -79,17 +78,10 @@ FAULTS = (
     ),
     Fault(
         "steps_whose_weights_were_lost_are_not_stated",
-        "pipelines/sequences/train.py",
-        "optimizer.iterations if paid is None else optimizer.steps_spent",
+        "pipelines/steps.py",
+        "optimizer.steps_spent if private else optimizer.iterations",
         "optimizer.iterations",
-        (f"{_OF_NEXT_ITEMS}::TestGoingOn::test_steps_whose_weights_were_lost_stay_spent",),
-    ),
-    Fault(
-        "steps_of_a_language_run_whose_weights_were_lost_are_not_stated",
-        "pipelines/glue/train.py",
-        "steps = int(optimizer.steps_spent.numpy())",
-        "steps = int(optimizer.iterations.numpy())",
-        ("tests/pipelines/test_glue_train.py::test_a_run_goes_on_in_the_middle",),
+        ("tests/pipelines/test_steps.py::test_steps_whose_weights_were_lost_count",),
     ),
     Fault(
         "a_fit_without_the_checkpoint_that_restored_it",
