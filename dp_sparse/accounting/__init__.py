@@ -18,6 +18,7 @@ from dp_sparse.accounting.mechanisms import (
     Release,
     RestsOnRelease,
     default_threshold,
+    longest_window,
     split_noise,
     survival_probability,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "event_config",
     "frequencies_of",
     "has_folder",
+    "longest_window",
     "not_private_plan",
     "note_folder",
     "plan_table",

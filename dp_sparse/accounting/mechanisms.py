@@ -11,13 +11,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import dp_accounting
+import numpy as np
 import scipy.special
 import scipy.stats
 
 from dp_sparse.accounting.events import PureDpEvent, checked_event, event_config, event_from_config
 from dp_sparse.core import Registered, validate
 from dp_sparse.noise import REACH
+from dp_sparse.sampling import Sampling
 
+_NEGLIGIBLE = 1e-6  # of δ
 NOISE_RATIO, FALSE_ROWS = 2.0, 10.0  # best around Adam (docs/results/defaults.md)
 
 
@@ -138,6 +141,53 @@ def beyond_reach(noise_multiplier: float) -> float:
     larger of the two.
     """
     return float(scipy.special.ndtr(1 / noise_multiplier - REACH))
+
+
+def windows_beyond_reach(
+    sampling: Sampling, window: int, noise_multiplier: float, ratio: float
+) -> float:
+    """What windows of selection add to what `beyond_reach` gives of all batches of an example.
+
+    Args:
+        sampling: The sampler of the run.
+        window: W, the most steps of a window; those that grow are counted as of W steps.
+        noise_multiplier: σ.
+        ratio: σ1/σ2.
+
+    ### Formal Guarantees
+    An example that joins m of the n rounds of a window (`Sampling.steps_per_round`) moves its sum
+    by m/(√n·σ1) deviations. In a stream m = n, and at most as many windows as passes have the
+    example; else m is binomial. `beyond_reach` is of map and gradient of a step together; what it
+    counts beyond that of the gradient alone is taken off.
+    """
+    per_round, steps = sampling.steps_per_round, sampling.steps
+    of_map, of_gradient = split_noise(noise_multiplier, ratio)
+    windows = math.ceil(steps / window) + math.ceil(math.log2(window))
+    rounds = min(window, steps) if per_round == 1 else (window - 2) // per_round + 2
+    joined = np.arange(1, rounds + 1)
+    if per_round == 1:
+        times = windows * scipy.stats.binom.pmf(joined, rounds, sampling.participations(1))
+    else:
+        times = min(windows, sampling.participations(steps)) * (joined == rounds)
+    beyond = scipy.special.ndtr(joined / (math.sqrt(rounds) * of_map) - REACH)
+    counted = beyond_reach(noise_multiplier) - beyond_reach(of_gradient)
+    return max(0.0, float(np.sum(times * beyond)) - sampling.participations(steps) * counted)
+
+
+def longest_window(
+    sampling: Sampling, window: int, noise_multiplier: float, ratio: float, delta: float
+) -> int:
+    """At most W, and so short that `windows_beyond_reach` is less than a millionth of δ.
+
+    Of a plan whose steps alone have no noise to speak of, W.
+    """
+    if sampling.participations(sampling.steps) * beyond_reach(noise_multiplier) > delta:
+        return window
+    while window > 1 and (
+        windows_beyond_reach(sampling, window, noise_multiplier, ratio) > _NEGLIGIBLE * delta
+    ):
+        window //= 2
+    return window
 
 
 def split_noise(noise_multiplier: float, ratio: float) -> tuple[float, float]:

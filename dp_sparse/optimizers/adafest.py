@@ -21,6 +21,7 @@ from dp_sparse.accounting import (
     NOISE_RATIO,
     PrivacyPlan,
     default_threshold,
+    longest_window,
     split_noise,
     survival_probability,
 )
@@ -114,19 +115,19 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         **options: Unpack[TableOptions],
     ) -> None:
         super().__init__(optimizer, plan, clip_norm, rows, **options)
-        self._window = _window_of(window, self.plan)
         self.first_rows = first_rows
         if first_rows is not None:
             checked_rows(first_rows, self.plan, "first_rows")
+        self._contribution_clip_norm = validate.clip_norm(
+            "contribution_clip_norm", contribution_clip_norm
+        )
+        self._noise_ratio = validate.positive("noise_ratio", noise_ratio)
+        self._window = _window_of(window, self.plan, self.noise_multiplier, self.noise_ratio)
         if self._window is None and first_rows is not None:
             raise ValueError(
                 "Expected first_rows with a window, got window=1, whose steps choose their own "
                 "rows: set window, or leave out first_rows."
             )
-        self._contribution_clip_norm = validate.clip_norm(
-            "contribution_clip_norm", contribution_clip_norm
-        )
-        self._noise_ratio = validate.positive("noise_ratio", noise_ratio)
         fixed = None if threshold is None else validate.finite("threshold", threshold)
         self._fixed_threshold = fixed
         wanted = FALSE_ROWS if expected_false_rows is None else expected_false_rows
@@ -181,8 +182,6 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         super().build(variables)
         if self._window is None or not self.noised_tables:
             return
-        if self.compiles:
-            self._window.rooms(len(self._own_sizes))
         self._begin_first()
 
     def _begin_first(self) -> None:
@@ -277,16 +276,19 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         contributions: ContributionMap,
     ) -> list[StepRows]:
         if xla.static_shapes():
-            pairs = zip(lookups, window.padded_survivors(), strict=True)
+            pairs = zip(lookups, window.padded_survivors(self._own_offsets), strict=True)
             return [StepRows(rows, restricted(table, rows).places) for table, rows in pairs]
         return step_rows_by_table(contributions, window.survivors_in(contributions))
 
-    def remember(self, of_step: tuple[tf.Tensor, ...], draw: noise.Draw) -> None:
+    def remember(self, of_step: tuple[tf.Tensor, ...], draw: noise.Draw, step: tf.Tensor) -> None:
         """Adds the step's map to that of the window, which may end with it."""
         if self._window is None or not of_step:
             return
-        step = tf.convert_to_tensor(self.steps_spent.value) - 1
         self._add_to(self._window, of_step, draw, step)
+
+    def state_of_choice(self) -> tf.Tensor:
+        """Of a window, how many have ended, and the survivors of the last one."""
+        return super().state_of_choice() if self._window is None else self._window.fingerprint()
 
     def _add_to(
         self,
@@ -325,8 +327,12 @@ class DPAdaFESTOptimizer(SparseOptimizer):
     def survivors(self) -> list[np.ndarray] | None:
         """With a window, the rows of each table that train until it ends, int64; else None.
 
-        They are released, also before they are used.
+        They are released, also before they are used: a checkpoint is written first.
         """
+        self.before_publishing()
+        return self._survivors_now()
+
+    def _survivors_now(self) -> list[np.ndarray] | None:
         if self._window is None:
             return None
         own = self._window.survivors(self._own_offsets)
@@ -341,9 +347,10 @@ class DPAdaFESTOptimizer(SparseOptimizer):
     def _begin(self, survivors: Sequence[np.ndarray], ended: int) -> None:
         """Begins a window with these rows of each table, as far as they can survive."""
         assert self._window is not None
-        own = list(survivors)
+        sizes = [int(table.shape[0]) for table in self.noised_tables]
+        own = [rows[rows < size] for rows, size in zip(survivors, sizes, strict=True)]
         if self.rows is not None:
-            among = zip([each.numpy() for each in self._selected], survivors, strict=True)
+            among = zip([each.numpy() for each in self._selected], own, strict=True)
             own = [np.flatnonzero(np.isin(rows, kept)) for rows, kept in among if len(rows)]
         self._window.start(own, self._own_offsets, ended)
 
@@ -351,16 +358,21 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         """As all optimizers, and the survivors of its last window, if both have windows."""
         super().take_slots(previous)
         if isinstance(previous, DPAdaFESTOptimizer) and previous._window is not None:
-            rows = previous.survivors
-            if self._window is not None and rows is not None:
+            paths = [table.path for table in previous.noised_tables]
+            kept = dict(zip(paths, previous.survivors or (), strict=False))
+            if self._window is not None:
+                nothing = np.zeros(0, np.int64)
+                rows = [kept.get(table.path, nothing) for table in self.noised_tables]
                 self._begin(rows, previous._window.windows_ended)
 
     @property
     def windows(self) -> np.ndarray | None:
         """Steps, survivors, and survivors that trained before, of each window that has ended.
 
-        Released. int64 `[windows, 3]`, the last 4,096 of this process; None without a window.
+        Released, after a checkpoint was written. int64 `[windows, 3]`, the last 4,096 of this
+        process; None without a window.
         """
+        self.before_publishing()
         return None if self._window is None else self._window.history
 
     @property
@@ -372,7 +384,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
     def save_own_variables(self, store: Any) -> None:
         """As all optimizers, and the survivors of the last window; never the sum of this one."""
         super().save_own_variables(store)
-        rows = self.survivors if self.built else None
+        rows = self._survivors_now() if self.built else None
         if self._window is not None and rows is not None:
             store[_SURVIVORS] = np.concatenate([np.zeros(0, np.int64), *rows])
             store[_SIZES] = np.array([self._window.windows_ended, *map(len, rows)])
@@ -384,7 +396,8 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             return
         ended, *sizes = np.asarray(store[_SIZES]).tolist()
         rows = np.split(np.asarray(store[_SURVIVORS]), np.cumsum(sizes)[:-1])
-        self._begin(rows, ended)
+        if len(rows) == len(self.noised_tables):
+            self._begin(rows, ended)
 
     def _threshold(self, num_rows: int) -> tuple[float, float]:
         """τ over this many rows, and the deviation of the map's noise, s = σ1·C1."""
@@ -444,13 +457,27 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         return super().from_config(config, custom_objects)
 
 
-def _window_of(window: Any, plan: PrivacyPlan) -> SelectionWindow | None:
-    """The window, None for 1; raises ValueError for one that is none, or longer than the run."""
-    window = validate.positive_integer("window", window)
-    if window > plan.sampling.steps:
+def _window_of(
+    window: Any, plan: PrivacyPlan, noise_multiplier: float, ratio: float
+) -> SelectionWindow | None:
+    """The window, None for 1.
+
+    Raises:
+        ValueError: It is none, longer than the run, or so long that the noise of its sums would
+            have to reach further than noise does.
+    """
+    window, sampling = validate.positive_integer("window", window), plan.sampling
+    if window > sampling.steps:
         raise ValueError(
-            f"Expected window <= {plan.sampling.steps}, the steps of the run, got window={window}: "
+            f"Expected window <= {sampling.steps}, the steps of the run, got window={window}: "
             "rows are chosen after each window."
+        )
+    longest = longest_window(sampling, window, noise_multiplier, ratio, plan.budget.delta)
+    if longest < window:
+        raise ValueError(
+            f"Expected window <= {longest}, got window={window}: one example in all of its steps "
+            f"would move the sum of maps further than its noise reaches at noise_ratio={ratio:g}. "
+            "Take a shorter window or a larger noise_ratio."
         )
     return None if window == 1 else SelectionWindow(window)
 

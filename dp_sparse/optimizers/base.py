@@ -331,7 +331,8 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
 
     def begin_step(self, marker: tf.Tensor) -> tuple[noise.Draw, tf.Tensor]:
         """Spends a step on the batch with this marker; the update must wait for the count."""
-        return self._account.begin(marker, self.current_clip_norm, self._settings)
+        clip_norm, state = self.current_clip_norm, self.state_of_choice
+        return self._account.begin(marker, clip_norm, self._settings, state)
 
     @abc.abstractmethod
     def rows_of_step(self, lookups: Sequence[TableLookups], draw: noise.Draw) -> StepChoice:
@@ -371,14 +372,16 @@ class PrivateOptimizer(WrappingOptimizer, abc.ABC):
         if moving is not None:
             replicas.merged(lambda: moving.move(noisy.unclipped))
 
-    def remember(self, of_step: tuple[tf.Tensor, ...], draw: noise.Draw) -> None:
-        """Keeps for later steps what the choice of rows gave, once the step's update is made.
+    def remember(self, of_step: tuple[tf.Tensor, ...], draw: noise.Draw, step: tf.Tensor) -> None:
+        """Keeps `StepChoice.to_remember` for later steps, once the update of step `step` is made.
 
-        Args:
-            of_step: `StepChoice.to_remember`.
-            draw: The step's random streams.
+        Steps count from 0 on; `step` is an int64 scalar, `draw` the step's random streams.
         """
-        del of_step, draw
+        del of_step, draw, step
+
+    def state_of_choice(self) -> tf.Tensor:
+        """A fingerprint of what earlier steps left for the choice of rows, an int64 scalar."""
+        return tf.zeros([], tf.int64)
 
     def update_tables(self, noisy: NoisyMeans) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Updates the tables, once for all replicas.

@@ -1,4 +1,7 @@
-"""Whether all replicas of a step decide alike: the same key, plan, step, clip norm and settings."""
+"""Whether all replicas of a step decide alike.
+
+By the same key, plan, step, clip norm, settings, and survivors of a window.
+"""
 
 from typing import Any
 
@@ -15,23 +18,29 @@ _FIXES = {
     "number of steps spent": "load the same checkpoint on all workers, or on none.",
     "clip norm": "load the same checkpoint on all workers, or on none.",
     "set of optimizer settings": "give each worker's optimizer the same arguments.",
+    "window": "load the same checkpoint on all workers, or on none.",
 }
-_COLUMNS = (3, 1, 3, 1, 1)  # of each
+_COLUMNS = (3, 1, 3, 1, 1, 1)  # of each
 
 
 def what_decides(
-    key: tf.Tensor, plan: tf.Tensor, spent: tf.Tensor, clip_norm: tf.Tensor, settings: tf.Tensor
+    key: tf.Tensor,
+    plan: tf.Tensor,
+    spent: tf.Tensor,
+    clip_norm: tf.Tensor,
+    settings: tf.Tensor,
+    choice: tf.Tensor,
 ) -> tf.Tensor:
-    """All that decides a step beside its batch, int64 `[1, 9]`.
+    """All that decides a step beside its batch, int64 `[1, 10]`.
 
     `key` is int64 `[1, 3]` and `spent` int64 `[3]`.
     """
-    rest = tf.concat([[plan], spent, [clip_norm, settings]], 0)
+    rest = tf.concat([[plan], spent, [clip_norm, settings, choice]], 0)
     return tf.concat([key, rest[tf.newaxis]], 1)
 
 
 def checks(deciding: tf.Tensor) -> list[tf.Operation]:
-    """Operations that fail unless all rows of `deciding`, int64 `[replicas, 9]`, are equal."""
+    """Operations that fail unless all rows of `deciding`, int64 `[replicas, 10]`, are equal."""
     alike = tf.reduce_all(tf.equal(deciding, deciding[:1]), axis=0)
     return [
         require(

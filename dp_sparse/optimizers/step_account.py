@@ -4,6 +4,7 @@ A step begins here: its batch is checked, its step spent, its random streams dra
 replicas.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -42,7 +43,11 @@ class StepAccount:
         self.noise_key = noise.NoiseKey(plan.sampling.not_private_seed)
 
     def begin(
-        self, marker: tf.Tensor, clip_norm: float | tf.Tensor, settings: int
+        self,
+        marker: tf.Tensor,
+        clip_norm: float | tf.Tensor,
+        settings: int,
+        state_of_choice: Callable[[], tf.Tensor],
     ) -> tuple[noise.Draw, tf.Tensor]:
         """Spends a step on the batch with this marker; the update must wait for the count.
 
@@ -50,6 +55,7 @@ class StepAccount:
             marker: Of the batch, or of this replica's part of it.
             clip_norm: C of the step.
             settings: A fingerprint of the optimizer's settings.
+            state_of_choice: Gives a fingerprint of what earlier steps left for the choice of rows.
         """
         if replicas.count() == 1:
             return self._spend(marker)
@@ -59,6 +65,7 @@ class StepAccount:
             spent=self._saved.words(),
             clip_norm=tf.bitcast(tf.cast(clip_norm, tf.float64), tf.int64),
             settings=tf.constant(settings, tf.int64),
+            choice=state_of_choice(),
         )
         return replicas.merged(self._begin_alike, marker, deciding)
 

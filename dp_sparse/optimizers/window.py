@@ -19,6 +19,7 @@ run, another worker's key and the child of a fork begin a new window.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +30,7 @@ from dp_sparse.selection import ContributionMap, Survivors, select_rows
 
 _LEAST_ROOM = 2**12  # of maps that are not merged
 _MOST_WINDOWS = 4096  # of which is known how many rows survived
+_ODD = 0x5851F42D4C957F2D  # of fingerprints
 _STEPS, _ROUNDS, _LAST_ROUND, _MERGED, _FILLED = range(5)  # of a window's progress
 
 
@@ -76,6 +78,13 @@ class SelectionWindow:
             self._row_ids, self._starts = integers(None), integers(None)
             self._history = integers(None, 3)
         self._padded: list[tf.Variable] = []
+        self._section = tf.CriticalSection()  # several threads may take steps
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SelectionWindow":
+        return SelectionWindow(self.longest)
+
+    def __reduce__(self) -> tuple[type["SelectionWindow"], tuple[int]]:
+        return SelectionWindow, (self.longest,)
 
     @property
     def windows_ended(self) -> int:
@@ -112,7 +121,7 @@ class SelectionWindow:
         numbers = np.concatenate([np.zeros(0, np.int64), *(own + first for own, first in firsts)])
         with tf.init_scope():
             self._ended.assign(ended)
-            self._progress.assign(tf.zeros([5], tf.int64))
+            self._forget()
             self._replace(tf.constant(numbers, tf.int64), offsets)
 
     def follow(
@@ -127,13 +136,11 @@ class SelectionWindow:
         history = tf.concat([tf.zeros([1, 3], tf.int64), self._history.read_value()], 0)
         return tf.concat([self._ended.read_value()[tf.newaxis], history[-1]], 0)
 
-    def rooms(self, num_tables: int) -> None:
-        """For XLA: the survivors of each table apart, filled up to a power of two."""
-        make = lambda: [  # noqa: E731
-            tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
-            for _ in range(num_tables)
-        ]
-        self._padded = replicas.undistributed(make)
+    def fingerprint(self) -> tf.Tensor:
+        """Of how many windows have ended, and of the survivors; an int64 scalar."""
+        row_ids = self._row_ids.read_value()
+        squares = tf.reduce_sum((row_ids + 1) * (row_ids + 3) * _ODD)  # int64 wraps
+        return squares + _ODD * tf.size(row_ids, tf.int64) + self._ended.read_value()
 
     def survivors_in(self, contributions: ContributionMap) -> Survivors:
         """The survivors, and where each row of a batch's map stands among them."""
@@ -141,14 +148,20 @@ class SelectionWindow:
         places = places_of(contributions.row_ids, row_ids)
         return Survivors(row_ids, places, self._starts.read_value())
 
-    def padded_survivors(self) -> list[tf.Tensor]:
+    def padded_survivors(self, offsets: np.ndarray) -> list[tf.Tensor]:
         """For XLA: the survivors of each table, filled up with its number of rows."""
+        if not self._padded:
+            self._padded = replicas.undistributed(lambda: _empty_rooms(len(offsets) - 1))
+            with tf.init_scope():
+                self._replace(self._row_ids.read_value(), offsets)
         return [variable.read_value() for variable in self._padded]
 
     def add(
         self, row_ids: tf.Tensor, units: tf.Tensor, now: tf.Tensor, draw: noise.Draw, by: Selection
     ) -> None:
         """Adds the map of a step that is made, and ends the window if it was its last one.
+
+        One thread after the other.
 
         Args:
             row_ids: int64 `[rows]`, each once.
@@ -157,6 +170,11 @@ class SelectionWindow:
             draw: The streams of this step, of which selection has its own.
             by: How survivors are chosen.
         """
+        self._section.execute(lambda: self._add(row_ids, units, now, draw, by))
+
+    def _add(
+        self, row_ids: tf.Tensor, units: tf.Tensor, now: tf.Tensor, draw: noise.Draw, by: Selection
+    ) -> tf.Tensor:
         progress = self._own_progress(draw)
         filled, count = progress[_FILLED], tf.size(row_ids, tf.int64)
         fits = filled + count <= _size(self._new_ids)
@@ -172,7 +190,9 @@ class SelectionWindow:
         after = [steps, progress[_ROUNDS] + is_new, now + 1, merged, filled + count]
         self._progress.assign(tf.stack(after), read_value=False)
         ends = steps >= _length(self._ended.read_value(), self.longest)
-        tf.cond(ends, rare_branch(lambda: self._end(draw, by)), lambda: tf.constant(0, tf.int64))
+        return tf.cond(
+            ends, rare_branch(lambda: self._end(draw, by)), lambda: tf.constant(0, tf.int64)
+        )
 
     def _own_progress(self, draw: noise.Draw) -> tf.Tensor:
         """The progress of the window under this key: none if another key began it."""
@@ -215,12 +235,16 @@ class SelectionWindow:
         kept = places_of(self._row_ids.read_value(), survivors) >= 0
         self._note(progress[_STEPS], tf.size(survivors, tf.int64), tf.math.count_nonzero(kept))
         self._replace(survivors, by.offsets)
+        self._forget()
+        self._ended.assign_add(1, read_value=False)
+        return tf.constant(1, tf.int64)
+
+    def _forget(self) -> None:
+        """Deletes the sum."""
         nothing = tf.zeros([0], tf.int64)
         for variable in (self._sum_ids, self._sum_units, self._new_ids, self._new_units):
             variable.assign(nothing, read_value=False)
         self._progress.assign(tf.zeros([5], tf.int64), read_value=False)
-        self._ended.assign_add(1, read_value=False)
-        return tf.constant(1, tf.int64)
 
     def _note(self, *numbers: tf.Tensor) -> None:
         history = self._history.read_value()
@@ -235,6 +259,11 @@ class SelectionWindow:
             own = row_ids[starts[number] : starts[number + 1]] - offsets[number]
             filler = int(offsets[number + 1] - offsets[number])
             variable.assign(_filled_up(own, filler, _size(variable)), read_value=False)
+
+
+def _empty_rooms(num_tables: int) -> list[tf.Variable]:
+    nothing = tf.zeros([0], tf.int64)
+    return [tf.Variable(nothing, shape=[None], trainable=False) for _ in range(num_tables)]
 
 
 def _size(variable: tf.Variable) -> tf.Tensor:

@@ -182,7 +182,7 @@ def private_train_step(
         noisy = replicas.merged(lambda: optimizer.release(sums, draw))
         with clipping.update_from(noisy.tensors()):
             optimizer.update(noisy)
-        replicas.merged(lambda: optimizer.remember(sums.to_remember, draw))
+        replicas.merged(lambda: optimizer.remember(sums.to_remember, draw, spent - 1))
         replicas.merged(lambda: _count(optimizer, sums))
     return logs
 

@@ -6,6 +6,7 @@ _WINDOW = "dp_sparse/optimizers/window.py"
 _ADAFEST = "dp_sparse/optimizers/adafest.py"
 _OF_WINDOW = "tests/optimizers/test_window.py"
 _OF_RUNS = "tests/optimizers/test_windowed_adafest.py"
+_OF_OTHERS = "tests/optimizers/test_windows_of_others.py"
 _RESUMED = f"{_OF_RUNS}::test_a_resumed_run_keeps_survivors_and_begins_a_new_window"
 
 FAULTS = (
@@ -63,9 +64,9 @@ FAULTS = (
     Fault(
         "the_map_of_a_step_that_was_refused",
         "dp_sparse/step/train_step.py",
-        "        replicas.merged(lambda: optimizer.remember(sums.to_remember, draw))\n",
+        "        replicas.merged(lambda: optimizer.remember(sums.to_remember, draw, spent - 1))\n",
         "        pass\n"
-        "    replicas.merged(lambda: optimizer.remember(sums.to_remember, draw))\n"
+        "    replicas.merged(lambda: optimizer.remember(sums.to_remember, draw, spent - 1))\n"
         "    with tf.control_dependencies([sums.amounts.counts]):\n",
         (f"{_OF_RUNS}::test_a_refused_step_is_not_in_the_sum",),
     ),
@@ -114,5 +115,47 @@ FAULTS = (
             "tests/distribution/embedding_layers/test_windows.py::"
             "test_rounds_are_counted_by_the_steps_of_the_run[True-2]",
         ),
+    ),
+    Fault(
+        "two_threads_add_their_maps_at_once",
+        _WINDOW,
+        "self._section.execute(lambda: self._add(row_ids, units, now, draw, by))",
+        "self._add(row_ids, units, now, draw, by)",
+        (f"{_OF_OTHERS}::test_maps_of_two_threads_are_added_one_after_the_other",),
+    ),
+    Fault(
+        "a_map_counts_under_the_number_of_another_thread",
+        _ADAFEST,
+        "self._add_to(self._window, of_step, draw, step)",
+        "self._add_to(self._window, of_step, draw, self.steps_spent.value - 1)",
+        (f"{_OF_OTHERS}::test_a_step_counts_under_its_own_number",),
+    ),
+    Fault(
+        "workers_whose_windows_differ",
+        _ADAFEST,
+        "super().state_of_choice() if self._window is None else self._window.fingerprint()",
+        "super().state_of_choice()",
+        (f"{_OF_OTHERS}::test_the_state_of_a_choice_is_that_of_its_window",),
+    ),
+    Fault(
+        "survivors_that_no_checkpoint_remembers",
+        _ADAFEST,
+        "        self.before_publishing()\n        return self._survivors_now()\n",
+        "        return self._survivors_now()\n",
+        (f"{_OF_OTHERS}::test_a_checkpoint_is_written_before_rows_are_shown",),
+    ),
+    Fault(
+        "copies_of_a_window_with_its_sum",
+        _WINDOW,
+        "        return SelectionWindow(self.longest)\n",
+        "        return self\n",
+        (f"{_OF_OTHERS}::test_a_copy_of_a_window_is_empty",),
+    ),
+    Fault(
+        "windows_beyond_the_reach_of_their_noise",
+        "dp_sparse/accounting/mechanisms.py",
+        "        window //= 2\n",
+        "        break\n",
+        (f"{_OF_OTHERS}::test_windows_are_as_long_as_their_noise_reaches",),
     ),
 )
