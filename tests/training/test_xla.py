@@ -107,6 +107,23 @@ def test_without_noise_it_is_graph_mode(method: str, kind: str) -> None:
     assert_same(*both)
 
 
+@pytest.mark.cases(1)
+@pytest.mark.usefixtures("no_noise")
+@pytest.mark.parametrize("adafest", [False, True])
+def test_a_table_of_which_no_row_was_selected(adafest: bool) -> None:
+    def make(model: keras.Model, plan: Any) -> Any:
+        names = [each.name for each in model.layers if isinstance(each, keras.layers.Embedding)]
+        sizes = dict(zip(names, VOCABULARIES, strict=True))
+        rows = dp_sparse.SelectedRows.public({names[0]: [], names[1]: [0, 3, 9]}, sizes)
+        if adafest:
+            return dp_sparse.DPAdaFESTOptimizer("sgd", plan, 0.5, threshold=0.9, rows=rows)
+        return dp_sparse.DPFESTOptimizer("sgd", plan, 0.5, rows)
+
+    data = clicks(12, VOCABULARIES)
+    make_model = lambda: click_model(VOCABULARIES)  # noqa: E731
+    assert_same(*(trained(make_model, make, data, "mse", jit) for jit in (False, True)))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize("name", ["mlp", "cnn", "rnn", "lstm", "transformer"])

@@ -108,6 +108,8 @@ class Rows:
 
     def clipped_sum(self, factors: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
         """Σ_i f_i g_i on the step's rows, float64 `[num_rows, width]`; place -1 is dropped."""
+        if tf.get_static_value(num_rows) == 0:  # XLA has no sums of no segments
+            return tf.zeros([0, self.cotangents.shape[-1]], tf.float64)
         sums = self._sum_of_lookups(factors, num_rows)
         if self.scores is None:
             return sums
