@@ -2,8 +2,9 @@
 
 `python -m benchmarks.NAME --out benchmarks/results.jsonl` adds a line to the results;
 `python -m benchmarks.table` takes the newest line of each benchmark and rewrites the text between
-two markers of docs/results/benchmarks.md, and in `PAGES` each table that a benchmark printed,
-between markers of its own. With `--check` it writes nothing, and fails if a page has another text.
+two markers of docs/results/benchmarks.md, in `PAGES` each table that a benchmark printed, between
+markers of its own, and in README the times of the optimizers. With `--check` it writes nothing,
+and fails if a page has another text.
 """
 
 import argparse
@@ -19,6 +20,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results.jsonl", ROOT / "docs/results/benchmarks.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.table -->", "<!-- end -->"
 PAGES = tuple(ROOT / "docs/results" / f"{name}.md" for name in ("selection", "clipping"))
+README = ROOT / "README.md"
+STEPS = {"DPSGDOptimizer": "dpsgd", "DPAdaFESTOptimizer": "adafest", "DPFESTOptimizer": "fest"}
 PRINTED = re.compile(r"<!-- printed: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 Results = dict[str, dict[str, Any]]  # the JSON line of each benchmark
@@ -344,6 +347,18 @@ def printed(page: str, lines: Sequence[str]) -> str:
     return PRINTED.sub(block, page)
 
 
+def timed(readme: str, lines: Sequence[str]) -> str:
+    """README with the milliseconds of a step at 1e5 and 1e6 rows, as `benchmarks.selection` has."""
+    measured = sorted(map(json.loads, lines), key=lambda line: line["date"])
+    newest_of = {line["benchmark"]: line["printed"] for line in measured if "printed" in line}
+    cells = [line.split() for line in newest_of["selection"]]
+    for optimizer, step in STEPS.items():
+        times = {cell[1]: cell[2] for cell in cells if cell[0] == step}
+        row = re.compile(rf"^(\| `{optimizer}` \|.*\| )[^|]*( \|)$", re.MULTILINE)
+        readme = row.sub(rf"\g<1>{times['1e5']}; {times['1e6']}\2", readme)
+    return readme
+
+
 def _command(name: str, quick: bool) -> str:
     module, _, sweep = name.partition("clipping_")
     own = f"benchmarks.clipping --sweep {sweep}" if sweep else f"benchmarks.{module}"
@@ -357,6 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     lines = RESULTS.read_text(encoding="utf-8").splitlines()
     wanted = {path: printed(path.read_text(encoding="utf-8"), lines) for path in PAGES}
+    wanted[README] = timed(README.read_text(encoding="utf-8"), lines)
     wanted[PAGE] = rewritten(PAGE.read_text(encoding="utf-8"), table(newest(lines)))
     status = 0
     for path, text in wanted.items():
