@@ -115,6 +115,45 @@ def test_digits(value: float, written: str) -> None:
     assert f"{table.Figure(value)}" == written
 
 
+def printed_line(name: str, *text: str, date: str = "2026-01-02") -> str:
+    own = line(FIRST, benchmark=name, date=f"{date}T03:04:05+00:00", printed=list(text))
+    return json.dumps(own)
+
+
+def test_a_page_has_the_newest_table_of_each_benchmark_that_it_names() -> None:
+    page = "before\n<!-- printed: clipping_depth -->\nold\n<!-- end -->\nafter\n"
+    lines = [
+        printed_line("clipping_depth", "new", "er", date="2026-01-03"),
+        printed_line("clipping_depth", "older"),
+        json.dumps(line(FIRST, benchmark="clipping_depth", date="2026-01-04T00:00:00+00:00")),
+    ]
+    told = table.printed(page, lines)
+    assert "\n```\nnew\ner\n```\n<!-- end -->\nafter\n" in told and "old" not in told
+    assert "`python -m benchmarks.clipping --sweep depth`, on Abacus, 2 cores" in told
+    assert table.printed(told, lines) == told
+    with pytest.raises(ValueError, match="Expected the table of clipping_depth among the results"):
+        table.printed(page, lines[2:])
+
+
+def test_speed_ups_are_those_of_the_largest_batch() -> None:
+    head = "model  batch  stock  nxBP  multiLoss  tensorflow-privacy  ours"
+    rows = ("  mlp     64      1     9          9                   9     9",)
+    rows += ("  mlp    128      2    40      1,000                   -     4",)
+    lines = [printed_line("clipping", head, *rows)]
+    told = table.with_speed_ups("<!-- speed-ups -->\n<!-- end -->", lines)
+    assert "| mlp | 10.0 | 20.0 | 250 |  |\n<!-- end -->" in told and told.count("mlp") == 1
+
+
+def test_readme_has_the_times_of_the_optimizers() -> None:
+    rows = [f"{step} {size} {time} 1" for step in table.STEPS.values() for size, time in TIMES]
+    readme = "\n".join(f"| `{optimizer}` | when | 0.7; 0.6 | 9; 9 |" for optimizer in table.STEPS)
+    told = table.timed(readme, [printed_line("selection", *rows)])
+    assert told == readme.replace("9; 9", "1.5; 2.5")
+
+
+TIMES = (("1e5", "1.5"), ("1e6", "2.5"), ("1e7", "3.5"))
+
+
 @pytest.mark.parametrize("marks", ["", "b", "e", "eb", "bbe", "bebe", "bee"])
 def test_a_page_without_its_markers_is_refused(marks: str) -> None:
     page = "\n".join({"b": table.BEGIN, "e": table.END}[mark] for mark in marks)
