@@ -15,8 +15,8 @@ the default allocator does not return memory. Scratch memory of XLA and oneDNN k
 counted.
 
 `--sweep` gives the paper's other figures: `depth` (7), `batch_size` (6), `image_size` (9: a
-ResNet-18, batch 32; quickly, without the largest), `max_batch` (section 6.7: the largest batch of a ResNet-18 on 64 x 64 whose
-process stays within 2 GiB).
+ResNet-18, batch 32; quickly, without the largest), `max_batch` (section 6.7: the largest batch of a
+ResNet-18 on 64 x 64 whose process stays within 2 GiB).
 """
 
 import argparse
