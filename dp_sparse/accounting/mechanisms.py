@@ -163,12 +163,13 @@ def windows_beyond_reach(
     per_round, steps = sampling.steps_per_round, sampling.steps
     of_map, of_gradient = split_noise(noise_multiplier, ratio)
     windows = math.ceil(steps / window) + math.ceil(math.log2(window))
-    rounds = min(window, steps) if per_round == 1 else (window - 2) // per_round + 2
+    passes = steps if per_round == 1 else math.ceil(sampling.participations(steps))
+    rounds = min(window if per_round == 1 else (window - 2) // per_round + 2, passes)
     joined = np.arange(1, rounds + 1)
     if per_round == 1:
         times = windows * scipy.stats.binom.pmf(joined, rounds, sampling.participations(1))
     else:
-        times = min(windows, sampling.participations(steps)) * (joined == rounds)
+        times = min(windows, passes) * (joined == rounds)
     beyond = scipy.special.ndtr(joined / (math.sqrt(rounds) * of_map) - REACH)
     counted = beyond_reach(noise_multiplier) - beyond_reach(of_gradient)
     return max(0.0, float(np.sum(times * beyond)) - sampling.participations(steps) * counted)

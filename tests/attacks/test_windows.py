@@ -20,7 +20,7 @@ def poisson(steps: int) -> tuple[PrivacyPlan, np.ndarray]:
     """Every example is in every batch."""
     examples = WORLDS // 2
     sampling = PoissonSampling(examples, examples, steps=steps)
-    plan = PrivacyPlan(PrivacyBudget(1.0, 1e-5), sampling).with_noise(np.sqrt(steps) / DISTANCE)
+    plan = PrivacyPlan(PrivacyBudget(1.0, 1e-3), sampling).with_noise(np.sqrt(steps) / DISTANCE)
     return plan, np.ones([steps, examples], bool)
 
 
@@ -28,7 +28,7 @@ def stream(steps_per_pass: int, passes: int) -> tuple[PrivacyPlan, np.ndarray]:
     """Every example is in one batch of a pass."""
     examples = WORLDS // 2
     sampling = StreamSampling(examples, examples // steps_per_pass, passes)
-    plan = PrivacyPlan(PrivacyBudget(1.0, 1e-5), sampling).with_noise(np.sqrt(passes) / DISTANCE)
+    plan = PrivacyPlan(PrivacyBudget(1.0, 1e-3), sampling).with_noise(np.sqrt(passes) / DISTANCE)
     batch = np.arange(examples) // sampling.batch_size
     return plan, np.arange(sampling.steps)[:, np.newaxis] % steps_per_pass == batch
 
