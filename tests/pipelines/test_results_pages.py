@@ -2,10 +2,11 @@
 
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from configs import movielens_study
+from configs import amazon_study, movielens_study
 from pipelines import windowed_page
 from pipelines.criteo import scale
 from pipelines.criteo import study as clicks
@@ -71,12 +72,15 @@ def test_the_page_of_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert written == (RESULTS / "windowed_selection.md").read_text()
 
 
-def test_the_page_of_next_item_models(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "config"), [("sequence", movielens_study), ("amazon", amazon_study)]
+)
+def test_the_page_of_next_item_models(name: str, config: ModuleType, tmp_path: Path) -> None:
     """Without its attention maps: they are drawn of users' own items, which are not kept here."""
-    written, study = tmp_path / "sequence.md", movielens_study.get_config()
-    lines = sequence.shown(study, sequence.Results(RESULTS / "sequence.jsonl", study))
+    written, study = tmp_path / f"{name}.md", config.get_config()
+    lines = sequence.shown(study, sequence.Results(RESULTS / f"{name}.jsonl", study))
     sequence_page.write(study, *lines, written, tmp_path)
-    runs, maps, _ = (RESULTS / "sequence.md").read_text().partition("\n## Attention maps")
+    runs, maps, _ = (RESULTS / f"{name}.md").read_text().partition("\n## Attention maps")
     assert maps and written.read_text() == runs
 
 
