@@ -332,6 +332,10 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         self.before_publishing()
         return self._survivors_now()
 
+    def __dir__(self) -> list[str]:
+        """Without what writes a checkpoint: Keras reads all that is here when it saves a model."""
+        return [name for name in super().__dir__() if name not in ("survivors", "windows")]
+
     def _survivors_now(self) -> list[np.ndarray] | None:
         if self._window is None:
             return None

@@ -140,7 +140,7 @@ def test_one_example_moves_the_statistic_by_half_at_most(
     for i in range(len(norms)):
         zeroed = present * (np.arange(len(norms)) != i)
         without = float(style.statistic(squared, clip_norm, zeroed))
-        assert abs(whole - without) <= 0.5
+        assert abs(whole - without) <= 0.5 + 1e-14 * len(norms)  # float64 rounds the sums
         shorter = float(style.statistic(np.delete(squared, i), clip_norm, np.delete(present, i)))
         assert shorter == pytest.approx(without)
 
