@@ -279,12 +279,12 @@ def forecast_of_noised_rows(noised_rows: float, most_steps: int, **asked: Any) -
     """
     wanted = validate.positive("noised_rows", noised_rows)
     rows = sum(f.rows for f in _frequencies(asked["tables"], asked["lookups"])[1].values())
-    if wanted >= rows:
+    if wanted >= rows / 2:
         raise ValueError(
-            f"Expected noised_rows < {rows}, all rows, got noised_rows={wanted:g}: DPSGDOptimizer "
-            "gives noise to all of them."
+            f"Expected noised_rows < {rows / 2:g}, half of all rows, got noised_rows={wanted:g}: "
+            "DPSGDOptimizer, which gives noise to all of them, trains every lookup."
         )
-    windows = [2**bits for bits in range(int(math.log2(max(1, most_steps))) + 1)]
+    windows = [2**bits for bits in range(int(math.log2(most_steps)) + 1)]
     found = [forecast(**asked, rows_per_step=wanted, window=window) for window in windows]
     best = max(each.trained_share for each in found)
     return next(each for each in found if each.trained_share >= _NEARLY * best)

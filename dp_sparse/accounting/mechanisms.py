@@ -21,6 +21,7 @@ from dp_sparse.noise import REACH
 from dp_sparse.sampling import Sampling
 
 _NEGLIGIBLE = 1e-6  # of δ
+LEAST_WINDOWS = 4  # of a run, where their length is proposed
 NOISE_RATIO, FALSE_ROWS = 2.0, 10.0  # best around Adam (docs/results/defaults.md)
 
 
@@ -188,6 +189,31 @@ def longest_window(
         windows_beyond_reach(sampling, window, noise_multiplier, ratio) > _NEGLIGIBLE * delta
     ):
         window //= 2
+    return window
+
+
+def checked_window(
+    window: Any, sampling: Sampling, noise_multiplier: float, ratio: float, delta: float
+) -> int:
+    """The window.
+
+    Raises:
+        ValueError: It is no positive integer, longer than the run, or so long that the noise of its
+            sums would have to reach further than noise does.
+    """
+    window = validate.positive_integer("window", window)
+    if window > sampling.steps:
+        raise ValueError(
+            f"Expected window <= {sampling.steps}, the steps of the run, got window={window}: "
+            "rows are chosen after each window."
+        )
+    longest = longest_window(sampling, window, noise_multiplier, ratio, delta)
+    if longest < window:
+        raise ValueError(
+            f"Expected window <= {longest}, got window={window}: one example in all of its steps "
+            f"would move the sum of maps further than its noise reaches at noise_ratio={ratio:g}. "
+            "A larger noise_ratio allows longer windows."
+        )
     return window
 
 

@@ -31,12 +31,15 @@ from dp_sparse.accounting.calibration import (
 )
 from dp_sparse.accounting.forecast import Forecast, forecast, forecast_of_noised_rows
 from dp_sparse.accounting.mechanisms import (
+    LEAST_WINDOWS,
     NOISE_RATIO,
     GaussianMechanism,
     Mechanism,
     Release,
     ReleasePrice,
     checked_releases,
+    checked_window,
+    longest_window,
     place_of,
 )
 from dp_sparse.accounting.run_cost import RunCost
@@ -53,7 +56,6 @@ from dp_sparse.core import fingerprint, validate
 from dp_sparse.sampling import Sampling
 
 _GAUSSIAN = GaussianMechanism()
-_WINDOWS = 8  # of a run, at least, where their length is proposed
 _FIELDS = (  # of a plan, with their types and what to use
     ("budget", PrivacyBudget, "budget=PrivacyBudget(epsilon, delta)"),
     ("sampling", Sampling, "sampling=PoissonSampling(...) or StreamSampling(...)"),
@@ -379,16 +381,20 @@ class PrivacyPlan:
             "false_positive_rate": false_positive_rate,
             "rows_per_step": rows_per_step,
         }
+        of_plan = asked["noise_multiplier"], validate.positive("noise_ratio", noise_ratio)
         if noised_rows is None:
+            window = checked_window(window, self.sampling, *of_plan, self.budget.delta)
             return forecast(**asked, **chosen, window=window)
         chosen |= {"window": None if window == 1 else window}
         others = [f"{name}={value!r}" for name, value in chosen.items() if value is not None]
         if others:
             raise ValueError(
-                f"Expected noised_rows alone, got {' and '.join(others)} beside it: they follow "
-                "from noised_rows."
+                f"Expected noised_rows alone, got {' and '.join(others)} beside it, which follows "
+                "from noised_rows: leave one out."
             )
-        return forecast_of_noised_rows(noised_rows, self.sampling.steps // _WINDOWS, **asked)
+        most = max(1, self.sampling.steps // LEAST_WINDOWS)
+        most = longest_window(self.sampling, most, *of_plan, self.budget.delta)
+        return forecast_of_noised_rows(noised_rows, most, **asked)
 
     def price(self, release: Release) -> ReleasePrice:
         """What one of `releases` adds to ε of all steps, and what it would cost on its own.

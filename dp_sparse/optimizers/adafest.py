@@ -20,8 +20,8 @@ from dp_sparse.accounting import (
     FALSE_ROWS,
     NOISE_RATIO,
     PrivacyPlan,
+    checked_window,
     default_threshold,
-    longest_window,
     split_noise,
     survival_probability,
 )
@@ -69,15 +69,17 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         window: W ≥ 1, the most steps of which maps are added up before rows are chosen for the
             steps that follow (docs/windowed_selection.md). With 1 each step chooses its own rows,
             as in Algorithm 1.
-        first_rows: With a window, the rows that train before the first window has ended; the plan
-            must pay for them. By default none, and none of tables that it leaves out.
+        first_rows: With a window, the rows that train before the first window has ended, as far as
+            `rows` has them; the plan must pay for them. By default none, and none of tables that
+            it leaves out.
         options: `table_optimizer`, `microbatch_size`, `clipping` and `name`, as `TableOptions`.
 
     Raises:
-        ValueError: A number out of its range, a threshold together with
-            `expected_false_rows`, or an optimizer that would touch every row of a table; when
-            training begins, rows for other tables than the model's.
-        PrivacyError: The plan does not pay for `rows`.
+        ValueError: A number out of its range, a window longer than the run or than its noise
+            reaches, a threshold together with `expected_false_rows`, or an optimizer that would
+            touch every row of a table; when training begins, rows for other tables than the
+            model's.
+        PrivacyError: The plan does not pay for `rows` or `first_rows`.
 
     Examples:
         >>> import dp_sparse, keras, numpy as np
@@ -115,14 +117,16 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         **options: Unpack[TableOptions],
     ) -> None:
         super().__init__(optimizer, plan, clip_norm, rows, **options)
-        self.first_rows = first_rows
         if first_rows is not None:
             checked_rows(first_rows, self.plan, "first_rows")
+        self._first_rows = first_rows
         self._contribution_clip_norm = validate.clip_norm(
             "contribution_clip_norm", contribution_clip_norm
         )
         self._noise_ratio = validate.positive("noise_ratio", noise_ratio)
-        self._window = _window_of(window, self.plan, self.noise_multiplier, self.noise_ratio)
+        sampling, delta = self.plan.sampling, self.plan.budget.delta
+        window = checked_window(window, sampling, self.noise_multiplier, self.noise_ratio, delta)
+        self._window = None if window == 1 else SelectionWindow(window)
         if self._window is None and first_rows is not None:
             raise ValueError(
                 "Expected first_rows with a window, got window=1, whose steps choose their own "
@@ -144,6 +148,11 @@ class DPAdaFESTOptimizer(SparseOptimizer):
     def contribution_clip_norm(self) -> float:
         """C1."""
         return self._contribution_clip_norm
+
+    @property
+    def first_rows(self) -> SelectedRows | None:
+        """The rows that train before the first window has ended; None if none do."""
+        return self._first_rows
 
     @property
     def noise_ratio(self) -> float:
@@ -363,7 +372,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         super().take_slots(previous)
         if isinstance(previous, DPAdaFESTOptimizer) and previous._window is not None:
             paths = [table.path for table in previous.noised_tables]
-            kept = dict(zip(paths, previous.survivors or (), strict=False))
+            kept = dict(zip(paths, previous._survivors_now() or (), strict=False))
             if self._window is not None:
                 nothing = np.zeros(0, np.int64)
                 rows = [kept.get(table.path, nothing) for table in self.noised_tables]
@@ -371,7 +380,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
 
     @property
     def windows(self) -> np.ndarray | None:
-        """Steps, survivors, and survivors that trained before, of each window that has ended.
+        """Of each window that has ended: steps, survivors, survivors that trained during it.
 
         Released, after a checkpoint was written. int64 `[windows, 3]`, the last 4,096 of this
         process; None without a window.
@@ -459,31 +468,6 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         if config.get("first_rows") is not None:
             config["first_rows"] = SelectedRows.from_config(config["first_rows"])
         return super().from_config(config, custom_objects)
-
-
-def _window_of(
-    window: Any, plan: PrivacyPlan, noise_multiplier: float, ratio: float
-) -> SelectionWindow | None:
-    """The window, None for 1.
-
-    Raises:
-        ValueError: It is none, longer than the run, or so long that the noise of its sums would
-            have to reach further than noise does.
-    """
-    window, sampling = validate.positive_integer("window", window), plan.sampling
-    if window > sampling.steps:
-        raise ValueError(
-            f"Expected window <= {sampling.steps}, the steps of the run, got window={window}: "
-            "rows are chosen after each window."
-        )
-    longest = longest_window(sampling, window, noise_multiplier, ratio, plan.budget.delta)
-    if longest < window:
-        raise ValueError(
-            f"Expected window <= {longest}, got window={window}: one example in all of its steps "
-            f"would move the sum of maps further than its noise reaches at noise_ratio={ratio:g}. "
-            "Take a shorter window or a larger noise_ratio."
-        )
-    return None if window == 1 else SelectionWindow(window)
 
 
 def _unrestricted(rows: StepRows, table: Restricted) -> StepRows:

@@ -25,13 +25,13 @@ def checked_rows(rows: Any, plan: PrivacyPlan, name: str = "rows") -> SelectedRo
     """
     if not isinstance(rows, SelectedRows):
         raise ValueError(
-            "Expected rows from dp_sparse.select_top_k or dp_sparse.SelectedRows, got "
-            f"{name}={rows!r}."
+            f"Expected {name} from dp_sparse.select_top_k or dp_sparse.SelectedRows, got "
+            f"{type(rows).__name__}."
         )
     if rows.costs and rows.release not in plan.releases:
         raise PrivacyError(
-            f"The plan does not pay for these rows ({rows.release.name}): make it with "
-            "PrivacyPlan(..., releases=(rows.release,)).calibrate()."
+            f"The plan does not pay for {name} ({rows.release.name}): make it with "
+            f"PrivacyPlan(..., releases=({name}.release,)).calibrate()."
         )
     return rows
 
@@ -41,7 +41,8 @@ def rows_of_tables(
 ) -> list[tf.Tensor]:
     """The selected rows of each table of the model, int64 `[k]`, as constants outside of any graph.
 
-    A table goes by the name of its layer, one of an embedding layer by its own.
+    A table goes by the name of its layer, one of an embedding layer by its own. Unless `of_all`,
+    tables that the selection leaves out have none.
 
     Raises:
         ValueError: The selection has other tables, or tables of other sizes, than the model.
@@ -109,8 +110,13 @@ class SparseOptimizer(PrivateOptimizer):
         self.table_optimizer = table_optimizer
         self._rates = _constant_rates(self.optimizer, table_optimizer)
         self._row_wise = RowWise(table_optimizer or self.optimizer)
-        self.rows = None if rows is None else checked_rows(rows, self.plan)
+        self._rows = None if rows is None else checked_rows(rows, self.plan)
         self._selected: list[tf.Tensor] = []
+
+    @property
+    def rows(self) -> SelectedRows | None:
+        """Rows selected beforehand, for which the plan pays; None for all rows."""
+        return self._rows
 
     @property
     def learning_rate(self) -> Any:

@@ -29,14 +29,14 @@ from dp_sparse.core import places_of, rare_branch, replicas
 from dp_sparse.selection import ContributionMap, Survivors, select_rows
 
 _LEAST_ROOM = 2**12  # of maps that are not merged
-_MOST_WINDOWS = 4096  # of which is known how many rows survived
+_MOST_WINDOWS = 4096  # in the history
 _ODD = 0x5851F42D4C957F2D  # of fingerprints
 _STEPS, _ROUNDS, _LAST_ROUND, _MERGED, _FILLED = range(5)  # of a window's progress
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What decides which rows survive, for good.
+    """The rule by which rows survive; fixed for an optimizer.
 
     Attributes:
         offsets: First number of each table's rows, and the total at the end.
@@ -56,7 +56,7 @@ class Selection:
 class SelectionWindow:
     """One optimizer's sum of maps, and the survivors of its last window.
 
-    No trackable object: a copy of its optimizer begins a window of its own.
+    Not trackable: checkpoints have none of it, and a copy begins a window of its own.
 
     Args:
         longest: W, the most steps of a window.
@@ -93,9 +93,9 @@ class SelectionWindow:
 
     @property
     def history(self) -> np.ndarray:
-        """Steps, survivors, and survivors that trained before, of the last 4,096 windows; released.
+        """Of each of the last 4,096 windows: steps, survivors, survivors that trained during it.
 
-        int64 `[windows, 3]`.
+        Released. int64 `[windows, 3]`.
         """
         return self._history.numpy()
 
@@ -106,7 +106,7 @@ class SelectionWindow:
         return [row_ids[begin:end] - first for begin, end, first in parts]
 
     def non_private_variables(self) -> list[tf.Variable]:
-        """All that follow from batches without noise."""
+        """Variables that hold sums without noise."""
         return [self._progress, self._sum_ids, self._sum_units, self._new_ids, self._new_units]
 
     def start(self, survivors: list[np.ndarray], offsets: np.ndarray, ended: int = 0) -> None:
@@ -137,7 +137,7 @@ class SelectionWindow:
         return tf.concat([self._ended.read_value()[tf.newaxis], history[-1]], 0)
 
     def fingerprint(self) -> tf.Tensor:
-        """Of how many windows have ended, and of the survivors; an int64 scalar."""
+        """A hash of the number of windows that have ended and of the survivors; int64, a scalar."""
         row_ids = self._row_ids.read_value()
         squares = tf.reduce_sum((row_ids + 1) * (row_ids + 3) * _ODD)  # int64 wraps
         return squares + _ODD * tf.size(row_ids, tf.int64) + self._ended.read_value()
@@ -161,7 +161,7 @@ class SelectionWindow:
     ) -> None:
         """Adds the map of a step that is made, and ends the window if it was its last one.
 
-        One thread after the other.
+        Several threads may call it: one adds after the other.
 
         Args:
             row_ids: int64 `[rows]`, each once.
@@ -292,7 +292,7 @@ def _length(ended: tf.Tensor, longest: int) -> tf.Tensor:
 def _as_many(
     row_ids: tf.Tensor, offsets: np.ndarray, rooms: tuple[int, ...], draw: noise.Draw
 ) -> tf.Tensor:
-    """Of sorted rows, as many of each table as there is room for, drawn at random; sorted."""
+    """The sorted rows; where a table has more than there is room for, some of them at random."""
     starts = tf.searchsorted(row_ids, tf.constant(offsets, tf.int64), out_type=tf.int64)
     table = tf.repeat(tf.range(len(rooms), dtype=tf.int64), starts[1:] - starts[:-1])
     order = tf.argsort(noise.uniform(draw, noise.Purpose.PICKS, tf.size(row_ids)))

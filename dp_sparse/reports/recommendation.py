@@ -14,10 +14,12 @@ import keras
 from dp_sparse import clipping
 from dp_sparse.accounting import (
     FALSE_ROWS,
+    LEAST_WINDOWS,
     NOISE_RATIO,
     Forecast,
     GaussianMechanism,
     PrivacyPlan,
+    longest_window,
 )
 from dp_sparse.clipping import ClippingStyle, FlatClipping, QuantileClipping
 from dp_sparse.core import validate
@@ -37,10 +39,9 @@ MOST_DENSE_ENTRIES = 2e7  # of tables that DP-SGD gives noise to, in some tenths
 CLIP_NORM = 0.3
 RATE = 0.01  # of Adam, in runs of few steps
 WIDE = 16  # of a table for which LoRA is named
-# Of models that are hardly more than tables (docs/results/windowed_selection.md):
+# For models whose weights are nearly all in tables (docs/results/windowed_selection.md):
 WINDOW, FALSE_ROWS_OF_WINDOWS, NOISE_RATIO_OF_WINDOWS = 64, 100.0, 1.0
 MOST_DENSE_SHARE = 0.01  # of all weights
-WINDOWS = 4  # at least, in a run
 WALK = 0.2  # of a weight under Adam in a run, if all gradients were noise: a standard deviation
 # For a model of one output of one value, which is likely to be used as a probability or an amount:
 CLIP_NORM_OF_ONE_VALUE = 1.0  # where it begins
@@ -270,7 +271,7 @@ def _dp_adafest(
     alone: bool,
 ) -> Recommendation:
     options: dict[str, Any] = {"noise_ratio": NOISE_RATIO, "expected_false_rows": FALSE_ROWS}
-    window = min(WINDOW, plan.sampling.steps // WINDOWS) if alone else 1
+    window = _window_of(plan, own) if alone else 1
     if window > 1:
         most = sum(table.shape[0] for table in tables) / 2
         options = {
@@ -310,6 +311,14 @@ def _dp_adafest(
     )
 
 
+def _window_of(plan: PrivacyPlan, own: _Settings) -> int:
+    """The longest that may help, and whose noise reaches."""
+    assert plan.noise_multiplier is not None  # checked before
+    sigma, _ = own.style.noise_multipliers(plan.noise_multiplier)
+    window = max(1, min(WINDOW, plan.sampling.steps // LEAST_WINDOWS))
+    return longest_window(plan.sampling, window, sigma, NOISE_RATIO_OF_WINDOWS, plan.budget.delta)
+
+
 def _of_selection(window: int) -> str:
     """Why rows are chosen as they are."""
     if window == 1:
@@ -318,8 +327,8 @@ def _of_selection(window: int) -> str:
             "many lookups still stand above the threshold."
         )
     return (
-        f"window={window}, noise_ratio={NOISE_RATIO_OF_WINDOWS:g}: the model is hardly more than "
-        "its tables, and the sum of several steps finds the rows that are worth training: more "
+        f"window={window}, noise_ratio={NOISE_RATIO_OF_WINDOWS:g}: nearly all weights are in the "
+        "tables, and the sum of several steps finds the rows that are worth training: more "
         "accuracy at as many noised rows (docs/results/windowed_selection.md)."
     )
 

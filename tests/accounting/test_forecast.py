@@ -236,8 +236,10 @@ def test_a_window_follows_from_the_rows_that_get_noise() -> None:
         with pytest.raises(ValueError, match=f"Expected noised_rows alone, got {named} beside it"):
             plan.explain(tables, noised_rows=300, **beside)
     with pytest.raises(
-        ValueError, match="Expected noised_rows < 20000, all rows, got noised_rows="
+        ValueError, match="Expected noised_rows < 10000, half of all rows, got noised_rows="
     ):
-        plan.explain(tables, noised_rows=20_000)
+        plan.explain(tables, noised_rows=10_000)
+    with pytest.raises(ValueError, match="Expected window <= 200, the steps of the run, got"):
+        plan.explain(tables, window=201)
     with pytest.raises(ValueError, match="Expected noised_rows > 0 and finite, got"):
         plan.explain(tables, noised_rows=0)

@@ -254,9 +254,18 @@ def test_first_rows_belong_to_a_window() -> None:
         dp_sparse.DPAdaFESTOptimizer("sgd", plan_for(8), 1.0, first_rows=first)
 
 
+def test_rows_that_were_checked_stay() -> None:
+    own = dp_sparse.DPAdaFESTOptimizer("sgd", plan_for(8), 1.0, window=4)
+    for name in ("rows", "first_rows"):
+        with pytest.raises(AttributeError):
+            setattr(own, name, dp_sparse.SelectedRows.public({"a": [1]}, {"a": 4}))
+    with pytest.raises(ValueError, match=r"Expected first_rows from .* got list\.$"):
+        dp_sparse.DPAdaFESTOptimizer("sgd", plan_for(8), 1.0, window=4, first_rows=[1])
+
+
 def test_first_rows_are_paid_for() -> None:
     examples = {"a": np.arange(8) % 4}, np.zeros(8)
     source = dp_sparse.GaussianTopK(noise_multiplier=5.0)
     rows = dp_sparse.select_top_k(examples, {"a": 4}, 2, source, progress=False)
-    with pytest.raises(dp_sparse.PrivacyError, match="does not pay for these rows"):
+    with pytest.raises(dp_sparse.PrivacyError, match="does not pay for first_rows"):
         dp_sparse.DPAdaFESTOptimizer("sgd", plan_for(8), 1.0, window=4, first_rows=rows)

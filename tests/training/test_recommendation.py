@@ -137,6 +137,16 @@ def test_models_that_are_hardly_more_than_tables_get_a_window(
     assert ("window=" in str(advice)) == (chosen[0] > 1)
 
 
+def test_windows_that_are_proposed_can_be_built(few_dense: None) -> None:
+    """Full batches at a tiny δ, where the noise of a long window's sum would not reach."""
+    sampling = dp_sparse.PoissonSampling(100, 100, steps=256)
+    plan = dp_sparse.PrivacyPlan(dp_sparse.PrivacyBudget(20.0, 1e-12), sampling).calibrate()
+    assert dp_sparse.recommend(model(), plan).optimizer().window < 64
+    found = plan.explain({"words": 1000}, noised_rows=30)
+    again = dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0, window=found.window)
+    assert again.window == found.window < 64
+
+
 def test_frequencies_of_the_user_are_taken(few_dense: None) -> None:
     even = np.full(1000, 3 / 1000)
     advice = dp_sparse.recommend(with_numbers(), plan_of(), frequencies={"words": even})

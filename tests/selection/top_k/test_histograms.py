@@ -117,7 +117,7 @@ class TestCost:
             if own is None:
                 dp_sparse.DPFESTOptimizer("sgd", plan, 1.0, rows)
             else:
-                with pytest.raises(dp_sparse.PrivacyError, match="does not pay for these rows"):
+                with pytest.raises(dp_sparse.PrivacyError, match="does not pay for rows"):
                     dp_sparse.DPFESTOptimizer("sgd", plan, 1.0, rows)
 
     def test_the_cost_survives_saving(self, tmp_path: Path) -> None:
