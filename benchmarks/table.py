@@ -19,11 +19,28 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results.jsonl", ROOT / "docs/results/benchmarks.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.table -->", "<!-- end -->"
-PAGES = tuple(ROOT / "docs/results" / f"{name}.md" for name in ("selection", "clipping"))
+CLIPPING = ROOT / "docs/results/clipping.md"
+PAGES = (ROOT / "docs/results/selection.md", CLIPPING)
 README = ROOT / "README.md"
 STEPS = {"DPSGDOptimizer": "dpsgd", "DPAdaFESTOptimizer": "adafest", "DPFESTOptimizer": "fest"}
-SPEED_UPS = re.compile(r"<!-- speed-ups -->\n.*?<!-- end -->", re.DOTALL)
+SPEED_UPS, BOUND = "<!-- speed-ups -->", "<!-- bounds -->"
 PRINTED = re.compile(r"<!-- printed: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+
+BOUNDS = (  # of clipping at batch 128: what, the bound, its metric, whether it is the least
+    ("MLP over stock Keras", 1.3, "mlp_over_nonprivate_128", False),
+    ("CNN over stock Keras", 1.3, "cnn_over_nonprivate_128", False),
+    ("Transformer over stock Keras", 1.3, "transformer_over_nonprivate_128", False),
+    ("RNN over stock Keras", 1.6, "rnn_over_nonprivate_128", False),
+    ("LSTM over stock Keras", 1.6, "lstm_over_nonprivate_128", False),
+    ("naive loop over ours, MLP", 54, "mlp_naive_over_ours_128", True),
+    ("naive loop over ours, CNN", 10, "cnn_naive_over_ours_128", True),
+    (
+        "memory that a step adds, over stock Keras, worst model",
+        1.25,
+        "memory_over_nonprivate_max",
+        False,
+    ),
+)
 
 Results = dict[str, dict[str, Any]]  # the JSON line of each benchmark
 
@@ -265,14 +282,19 @@ class Figure(float):
         return f"{float(f'{self:.3g}'):,.0f}" if self >= 100 else f"{self:.{1 + (self < 10)}f}"
 
 
-def newest(lines: Sequence[str]) -> Results:
-    """The last measured line of each benchmark.
+def by_date(lines: Sequence[str]) -> list[dict[str, Any]]:
+    """The results, newest last."""
+    return sorted(map(json.loads, lines), key=lambda line: line["date"])
+
+
+def newest(measured: Sequence[dict[str, Any]]) -> Results:
+    """The last measured line of each benchmark; the lines are those of `by_date`.
 
     Raises:
         ValueError: A benchmark of the table has no line.
     """
     found: Results = {}
-    for line in sorted(map(json.loads, lines), key=lambda line: line["date"]):
+    for line in measured:
         found[line["benchmark"]] = line
     for name in {row.benchmark for row in ROWS} - found.keys():
         raise ValueError(
@@ -287,8 +309,7 @@ def table(results: Results) -> str:
     lines = ["| | measured | printed by |", "|---|---|---|"]
     for row in ROWS:
         figures = {key: Figure(value) for key, value in results[row.benchmark]["metrics"].items()}
-        quick = " --quick" if results[row.benchmark]["quick"] else ""
-        command = f"`python -m benchmarks.{row.benchmark}{quick}`"
+        command = f"`{_command(row.benchmark, results[row.benchmark]['quick'])}`"
         lines.append(f"| {row.what} | {row.value.format(**figures)} | {command} |")
     return "\n".join([*lines, "", *_origins(results)])
 
@@ -312,63 +333,78 @@ def _origin(result: dict[str, Any]) -> str:
     )
 
 
-def rewritten(page: str, text: str) -> str:
-    """`page` with `text` between the markers.
+def rewritten(page: str, text: str, begin: str) -> str:
+    """`page` with `text` between the marker `begin` and the next end.
 
     Raises:
-        ValueError: Not one of each marker is there, in this order.
+        ValueError: There is not one such marker, and an end below it.
     """
-    before, begin, rest = page.partition(BEGIN)
+    before, found, rest = page.partition(begin)
     _, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in rest or END in before + after:
-        raise ValueError(f"Expected one line {BEGIN!r} and, below it, one {END!r} in {PAGE}.")
+    if not (found and end) or begin in rest:
+        raise ValueError(f"Expected one line {begin!r} and, below it, {END!r}.")
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
-def printed(page: str, lines: Sequence[str]) -> str:
+def _table_of(name: str, measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The newest line of a benchmark that has its table.
+
+    Raises:
+        ValueError: There is none.
+    """
+    found = [line for line in measured if line["benchmark"] == name and "printed" in line]
+    if not found:
+        raise ValueError(
+            f"Expected the table of {name} among the results: run `{_command(name, False)} "
+            "--out benchmarks/results.jsonl`."
+        )
+    return found[-1]
+
+
+def printed(page: str, measured: Sequence[dict[str, Any]]) -> str:
     """`page` with the newest table of each benchmark that it names.
 
     Raises:
         ValueError: No line of a benchmark has its table.
     """
-    measured = sorted(map(json.loads, lines), key=lambda line: line["date"])
-    tables = {line["benchmark"]: line for line in measured if "printed" in line}
 
     def block(found: re.Match[str]) -> str:
-        name = found[1]
-        if name not in tables:
-            raise ValueError(
-                f"Expected the table of {name} among the results: run `{_command(name, False)} "
-                "--out benchmarks/results.jsonl`."
-            )
-        told = f"`{_command(name, tables[name]['quick'])}`, on {_origin(tables[name])}:"
-        text = "\n".join(tables[name]["printed"])
-        return f"<!-- printed: {name} -->\n{told}\n\n```\n{text}\n```\n{END}"
+        line = _table_of(found[1], measured)
+        origin = f"`{_command(found[1], line['quick'])}`, on {_origin(line)}:"
+        text = "\n".join(line["printed"])
+        return f"<!-- printed: {found[1]} -->\n{origin}\n\n```\n{text}\n```\n{END}"
 
     return PRINTED.sub(block, page)
 
 
-def with_speed_ups(page: str, lines: Sequence[str]) -> str:
-    """`page` with how many times as long others take as ours, at the largest batch of each model.
+def speed_ups(measured: Sequence[dict[str, Any]]) -> str:
+    """How many times as long others take as ours, at the largest batch of each model.
 
     Nothing that clips is faster than a step without privacy, so the loop over that is the limit.
     """
-    measured = sorted(map(json.loads, lines), key=lambda line: line["date"])
-    tables = [x["printed"] for x in measured if x["benchmark"] == "clipping" and "printed" in x]
-    if not tables:
-        return page
-    names, *rows = (re.split(r"\s{2,}", line.strip()) for line in tables[-1])
+    lines = _table_of("clipping", measured)["printed"]
+    names, *rows = (re.split(r"\s{2,}", line.strip()) for line in lines)
     largest = {row[0]: dict(zip(names, row, strict=True)) for row in rows}  # batches grow
-    told = [
-        "| model | loop over ours | limit | multiLoss over ours | tensorflow-privacy over ours |"
-    ]
-    told.append("|---|---|---|---|---|")
+    pairs = [("nxBP", "ours"), ("nxBP", "stock"), ("multiLoss", "ours")]
+    pairs.append(("tensorflow-privacy", "ours"))
+    text = "| model | loop over ours | limit | multiLoss over ours | tensorflow-privacy over ours |"
+    text += "\n|---|---|---|---|---|"
     for model, cells in largest.items():
-        pairs = [("nxBP", "ours"), ("nxBP", "stock"), ("multiLoss", "ours")]
-        found = [_ratio(cells, *pair) for pair in (*pairs, ("tensorflow-privacy", "ours"))]
-        told.append(f"| {model} | {' | '.join(found)} |")
-    text = "\n".join(told)
-    return SPEED_UPS.sub(lambda _: f"<!-- speed-ups -->\n{text}\n{END}", page)
+        text += f"\n| {model} | {' | '.join(_ratio(cells, *pair) for pair in pairs)} |"
+    return text
+
+
+def bounds(measured: Sequence[dict[str, Any]]) -> str:
+    """The bounds of clipping at batch 128, beside the range that all stored runs measured."""
+    runs = [line["metrics"] for line in measured if line["benchmark"] == "clipping"]
+    text = "| | wanted | measured | |\n|---|---|---|---|"
+    for what, wanted, key, is_least in BOUNDS:
+        found = [metrics[key] for metrics in runs]
+        low, high = Figure(min(found)), Figure(max(found))
+        met = low >= wanted if is_least else high <= wanted
+        verdict = "met" if met else "missed"
+        text += f"\n| {what} | {wanted:g} | {low} to {high} | {verdict} |"
+    return text
 
 
 def _ratio(cells: dict[str, str], above: str, below: str) -> str:
@@ -378,11 +414,9 @@ def _ratio(cells: dict[str, str], above: str, below: str) -> str:
     return f"{Figure(next(times) / next(times))}"
 
 
-def timed(readme: str, lines: Sequence[str]) -> str:
+def timed(readme: str, measured: Sequence[dict[str, Any]]) -> str:
     """README with the milliseconds of a step at 1e5 and 1e6 rows, as `benchmarks.selection` has."""
-    measured = sorted(map(json.loads, lines), key=lambda line: line["date"])
-    newest_of = {line["benchmark"]: line["printed"] for line in measured if "printed" in line}
-    cells = [line.split() for line in newest_of["selection"]]
+    cells = [line.split() for line in _table_of("selection", measured)["printed"]]
     for optimizer, step in STEPS.items():
         times = {cell[1]: cell[2] for cell in cells if cell[0] == step}
         row = re.compile(rf"^(\| `{optimizer}` \|.*\| )[^|]*( \|)$", re.MULTILINE)
@@ -401,20 +435,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     options = parser.parse_args(arguments)
-    lines = RESULTS.read_text(encoding="utf-8").splitlines()
-    pages = {path: path.read_text(encoding="utf-8") for path in PAGES}
-    wanted = {path: with_speed_ups(printed(text, lines), lines) for path, text in pages.items()}
-    wanted[README] = timed(README.read_text(encoding="utf-8"), lines)
-    wanted[PAGE] = rewritten(PAGE.read_text(encoding="utf-8"), table(newest(lines)))
-    status = 0
-    for path, text in wanted.items():
-        if not options.check:
-            path.write_text(text, encoding="utf-8")
-        elif path.read_text(encoding="utf-8") != text:
-            told = "is not as its results: run `python -m benchmarks.table`."
-            print(f"{path} {told}", file=sys.stderr)
-            status = 1
-    return status
+    measured = by_date(RESULTS.read_text(encoding="utf-8").splitlines())
+    pages = {path: path.read_text(encoding="utf-8") for path in (PAGE, README, *PAGES)}
+    wanted = {path: printed(pages[path], measured) for path in PAGES}
+    for begin, text in ((SPEED_UPS, speed_ups(measured)), (BOUND, bounds(measured))):
+        wanted[CLIPPING] = rewritten(wanted[CLIPPING], text, begin)
+    wanted[README] = timed(pages[README], measured)
+    wanted[PAGE] = rewritten(pages[PAGE], table(newest(measured)), BEGIN)
+    differing = [path for path, text in wanted.items() if pages[path] != text]
+    for path in differing:
+        if options.check:
+            problem = "is not as its results: run `python -m benchmarks.table`."
+            print(f"{path} {problem}", file=sys.stderr)
+        else:
+            path.write_text(wanted[path], encoding="utf-8")
+    return int(options.check and bool(differing))
 
 
 if __name__ == "__main__":

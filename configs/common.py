@@ -22,7 +22,7 @@ def adafest_of_words() -> ml_collections.ConfigDict:
 
 
 def adafest_of_a_bag() -> ml_collections.ConfigDict:
-    """Those of a model that is hardly more than a table of words, as `dp_sparse.recommend` has it.
+    """For a model that is nearly all word table; `dp_sparse.recommend` gives the same.
 
     The best of docs/results/windowed_selection.md.
     """

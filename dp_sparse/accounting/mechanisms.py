@@ -20,7 +20,7 @@ from dp_sparse.core import Registered, validate
 from dp_sparse.noise import REACH
 from dp_sparse.sampling import Sampling
 
-_NEGLIGIBLE = 1e-6  # of δ
+_NEGLIGIBLE = 1e-6  # the share of δ that windows may add without being counted
 LEAST_WINDOWS = 4  # of a run, where their length is proposed
 NOISE_RATIO, FALSE_ROWS = 2.0, 10.0  # best around Adam (docs/results/defaults.md)
 
@@ -147,7 +147,7 @@ def beyond_reach(noise_multiplier: float) -> float:
 def windows_beyond_reach(
     sampling: Sampling, window: int, noise_multiplier: float, ratio: float
 ) -> float:
-    """What windows of selection add to what `beyond_reach` gives of all batches of an example.
+    """The probability that windows of selection add to `beyond_reach` of an example's batches.
 
     Args:
         sampling: The sampler of the run.
@@ -181,7 +181,7 @@ def longest_window(
 ) -> int:
     """At most W, and so short that `windows_beyond_reach` is less than a millionth of δ.
 
-    Of a plan whose steps alone have no noise to speak of, W.
+    W itself, if the plan's steps alone exceed δ: such a plan guarantees nothing.
     """
     if sampling.participations(sampling.steps) * beyond_reach(noise_multiplier) > delta:
         return window

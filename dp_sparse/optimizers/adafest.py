@@ -296,7 +296,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         self._add_to(self._window, of_step, draw, step)
 
     def state_of_choice(self) -> tf.Tensor:
-        """Of a window, how many have ended, and the survivors of the last one."""
+        """A hash of the windows ended and of the survivors; 0 without a window."""
         return super().state_of_choice() if self._window is None else self._window.fingerprint()
 
     def _add_to(
@@ -380,7 +380,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
 
     @property
     def windows(self) -> np.ndarray | None:
-        """Of each window that has ended: steps, survivors, survivors that trained during it.
+        """For each window that has ended: steps, survivors, survivors that trained during it.
 
         Released, after a checkpoint was written. int64 `[windows, 3]`, the last 4,096 of this
         process; None without a window.

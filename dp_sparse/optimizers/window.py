@@ -93,7 +93,7 @@ class SelectionWindow:
 
     @property
     def history(self) -> np.ndarray:
-        """Of each of the last 4,096 windows: steps, survivors, survivors that trained during it.
+        """For each of the last 4,096 windows: steps, survivors, survivors that trained during it.
 
         Released. int64 `[windows, 3]`.
         """

@@ -318,13 +318,13 @@ def _signals_table(signals: list[Signal]) -> str:
 
 
 def _windows_chart(windows: np.ndarray) -> str:
-    """How many rows survived, and how many of those had trained in the window before."""
+    """How many rows survived, and how many of those had trained during the window."""
     ends, survived, stayed = np.cumsum(windows[:, 0]).tolist(), windows[:, 1], windows[:, 2]
     series = {
         "survived": (ends, survived.tolist()),
-        "of these, trained before": (ends, stayed.tolist()),
+        "of these, trained during the window": (ends, stayed.tolist()),
     }
-    return report_page.chart("steps of this run's windows", "rows", series, log_y=True)
+    return report_page.chart("steps of this process", "rows", series, log_y=True)
 
 
 def _diagnostics_table(diagnostics: dict[str, list[tuple[int, float]]]) -> str:

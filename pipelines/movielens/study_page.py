@@ -24,6 +24,7 @@ class DataSet:
         users: How many train; public.
         shows: What of the paper the page is about.
         table: Which of its tables has the scores.
+        curves: Which of its figures has the training curves.
         choices: How settings were found beside the grid.
         paper: NDCG@10 by model and ε.
     """
@@ -32,6 +33,7 @@ class DataSet:
     users: int
     shows: str
     table: str
+    curves: str
     choices: str
     paper: Mapping[str, Mapping[float, float]]
 
@@ -42,6 +44,7 @@ DATA_SETS = {
         users=6_040,
         shows="Table 2 and Figures 4, 7 and 10",
         table="Table 2",
+        curves="Figure 4",
         choices=(
             "that rule, and rates below 0.01, came when Re-Attention and plain attention had been "
             "compared at 0.01. The width, the number of items and epochs were found before in some "
@@ -60,6 +63,7 @@ DATA_SETS = {
         users=29_341,
         shows="Table 3 and Figure 9",
         table="Table 3",
+        curves="Figure 9",
         choices="that rule came from the study on MovieLens-1M.",
         paper={
             "re_attention": {5.0: 1.64, 8.0: 1.98, 10.0: 1.99},
@@ -80,11 +84,7 @@ Budgets = dict[tuple[float, int, int, float], dict[str, None]]  # models by ε, 
 _HEAD = """# Next-item models with user-level privacy
 
 {title}, {users:,} users, one example a user, δ = 1/users, all items ranked: {shows} of Ding et al.
-(ICML 2024). {setting} A grid of batch sizes and learning rates
-was run for each model at ε = {grid:g} with one seed and judged by the last item but one; while its
-largest rate is the best, twice that rate is run, too. The best setting is run at every ε and judged
-by the last item. Scores within {same:g} points of the best one
-count as equal, and the largest of their rates is taken; {choices} No ε
+(ICML 2024). {setting} {grid} No ε
 covers these choices, nor the scores, which are of items of the same users; their data are public
 here.
 What is missing has not been run: the command does the rest, and writes this page. Every run is a
@@ -92,6 +92,15 @@ line of [{results}]({results}).
 
 `python -m pipelines.movielens.study --config configs/{data}_study.py --config.data.path=FILE`
 """
+_GRID = """A grid of batch sizes and learning rates
+was run for each model at ε = {grid:g} with one seed and judged by the last item but one; while its
+largest rate is the best, twice that rate is run, too. The best setting is run at every ε and judged
+by the last item. Scores within {same:g} points of the best one
+count as equal, and the largest of their rates is taken; {choices}"""
+_NO_GRID = (
+    "All models have one batch size and one learning rate, which were not searched for. Each was "
+    "run at ε = {grid:g}, judged by the last item but one, and at every ε, judged by the last item."
+)
 _SETTING = (
     "The last {length} items of a user, of which the last {predicted} predict the next one; "
     "items that {filter_items} users or more have there, by noisy counts, of which the others are "
@@ -124,12 +133,10 @@ def write(
         title=data.title,
         users=data.users,
         shows=data.shows,
-        choices=data.choices,
         data=study.study.data,
         setting=setting,
-        grid=study.study.grid_epsilon,
+        grid=_grid_of(study.study, data),
         results=Path(study.study.results).name,
-        same=study.study.same,
     )
     epsilons = study.study.epsilons
     parts = [
@@ -146,13 +153,21 @@ def write(
     for name, plot in pictures:
         file = path.with_name(f"{path.stem}_{name}.png")
         if plot(file) or file.exists():
-            parts.append(f"{_CAPTIONS[name]}\n\n![{name}]({file.name})\n")
+            caption = _CAPTIONS[name].format(curves=data.curves)
+            parts.append(f"{caption}\n\n![{name}]({file.name})\n")
     with whole_file(path) as page:
         page.write("\n".join(parts).encode())
 
 
+def _grid_of(study: ml_collections.ConfigDict, data: DataSet) -> str:
+    """How settings were found."""
+    if len(study.batch_sizes) == len(study.learning_rates) == 1:
+        return _NO_GRID.format(grid=study.grid_epsilon)
+    return _GRID.format(grid=study.grid_epsilon, same=study.same, choices=data.choices)
+
+
 _CAPTIONS = {
-    "curves": "## Training curves (Figure 4)\n\nThe mean over seeds, on the held-out items.",
+    "curves": "## Training curves ({curves})\n\nThe mean over seeds, on the held-out items.",
     "sharing": (
         "## With and without a tied table (Figure 7)\n\nPlain attention at the settings of the "
         "grid, on the validation items."

@@ -55,7 +55,7 @@ def test_maps_of_two_threads_are_added_one_after_the_other(
 
 
 def test_a_step_counts_under_its_own_number() -> None:
-    """Whatever another thread has made of the count since it began."""
+    """Even if another thread has advanced the count since it began."""
     model, plan = compiled(window=64)
     optimizer = model.optimizer
     remember = optimizer.remember

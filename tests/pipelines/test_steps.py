@@ -1,4 +1,4 @@
-"""What jobs share beside their data."""
+"""Steps are counted alike in all jobs."""
 
 import keras
 import pytest
@@ -10,7 +10,7 @@ from tests.training_cases import click_model, plan_for
 
 @pytest.mark.parametrize(("private", "counted"), [(True, 7), (False, 4)])
 def test_steps_whose_weights_were_lost_count(private: bool, counted: int) -> None:
-    """Of a private run: three steps more were paid for than its weights have."""
+    """Three more steps of the private run were paid for than its weights have."""
     stock = keras.optimizers.SGD()
     optimizer = dp_sparse.DPSGDOptimizer(stock, plan_for(8), 1.0) if private else stock
     model = click_model()

@@ -66,8 +66,8 @@ class HostStep:
         for rows that were not chosen. `first`, int32 `[examples, lookups]`, of each table in which
         an example looks up more than once, in the order of its features: which lookup was the first
         of the same row.
-        `filled`, int32, is 1 where there is a chosen row. `window`, int64 `[examples, 4]`, is
-        `SelectionWindow.last_ended` again and again.
+        `filled`, int32, is 1 where there is a chosen row. `window`, int64 `[examples, 4]`, has
+        `SelectionWindow.last_ended` in each line.
 
         Raises:
             ValueError: Inputs that do not fit the features.
@@ -93,8 +93,8 @@ class HostStep:
         ]
         sent = _joined([*parts, *self._of_noise(chosen, draw)])
         others = examples._replace(x=other_inputs(x, self._tables))
-        told = tf.tile(ended[tf.newaxis], [self._tables.examples, 1])
-        return {**sent, "examples": others, "marker": marker, "window": told}
+        state = tf.tile(ended[tf.newaxis], [self._tables.examples, 1])
+        return {**sent, "examples": others, "marker": marker, "window": state}
 
     def to_look_up(self, x: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """The layer's features and weights for ids `[examples, ...]`, with no row chosen."""

@@ -111,7 +111,8 @@ def train_tables(
             of tensorflow_recommenders or `DistributedEmbedding` of keras-rs.
         source: What `plan.sampling.batches` takes; its inputs are a dictionary with the ids of each
             feature.
-        epochs: Into which the steps are divided, for metrics and callbacks.
+        epochs: Into which the steps are divided, for metrics and callbacks. With a window of the
+            optimizer, one call for all of them is best: its maps are lost at its end.
         steps_per_epoch: By default as `fit` has it: what is left of the plan, divided by `epochs`;
             if the plan was made in epochs and has more of them left, those of one.
         class_weight: As `PoissonSampling.batches` takes it.

@@ -133,7 +133,7 @@ def test_more_survivors_than_there_is_room_for() -> None:
 
 
 def test_first_rows_train_until_the_first_window_ends() -> None:
-    """Of a table that they leave out, none."""
+    """A table that they leave out has none."""
     first = dp_sparse.SelectedRows.public(
         {"shared": [3, 39]}, {"shared": two_tables.ROWS["shared"]}
     )
