@@ -180,7 +180,7 @@ def test_the_history_says_what_stayed() -> None:
 
 
 def test_rows_for_which_there_is_room_are_drawn_evenly() -> None:
-    """Two of six rows stay, each as often as the others; three stay where there is room for five."""
+    """Two of six rows stay, each as often; all three stay where there is room for five."""
     offsets = np.array([0, 10, 20])
     rows = tf.constant([0, 2, 3, 5, 8, 9, 11, 15, 19], tf.int64)
     key, draws = noise.NoiseKey(), 600
