@@ -224,7 +224,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         draw: noise.Draw,
         window: SelectionWindow | None,
         step: tf.Tensor,
-        rooms: Sequence[int],
+        most_rows: Sequence[int],
     ) -> list[StepRows]:
         """As `rows_of_step`, where batches are prepared in their order ahead of their steps.
 
@@ -233,12 +233,12 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             draw: The streams of the batch.
             window: Of these batches alone, to which the map is added at once; from `new_window`.
             step: The number of the batch's step in the run, an int64 scalar.
-            rooms: The most rows of each table that a window's steps can have; of more, some stay
-                that are drawn at random.
+            most_rows: The most rows of each table that a window's steps can have; of more, those
+                that stay are drawn at random.
         """
         choice = self._survivors(lookups, draw, window)
         if window is not None:
-            self._add_to(window, choice.to_remember, draw, step, tuple(rooms))
+            self._add_to(window, choice.to_remember, draw, step, tuple(most_rows))
         return choice.rows
 
     def new_window(self) -> SelectionWindow | None:
@@ -305,7 +305,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         of_step: tuple[tf.Tensor, ...],
         draw: noise.Draw,
         step: tf.Tensor,
-        rooms: tuple[int, ...] | None = None,
+        most_rows: tuple[int, ...] | None = None,
     ) -> None:
         offsets = self._own_offsets
         row_ids, units = of_step
@@ -313,7 +313,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             there = row_ids < offsets[-1]
             row_ids, units = tf.boolean_mask(row_ids, there), tf.boolean_mask(units, there)
         unit = unit_of(self.contribution_clip_norm, self._most_shares)
-        by = Selection(offsets, unit, *self._threshold(int(offsets[-1])), rooms)
+        by = Selection(offsets, unit, *self._threshold(int(offsets[-1])), most_rows)
         window.add(row_ids, units, step // self.plan.sampling.steps_per_round, draw, by)
 
     @property

@@ -43,14 +43,14 @@ class Selection:
         unit: Of the maps.
         threshold: τ, for the map of one step.
         deviation: Of the noise of one map, σ1·C1.
-        rooms: The most rows of each table that may survive; None if that does not matter.
+        most_rows: The most rows of each table that may survive; None if that does not matter.
     """
 
     offsets: np.ndarray
     unit: float
     threshold: float
     deviation: float
-    rooms: tuple[int, ...] | None = None
+    most_rows: tuple[int, ...] | None = None
 
 
 class SelectionWindow:
@@ -121,14 +121,14 @@ class SelectionWindow:
         numbers = np.concatenate([np.zeros(0, np.int64), *(own + first for own, first in firsts)])
         with tf.init_scope():
             self._ended.assign(ended)
-            self._forget()
+            self._delete_sum()
             self._replace(tf.constant(numbers, tf.int64), offsets)
 
     def follow(
         self, ended: Sequence[int], survivors: list[np.ndarray], offsets: np.ndarray
     ) -> None:
         """Takes over what another window has released: `last_ended`, and its survivors."""
-        self._note(*(tf.constant(number, tf.int64) for number in ended[1:]))
+        self._append_history(*(tf.constant(number, tf.int64) for number in ended[1:]))
         self.start(survivors, offsets, ended[0])
 
     def last_ended(self) -> tf.Tensor:
@@ -151,7 +151,7 @@ class SelectionWindow:
     def padded_survivors(self, offsets: np.ndarray) -> list[tf.Tensor]:
         """For XLA: the survivors of each table, filled up with its number of rows."""
         if not self._padded:
-            self._padded = replicas.undistributed(lambda: _empty_rooms(len(offsets) - 1))
+            self._padded = replicas.undistributed(lambda: _nothing_padded(len(offsets) - 1))
             with tf.init_scope():
                 self._replace(self._row_ids.read_value(), offsets)
         return [variable.read_value() for variable in self._padded]
@@ -205,7 +205,7 @@ class SelectionWindow:
         self, merged: tf.Tensor, filled: tf.Tensor, count: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Adds the new maps to the sum, and makes room for `count` rows and some steps more."""
-        row_ids, units = self._whole(merged, filled)
+        row_ids, units = self._sum_so_far(merged, filled)
         self._sum_ids.assign(row_ids, read_value=False)
         self._sum_units.assign(units, read_value=False)
         size = tf.size(row_ids, tf.int64)
@@ -214,7 +214,7 @@ class SelectionWindow:
             variable.assign(tf.zeros([room], tf.int64), read_value=False)
         return size, tf.zeros([], tf.int64)
 
-    def _whole(self, merged: tf.Tensor, filled: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _sum_so_far(self, merged: tf.Tensor, filled: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The rows of the window so far, each once, and their units."""
         ids = tf.concat([self._sum_ids[:merged], self._new_ids[:filled]], 0)
         units = tf.concat([self._sum_units[:merged], self._new_units[:filled]], 0)
@@ -225,28 +225,30 @@ class SelectionWindow:
     def _end(self, draw: noise.Draw, by: Selection) -> tf.Tensor:
         """Chooses the survivors, and deletes the sum."""
         progress = self._progress.read_value()
-        row_ids, units = self._whole(progress[_MERGED], progress[_FILLED])
+        row_ids, units = self._sum_so_far(progress[_MERGED], progress[_FILLED])
         rounds = tf.cast(progress[_ROUNDS], tf.float64)
         values = tf.cast(units, tf.float64) * (by.unit / tf.sqrt(rounds))
         whole = ContributionMap(by.offsets, row_ids, values, tf.zeros([0, 0], tf.int32), [])
         survivors = select_rows(whole, by.threshold, by.deviation, draw).row_ids
-        if by.rooms is not None:
-            survivors = _as_many(survivors, by.offsets, by.rooms, draw)
+        if by.most_rows is not None:
+            survivors = _at_most(survivors, by.offsets, by.most_rows, draw)
         kept = places_of(self._row_ids.read_value(), survivors) >= 0
-        self._note(progress[_STEPS], tf.size(survivors, tf.int64), tf.math.count_nonzero(kept))
+        self._append_history(
+            progress[_STEPS], tf.size(survivors, tf.int64), tf.math.count_nonzero(kept)
+        )
         self._replace(survivors, by.offsets)
-        self._forget()
+        self._delete_sum()
         self._ended.assign_add(1, read_value=False)
         return tf.constant(1, tf.int64)
 
-    def _forget(self) -> None:
+    def _delete_sum(self) -> None:
         """Deletes the sum."""
         nothing = tf.zeros([0], tf.int64)
         for variable in (self._sum_ids, self._sum_units, self._new_ids, self._new_units):
             variable.assign(nothing, read_value=False)
         self._progress.assign(tf.zeros([5], tf.int64), read_value=False)
 
-    def _note(self, *numbers: tf.Tensor) -> None:
+    def _append_history(self, *numbers: tf.Tensor) -> None:
         history = self._history.read_value()
         self._history.assign(tf.concat([history, [tf.stack(numbers)]], 0)[-_MOST_WINDOWS:])
 
@@ -261,7 +263,7 @@ class SelectionWindow:
             variable.assign(_filled_up(own, filler, _size(variable)), read_value=False)
 
 
-def _empty_rooms(num_tables: int) -> list[tf.Variable]:
+def _nothing_padded(num_tables: int) -> list[tf.Variable]:
     nothing = tf.zeros([0], tf.int64)
     return [tf.Variable(nothing, shape=[None], trainable=False) for _ in range(num_tables)]
 
@@ -289,17 +291,17 @@ def _length(ended: tf.Tensor, longest: int) -> tf.Tensor:
     return tf.minimum(doubled, longest)
 
 
-def _as_many(
-    row_ids: tf.Tensor, offsets: np.ndarray, rooms: tuple[int, ...], draw: noise.Draw
+def _at_most(
+    row_ids: tf.Tensor, offsets: np.ndarray, most_rows: tuple[int, ...], draw: noise.Draw
 ) -> tf.Tensor:
     """The sorted rows; where a table has more than there is room for, some of them at random."""
     starts = tf.searchsorted(row_ids, tf.constant(offsets, tf.int64), out_type=tf.int64)
-    table = tf.repeat(tf.range(len(rooms), dtype=tf.int64), starts[1:] - starts[:-1])
+    table = tf.repeat(tf.range(len(most_rows), dtype=tf.int64), starts[1:] - starts[:-1])
     order = tf.argsort(noise.uniform(draw, noise.Purpose.PICKS, tf.size(row_ids)))
     order = tf.gather(order, tf.argsort(tf.gather(table, order), stable=True))
     by_table = tf.gather(table, order)
     rank = tf.range(tf.size(row_ids, tf.int64)) - tf.gather(starts, by_table)
-    stay = rank < tf.gather(tf.constant(rooms, tf.int64), by_table)
+    stay = rank < tf.gather(tf.constant(most_rows, tf.int64), by_table)
     return tf.sort(tf.gather(row_ids, tf.boolean_mask(order, stay)))
 
 

@@ -92,7 +92,7 @@ def test_a_sum_that_is_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def end(self, draw, by):
         progress = self._progress.read_value()
-        row_ids, units = self._whole(progress[window._MERGED], progress[window._FILLED])
+        row_ids, units = self._sum_so_far(progress[window._MERGED], progress[window._FILLED])
         own(self, draw, by)
         self._sum_ids.assign(row_ids)
         self._sum_units.assign(units)

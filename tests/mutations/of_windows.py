@@ -90,7 +90,7 @@ FAULTS = (
         _ADAFEST,
         "own = [np.flatnonzero(np.isin(rows, kept)) for rows, kept in among if len(rows)]",
         "own = [np.arange(len(rows)) for rows, kept in among if len(rows)]",
-        (f"{_OF_RUNS}::test_rows_restrict_what_survives_and_first_rows_begin",),
+        (f"{_OF_RUNS}::test_rows_restrict_what_survives_and_first_rows_begin[graph]",),
     ),
     Fault(
         "units_that_float64_rounds",
@@ -143,6 +143,13 @@ FAULTS = (
         "        self.before_publishing()\n        return self._survivors_now()\n",
         "        return self._survivors_now()\n",
         (f"{_OF_OTHERS}::test_a_checkpoint_is_written_before_rows_are_shown",),
+    ),
+    Fault(
+        "rows_for_which_there_is_room_are_the_first_ones",
+        _WINDOW,
+        "order = tf.argsort(noise.uniform(draw, noise.Purpose.PICKS, tf.size(row_ids)))",
+        "order = tf.range(tf.size(row_ids))",
+        (f"{_OF_WINDOW}::test_rows_for_which_there_is_room_are_drawn_evenly",),
     ),
     Fault(
         "copies_of_a_window_with_its_sum",

@@ -55,7 +55,7 @@ class Driven:
     def sum(self) -> dict[int, int]:
         """The units of each row so far."""
         progress = self.window._progress.numpy()
-        found = self.window._whole(progress[window._MERGED], progress[window._FILLED])
+        found = self.window._sum_so_far(progress[window._MERGED], progress[window._FILLED])
         return {
             int(row): int(units)
             for row, units in zip(*(each.numpy() for each in found), strict=True)
@@ -187,7 +187,7 @@ def test_rows_for_which_there_is_room_are_drawn_evenly() -> None:
 
     @tf.function
     def stay() -> tf.Tensor:
-        return window._as_many(rows, offsets, (2, 5), key.next_draw())
+        return window._at_most(rows, offsets, (2, 5), key.next_draw())
 
     found = [stay().numpy() for _ in range(draws)]
     assert all(len(each) == 5 and np.all(np.diff(each) > 0) for each in found)

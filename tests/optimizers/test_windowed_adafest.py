@@ -101,23 +101,19 @@ def test_a_step_trains_the_survivors_of_the_window_before(way: str) -> None:
     assert len({*map(tuple, found)}) > 2
 
 
-def test_rows_restrict_what_survives_and_first_rows_begin() -> None:
-    model, plan = compiled()
-    names = [each.name for each in model.layers if isinstance(each, keras.layers.Embedding)]
-    sizes = dict(zip(names, VOCABULARIES, strict=True))
-    some = {names[0]: [0, 2, 9], names[1]: [1, 3]}
-    rows = dp_sparse.SelectedRows.public(some, sizes)
-    first = dp_sparse.SelectedRows.public({names[0]: [2, 5], names[1]: [3]}, sizes)
-    optimizer = dp_sparse.DPAdaFESTOptimizer(
-        keras.optimizers.SGD(1.0),
-        plan,
-        1.0,
-        threshold=THRESHOLD,
-        window=4,
-        rows=rows,
-        first_rows=first,
-    )
-    model.compile(optimizer, "binary_crossentropy")
+@pytest.mark.parametrize("way", ["graph", "XLA", "replicas"])
+def test_rows_restrict_what_survives_and_first_rows_begin(way: str) -> None:
+    plan = plan_for(SIZE)
+    with WAYS[way].get("scope", contextlib.nullcontext)():
+        model = click_model()
+        names = [each.name for each in model.layers if isinstance(each, keras.layers.Embedding)]
+        sizes = dict(zip(names, VOCABULARIES, strict=True))
+        some = {names[0]: [0, 2, 9], names[1]: [1, 3]}
+        rows = dp_sparse.SelectedRows.public(some, sizes)
+        first = dp_sparse.SelectedRows.public({names[0]: [2, 5], names[1]: [3]}, sizes)
+        chosen = {"threshold": THRESHOLD, "window": 4, "rows": rows, "first_rows": first}
+        optimizer = dp_sparse.DPAdaFESTOptimizer(keras.optimizers.SGD(1.0), plan, 1.0, **chosen)
+        model.compile(optimizer, "binary_crossentropy", jit_compile=way == "XLA")
     among, begin = np.zeros(18, bool), np.zeros(18, bool)
     among[[0, 2, 9, 12, 14]], begin[[2, 14]] = True, True
     found, right = trained(model, batches(plan)), expected(4, first=begin, among=among)
@@ -148,6 +144,19 @@ def test_a_resumed_run_keeps_survivors_and_begins_a_new_window(tmp_path: Path) -
     found = trained(model, batches(plan, rest), steps=6)
     maps = expected(4, np.concatenate([IDS[:3], rest]))  # step 3 begins the third window: 4 steps
     assert found == [expected(4)[3]] * 4 + [maps[7]] * 2
+
+
+def test_a_checkpoint_of_tensorflow_has_no_survivors(tmp_path: Path) -> None:
+    """Windows begin as at first: with one step, and no rows."""
+    model, plan = compiled(window=4)
+    trained(model, batches(plan), steps=6)
+    saved = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
+    other, _ = compiled(window=4)
+    other.optimizer.build(other.trainable_variables)
+    tf.train.Checkpoint(model=other).restore(saved).assert_existing_objects_matched()
+    assert int(other.optimizer.steps_spent) == 6 and other.optimizer.windows_ended == 0
+    found = trained(other, batches(plan, IDS[6:]), steps=3)
+    assert found == expected(4, IDS[6:])[:3]
 
 
 def test_a_window_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:

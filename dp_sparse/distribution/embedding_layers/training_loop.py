@@ -3,6 +3,7 @@
 Before the first step it checks the setup, creates the variables and distributes the data.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from dp_sparse.distribution.embedding_layers import device_step
 from dp_sparse.distribution.embedding_layers.host_step import HostStep, other_inputs
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer, layer_of
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, check_optimizer
+from dp_sparse.optimizers import DPAdaFESTOptimizer
 from dp_sparse.sampling import Augment, augmented, batch_of
 from dp_sparse.step import Schedule, build_for, metrics, refuse_coupled
 
@@ -112,7 +114,8 @@ def train_tables(
         source: What `plan.sampling.batches` takes; its inputs are a dictionary with the ids of each
             feature.
         epochs: Into which the steps are divided, for metrics and callbacks. With a window of the
-            optimizer, one call for all of them is best: its maps are lost at its end.
+            optimizer, one call for all of them is best: its maps are lost at its end, and a call
+            whose steps end no window warns.
         steps_per_epoch: By default as `fit` has it: what is left of the plan, divided by `epochs`;
             if the plan was made in epochs and has more of them left, those of one.
         class_weight: As `PoissonSampling.batches` takes it.
@@ -174,7 +177,22 @@ def train_tables(
         iterator = iter(distributed_batches(model, prepared))
         return lambda: steps.take(next(iterator)), steps.logs
 
-    return epochs_of.run(model, source, begin, epochs, steps_per_epoch, callbacks, verbose)
+    ended = tables.private_optimizer.windows_ended
+    history = epochs_of.run(model, source, begin, epochs, steps_per_epoch, callbacks, verbose)
+    _warn_of_no_window(tables.private_optimizer, ended)
+    return history
+
+
+def _warn_of_no_window(optimizer: DPAdaFESTOptimizer, ended: int) -> None:
+    """Warns if no window has ended since these did, though steps were taken."""
+    if optimizer.window > 1 and optimizer.windows_ended == ended:
+        steps = min(2**ended, optimizer.window)
+        warnings.warn(
+            f"train_tables ended no window: the next one has {steps} steps. The same rows train as "
+            f"before, and the maps of this call are lost. Call it once for all steps (epochs=), or "
+            f"set a smaller window than {optimizer.window}.",
+            stacklevel=3,
+        )
 
 
 class _Steps:

@@ -133,9 +133,12 @@ def test_more_survivors_than_there_is_room_for() -> None:
 
 
 def test_first_rows_train_until_the_first_window_ends() -> None:
-    """A table that they leave out has none."""
+    """A table that they leave out has none. A call as short as a window begins it anew."""
     first = dp_sparse.SelectedRows.public(
         {"shared": [3, 39]}, {"shared": two_tables.ROWS["shared"]}
     )
     model, tables, layer = parts(threshold=1e9, first_rows=first)
     assert changed_rows(model, tables, layer, 3) == [[3, 39], [], []]
+    assert model.optimizer.windows_ended == 1
+    with pytest.warns(UserWarning, match="ended no window: the next one has 2 steps"):
+        assert changed_rows(model, tables, layer, 2) == [[], []]
