@@ -115,7 +115,7 @@ def _twenty_million() -> list[Point]:
     methods = {
         "DP-SGD": {"method": "dp_sgd"},
         "DP-AdaFEST, λ=10": _adafest(10.0),
-        "DP-AdaFEST, τ=32": {"adafest.threshold": 32.0},
+        **{f"DP-AdaFEST, τ={t:g}": {"adafest.threshold": t} for t in (16.0, 32.0)},
     }
     return [
         point("twenty million", name, 1.0, {**_TWENTY_MILLION, **changes}, _ONE)

@@ -328,8 +328,8 @@ def _of_selection(window: int) -> str:
         )
     return (
         f"window={window}, noise_ratio={NOISE_RATIO_OF_WINDOWS:g}: nearly all weights are in the "
-        "tables, and the sum of several steps finds the rows that are worth training: more "
-        "accuracy at as many noised rows (docs/results/windowed_selection.md)."
+        "tables, and the sum of several steps finds the rows that are worth training: the smaller "
+        "ε, the more accuracy it gains (docs/results/windowed_selection.md)."
     )
 
 

@@ -25,10 +25,10 @@ from pipelines.criteo.study_page import write_page
 from pipelines.finished_runs import FinishedRuns
 from pipelines.own_process import in_own_process
 from pipelines.points import Changes, Run, parser, run_config, run_missing
+from pipelines.resampling import resampled_auc
 from pipelines.runs import REFUSALS
-from pipelines.scores import constant_log_loss, weighted_auc
+from pipelines.scores import constant_log_loss
 
-RESAMPLES = 100
 _ROWS = {  # the option that names a group's rows
     "sample": "sample",
     "two million": "two_million",
@@ -68,16 +68,6 @@ def run_point(config: ml_collections.ConfigDict, directory: str) -> dict[str, An
         "ms_per_step": round(result.ms_per_step, 1),
         "resampled": resampled_auc(labels, result.scores),
     }
-
-
-def resampled_auc(labels: np.ndarray, scores: np.ndarray) -> list[float]:
-    """AUC on rows drawn anew with repetition, which are the same for all runs of as many rows."""
-    rng, found = np.random.default_rng(0), []
-    ranks = np.unique(scores, return_inverse=True)[1]
-    for _ in range(RESAMPLES):
-        times = np.bincount(rng.integers(0, len(labels), len(labels)), minlength=len(labels))
-        found.append(round(weighted_auc(labels, ranks, times), 5))
-    return found
 
 
 def run_all(

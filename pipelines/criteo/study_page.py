@@ -1,6 +1,5 @@
 """The page of `pipelines.criteo.study` and its pictures."""
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pipelines.criteo import budget_picture
 from pipelines.files import whole_file
 from pipelines.markdown import table
 from pipelines.points import Run, told_missing
+from pipelines.resampling import difference
 
 Group = Sequence[Run]  # runs of one point, which differ in their seeds
 
@@ -199,19 +199,13 @@ def _row(name: str, runs: Group, base: Group) -> tuple[str, ...]:
 
 
 def loss_of(runs: Group, base: Group) -> tuple[float, float]:
-    """The base's AUC less that of a point, mean over the seeds that both have, and its error.
+    """The base's AUC less that of a point, mean over the seeds that both have, and its error."""
+    ahead, error = difference(runs, _aucs(runs), base, _aucs(base))
+    return 0.0 - ahead, error
 
-    The error's square is the variance over rows drawn anew, of the mean over seeds, and the
-    variance between seeds ÷ seeds.
-    """
-    by_seed = {run["seed"]: run for run in base}
-    pairs = [(by_seed[run["seed"]], run) for run in runs if run["seed"] in by_seed]
-    losses = [theirs["auc"] - ours["auc"] for theirs, ours in pairs]
-    drawn = np.mean(
-        [np.subtract(theirs["resampled"], ours["resampled"]) for theirs, ours in pairs], axis=0
-    )
-    between = statistics.variance(losses) / len(losses) if len(losses) > 1 else 0.0
-    return statistics.fmean(losses), math.sqrt(float(np.var(drawn, ddof=1)) + between)
+
+def _aucs(runs: Group) -> list[float]:
+    return [run["auc"] for run in runs]
 
 
 def _reached(points: Mapping[str, Group], base: Group) -> list[tuple[str, ...]]:

@@ -17,7 +17,7 @@ from keras import ops
 
 import dp_sparse
 from models.lora import LowRankWords
-from pipelines.glue.data import load
+from pipelines.glue.data import HELD_OUT, load
 from pipelines.glue.records import Tokens
 from pipelines.glue.settings import METHODS, steps_of
 from pipelines.glue.tasks import task_of
@@ -25,6 +25,7 @@ from pipelines.glue.tokens import tokenizer_of
 from pipelines.glue.words import selected_rows
 from pipelines.methods import NON_PRIVATE, calibrated, optimizer_under
 from pipelines.optimizers import optimizer_of
+from pipelines.resampling import resampled_accuracy
 from pipelines.scores import exact_auc
 from pipelines.steps import stock_batches
 
@@ -44,6 +45,7 @@ class Result:
         steps: Steps taken.
         training_rows: Examples that trained.
         words: Rows of the whole table.
+        resampled: The accuracy of each draw of held-out examples; empty if none are held out.
     """
 
     accuracy: dict[str, float]
@@ -53,6 +55,7 @@ class Result:
     steps: int
     training_rows: int
     words: int
+    resampled: list[float]
 
 
 def bag_of_words(rows: int, width: int, length: int, words: str, rank: int) -> keras.Model:
@@ -113,15 +116,17 @@ def train(config: ml_collections.ConfigDict) -> Result:
     own = [] if report is None else [report]
     model.fit(batches, callbacks=own, verbose=config.report.verbose)
     scores = {name: _scores(model, part) for name, part in data.judging.items()}
+    right = {name: (s > 0) == (y > 0) for name, (s, y) in scores.items()}
     entries = _entries(model, report)
     return Result(
-        accuracy={name: float(np.mean((s > 0) == (y > 0))) for name, (s, y) in scores.items()},
+        accuracy={name: float(np.mean(own)) for name, own in right.items()},
         auc={name: exact_auc(y, s) for name, (s, y) in scores.items()},
         entries=entries,
         reduction=tokenizer.size * config.model.width / entries if entries else math.inf,
         steps=steps,
         training_rows=len(data.training),
         words=tokenizer.size,
+        resampled=resampled_accuracy(right[HELD_OUT]) if HELD_OUT in right else [],
     )
 
 

@@ -38,6 +38,7 @@ def run_point(config: ml_collections.ConfigDict) -> dict[str, Any]:
         "steps": found.steps,
         "words": found.words,
         "training_rows": found.training_rows,
+        "resampled": found.resampled,
     }
 
 

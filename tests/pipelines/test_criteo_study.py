@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs import criteo_sample, criteo_study
-from pipelines import points
+from pipelines import points, resampling
 from pipelines.criteo import study, study_page
 from pipelines.criteo.generate import generate
 from pipelines.methods import NON_PRIVATE, optimizer_under, stand_in_rows
@@ -60,7 +60,7 @@ def test_entries_of_whole_tables_and_of_lora(
     lora = found[LORA]
     assert sum(widths) <= lora["entries"] <= sum(widths) + sum(VOCABULARIES)
     assert lora["reduction"] == pytest.approx(whole / lora["entries"], rel=1e-3)
-    assert all(len(line["resampled"]) == study.RESAMPLES for line in lines)
+    assert all(len(line["resampled"]) == resampling.RESAMPLES for line in lines)
     assert all(line["training_rows"] == 1200 and line["held_out_rows"] == 150 for line in lines)
     assert "are missing:" not in (tmp_path / "page.md").read_text()
     monkeypatch.setattr(study, "in_own_process", None)  # nothing is left to run
@@ -87,7 +87,7 @@ def test_points_without_their_rows_are_left(rows: Path, tmp_path: Path) -> None:
 
 
 def test_every_point_changes_keys_that_exist_and_makes_an_optimizer() -> None:
-    config, plan = criteo_study.get_config(), plan_for(8, noise_multiplier=1.0)
+    config, plan = criteo_study.get_config(), plan_for(8, noise_multiplier=50.0)
     runs = list(points.runs_of(config.points))
     for run, changes in runs:
         own = points.run_config(config.base, run, changes)
@@ -120,7 +120,7 @@ def test_auc_of_resampled_rows() -> None:
 
 def line(name: str, seed: int, labels: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
     auc = exact_auc(labels, scores)
-    drawn = study.resampled_auc(labels, scores)
+    drawn = resampling.resampled_auc(labels, scores)
     own = {"name": name, "seed": seed, "auc": auc, "validation_auc": auc, "resampled": drawn}
     return {**own, "reduction": 200.0}
 

@@ -124,9 +124,9 @@ def test_a_study_goes_on(
     results = bag_study.results_in(tmp_path / "bag.jsonl", config)
     page = tmp_path / "bag.md"
     assert bag_study.run_all(config, results, page, 60.0) == 1
-    assert capsys.readouterr().err.endswith("seed=0: RuntimeError: killed\n") and len(ran) == 6
+    assert capsys.readouterr().err.endswith("seed=0: RuntimeError: killed\n") and len(ran) == 9
     again = bag_study.results_in(tmp_path / "bag.jsonl", config)
-    assert bag_study.run_all(config, again, page, 60.0) == 0 and len(ran) == 7
+    assert bag_study.run_all(config, again, page, 60.0) == 0 and len(ran) == 10
     assert "are missing:" not in page.read_text()
     assert bag_study.run_all(config, again, page, 0.0) == 0
     config.base.privacy.clip_norm = 2.0
