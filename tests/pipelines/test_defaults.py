@@ -215,7 +215,7 @@ def test_log_loss_and_mean_prediction_are_those_of_probabilities(sources: tasks.
 def test_the_first_pages_model_is_that_of_the_page(sources: tasks.Sources) -> None:
     """Its ids are those that the page's Hashing layers give the text."""
     task = tasks.load("first_page", sources)
-    (page_code,) = re.findall(r"```python\n(.*?)```", FIRST_PAGE.read_text(), re.DOTALL)
+    *_, page_code = re.findall(r"```python\n(.*?)```", FIRST_PAGE.read_text(), re.DOTALL)
     of_model = [
         line for line in page_code.splitlines() if "Hashing(" in line or "keras.Model(" in line
     ]

@@ -89,9 +89,10 @@ def test_a_private_run_reports_and_goes_on_from_its_end(tmp_path: Path) -> None:
     for name, value in found.accuracy.items():
         assert f"{name} {100 * value:.2f} %" in printed
     assert f"{found.steps} steps of" in printed
-    entries, reduction = re.search(r"changes ([\d.,]+), .*reduction ([\d.]+)x", printed).groups()
+    told = re.search(r"changes ([\d.,]+), .*reduction ([\d.,]+)x", printed).groups()
+    entries, reduction = (float(number.replace(",", "")) for number in told)
     rows = load_tokenizer(tmp_path / "roberta").size
-    assert 1 < float(reduction) == pytest.approx(rows * 8 / float(entries), rel=0.05)
+    assert 1 < reduction == pytest.approx(rows * 8 / entries, rel=0.05)
     assert math.isnan(found.entries) and math.isnan(found.reduction)
 
 
