@@ -52,12 +52,12 @@ def page_of(bag: Sequence[Run], clicks: Sequence[Run], days: Sequence[Run]) -> s
 def _conclusions(bag: Sequence[Run], clicks: Sequence[Run], days: Sequence[Run]) -> str:
     """What the runs say, and what follows for defaults."""
     of_clicks = [x for x in clicks if x["group"] == "two million" and x["epsilon"] == 1.0]
-    base = _by_name(of_clicks, _best_baseline(of_clicks))
+    base = _best_point(of_clicks, _BASELINE)
     losses = []
     for method in ("DP-AdaFEST", _WINDOWED):
-        best = _best_line(of_clicks, method)
-        loss, error = loss_of([best], base)
-        losses.append(f"{method} {-loss:+.4f} ± {2 * error:.4f} at {_times([best])}")
+        best = _best_point(of_clicks, method)
+        loss, error = loss_of(best, base)
+        losses.append(f"{method} {-loss:+.4f} ± {2 * error:.4f} at {_times(best)}")
     on_days = [_best_of_days(days, method) for method in ("DP-AdaFEST", _WINDOWED)]
     return f"""## Findings
 
@@ -193,7 +193,7 @@ def _times(runs: Sequence[Run]) -> str:
 
 def _clicks_section(lines: Sequence[Run], group: str) -> str:
     own = [x for x in lines if x["group"] == group and x["epsilon"] == 1.0]
-    base = _by_name(own, _best_baseline(own))
+    base = _best_point(own, _BASELINE)
     names = dict.fromkeys(x["name"] for x in own if _method_of(x) in (_WINDOWED, *_SPARSE))
     rows = []
     for name in sorted(names, key=lambda name: _reduction(_by_name(own, name))):
@@ -209,20 +209,16 @@ def _clicks_section(lines: Sequence[Run], group: str) -> str:
 
 def _best_of(lines: Sequence[Run], method: str) -> str:
     """A sentence on the best point of a method by the validation rows."""
-    best = _best_line(lines, method)
-    return f"The best of {method} has an AUC of {best['auc']:.4f} at {_times([best])}."
+    best = _best_point(lines, method)
+    auc = statistics.fmean(run["auc"] for run in best)
+    return f"The best of {method} has an AUC of {auc:.4f} at {_times(best)}."
 
 
-def _best_line(lines: Sequence[Run], method: str) -> Run:
-    own = [x for x in lines if _method_of(x) == method]
-    return max(own, key=lambda run: run["validation_auc"])
-
-
-def _best_baseline(lines: Sequence[Run]) -> str:
-    """DP-SGD at its best learning rate, by the validation rows."""
-    found = [x for x in lines if _method_of(x) == _BASELINE]
-    best = max(found, key=lambda run: run["validation_auc"])
-    return str(best["name"])
+def _best_point(lines: Sequence[Run], method: str) -> list[Run]:
+    """The runs of a method's best point, by the validation rows."""
+    names = dict.fromkeys(x["name"] for x in lines if _method_of(x) == method)
+    points = [_by_name(lines, name) for name in names]
+    return max(points, key=lambda runs: statistics.fmean(run["validation_auc"] for run in runs))
 
 
 def _by_name(lines: Sequence[Run], name: str) -> list[Run]:

@@ -1,12 +1,13 @@
 """The course of a training run beside its steps: epochs, callbacks, what the plan has left."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 from dp_sparse.core import PrivacyError, key_bytes, translated, validate
-from dp_sparse.optimizers import PrivateOptimizer, private_optimizer_of
+from dp_sparse.optimizers import DPAdaFESTOptimizer, PrivateOptimizer, private_optimizer_of
 from dp_sparse.sampling import BatchPart, Sampling, new_nonce
 from dp_sparse.step import environment
 from dp_sparse.training import around_fit, rest_of_epoch, share_of_steps
@@ -54,11 +55,31 @@ def run(
     model._initial_epoch = None  # an earlier run's
     callback_list.on_train_begin()  # may restore a checkpoint, and say from which epoch to go on
     first = model._initial_epoch or 0
+    ended = _windows_ended(model)
     if first < epochs:
         _run_epochs(model, source, begin, range(first, epochs), steps_per_epoch, callback_list)
+        _warn_of_no_window(model, ended)
     model.optimizer.finalize_variable_values(model.trainable_weights)
     callback_list.on_train_end()
     return model.history
+
+
+def _windows_ended(model: keras.Model) -> int:
+    own = model.optimizer
+    return own.windows_ended if isinstance(own, DPAdaFESTOptimizer) else 0
+
+
+def _warn_of_no_window(model: keras.Model, ended: int) -> None:
+    """Warns if no window of selection has ended since these did, though steps were taken."""
+    own = model.optimizer
+    if isinstance(own, DPAdaFESTOptimizer) and own.window > 1 and own.windows_ended == ended:
+        steps = min(2**ended, own.window)
+        warnings.warn(
+            f"This call ended no window: the next one has {steps} steps. The same rows train as "
+            f"before, and the maps of this call are lost. Call it once for all steps (epochs=), "
+            f"or set a smaller window than {own.window}.",
+            stacklevel=2,
+        )
 
 
 def _run_epochs(

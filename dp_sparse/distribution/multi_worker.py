@@ -37,7 +37,9 @@ def train(
     Args:
         model: Compiled with a private optimizer.
         source: What `plan.sampling.batches` takes, the same on every worker, in the same order.
-        epochs: Into which the steps are divided, for metrics and callbacks.
+        epochs: Into which the steps are divided, for metrics and callbacks. With a window of the
+            optimizer, one call for all of them is best: its maps are lost at its end, and a call
+            whose steps end no window warns.
         steps_per_epoch: By default as `fit` has it: what is left of the plan, divided by `epochs`;
             if the plan was made in epochs and has more of them left, those of one.
         class_weight: As `PoissonSampling.batches` takes it.

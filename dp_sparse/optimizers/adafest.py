@@ -241,12 +241,17 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             self._add_to(window, choice.to_remember, draw, step, tuple(most_rows))
         return choice.rows
 
-    def new_window(self) -> SelectionWindow | None:
-        """A window of its own, with the survivors of this one; None for a window of one step."""
+    def new_window(self, most_rows: Sequence[int]) -> SelectionWindow | None:
+        """A window of its own, with the survivors of this one; None for a window of one step.
+
+        Args:
+            most_rows: As in `rows_ahead`.
+        """
         if self._window is None:
             return None
         window, offsets = SelectionWindow(self.window), self._own_offsets
-        window.start(self._window.survivors(offsets), offsets, self.windows_ended)
+        survivors = zip(self._window.survivors(offsets), most_rows, strict=True)
+        window.start([_drawn(*own) for own in survivors], offsets, self.windows_ended)
         return window
 
     @property
@@ -373,7 +378,7 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         if isinstance(previous, DPAdaFESTOptimizer) and previous._window is not None:
             paths = [table.path for table in previous.noised_tables]
             kept = dict(zip(paths, previous._survivors_now() or (), strict=False))
-            if self._window is not None:
+            if self._window is not None and previous.windows_ended:  # else none has survived
                 nothing = np.zeros(0, np.int64)
                 rows = [kept.get(table.path, nothing) for table in self.noised_tables]
                 self._begin(rows, previous._window.windows_ended)
@@ -409,7 +414,9 @@ class DPAdaFESTOptimizer(SparseOptimizer):
             return
         ended, *sizes = np.asarray(store[_SIZES]).tolist()
         rows = np.split(np.asarray(store[_SURVIVORS]), np.cumsum(sizes)[:-1])
-        if len(rows) == len(self.noised_tables):
+        if not ended:  # the rows of a plan that may not be this one's
+            self._begin_first()
+        elif len(rows) == len(self.noised_tables):
             self._begin(rows, ended)
 
     def _threshold(self, num_rows: int) -> tuple[float, float]:
@@ -468,6 +475,13 @@ class DPAdaFESTOptimizer(SparseOptimizer):
         if config.get("first_rows") is not None:
             config["first_rows"] = SelectedRows.from_config(config["first_rows"])
         return super().from_config(config, custom_objects)
+
+
+def _drawn(rows: np.ndarray, most: int) -> np.ndarray:
+    """These sorted rows, or as many of them at random."""
+    if len(rows) <= most:
+        return rows
+    return np.sort(np.random.default_rng().choice(rows, most, replace=False))
 
 
 def _unrestricted(rows: StepRows, table: Restricted) -> StepRows:

@@ -88,6 +88,7 @@ class WrappingOptimizer(NoForeignGradients):
         Slots follow from noisy means, for which the plan of `previous` paid.
         """
         check_successor(self, previous)
+        previous.before_publishing()  # what is taken over may be shown
         if not self.built:
             self.build(previous._trainable_variables)
         for own, other in same_slots(self.slots, previous.slots):

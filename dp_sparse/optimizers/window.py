@@ -13,8 +13,8 @@ memory O(rows looked up in the window). Neither depends on the size of the table
 
 ### Formal Guarantees
 The survivors of a window are a post-processing of the noisy maps of its steps, each released once.
-The sum is in memory alone, belongs to one noise key, and is gone when its window ends: a restored
-run, another worker's key and the child of a fork begin a new window.
+The sum is in memory alone, belongs to one noise key, and is gone when its window ends: a new
+process, a loaded file, another worker's key and the child of a fork begin a new window.
 """
 
 import dataclasses

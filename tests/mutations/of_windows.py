@@ -152,6 +152,20 @@ FAULTS = (
         (f"{_OF_WINDOW}::test_rows_for_which_there_is_room_are_drawn_evenly",),
     ),
     Fault(
+        "first_rows_of_another_plan_in_a_file",
+        _ADAFEST,
+        "if not ended:  # the rows of a plan that may not be this one's",
+        "if ended < 0:",
+        (f"{_OF_OTHERS}::test_first_rows_of_another_plan_are_not_taken_over[load_weights]",),
+    ),
+    Fault(
+        "survivors_that_are_taken_over_unsaved",
+        "dp_sparse/optimizers/keras_wrapper.py",
+        "        previous.before_publishing()  # what is taken over may be shown\n",
+        "",
+        (f"{_OF_OTHERS}::test_a_checkpoint_is_written_before_survivors_are_taken_over",),
+    ),
+    Fault(
         "copies_of_a_window_with_its_sum",
         _WINDOW,
         "        return SelectionWindow(self.longest)\n",

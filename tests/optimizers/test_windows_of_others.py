@@ -5,6 +5,7 @@ import pickle
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,7 +23,7 @@ from dp_sparse.optimizers import window as windows
 from dp_sparse.sampling import Sampling
 from tests.optimizers.test_window import LONGEST_AT_ONCE, Driven
 from tests.optimizers.test_windowed_adafest import IDS, THRESHOLD, batches, compiled, trained
-from tests.training_cases import click_model, plan_for
+from tests.training_cases import VOCABULARIES, click_model, plan_for
 
 
 def test_maps_of_two_threads_are_added_one_after_the_other(
@@ -113,6 +114,49 @@ def test_a_checkpoint_is_written_before_rows_are_shown() -> None:
     assert model.optimizer.survivors and written == ["survivors"]
     model.optimizer.before_publishing = lambda: written.append("windows")
     assert len(model.optimizer.windows) == 2 and written[1:] == ["windows"]
+
+
+def paid_rows() -> tuple[keras.Model, dp_sparse.SelectedRows, list[str]]:
+    model = click_model()
+    names = [each.name for each in model.layers if isinstance(each, keras.layers.Embedding)]
+    sizes = dict(zip(names, VOCABULARIES, strict=True))
+    return model, dp_sparse.SelectedRows.public({names[0]: [2, 5], names[1]: [3]}, sizes), names
+
+
+@pytest.mark.parametrize("way", ["take_slots", "load_weights"])
+def test_first_rows_of_another_plan_are_not_taken_over(way: str, tmp_path: Path) -> None:
+    """Before a step nothing has survived; this plan may not pay for them."""
+    model, first, _ = paid_rows()
+
+    def compile_new(**settings: Any) -> dp_sparse.DPAdaFESTOptimizer:
+        made = dp_sparse.DPAdaFESTOptimizer("sgd", plan_for(8), 1.0, window=4, **settings)
+        model.compile(made, "binary_crossentropy")
+        made.build(model.trainable_variables)
+        return made
+
+    previous = compile_new(first_rows=first)
+    assert [own.tolist() for own in previous.survivors] == [[2, 5], [3]]
+    model.save_weights(tmp_path / "run.weights.h5")
+    optimizer = compile_new()
+    if way == "take_slots":
+        optimizer.take_slots(previous)
+    else:
+        model.load_weights(tmp_path / "run.weights.h5")
+    assert [own.tolist() for own in optimizer.survivors] == [[], []]
+    again = compile_new(first_rows=first)
+    model.load_weights(tmp_path / "run.weights.h5")
+    assert [own.tolist() for own in again.survivors] == [[2, 5], [3]]
+
+
+def test_a_checkpoint_is_written_before_survivors_are_taken_over() -> None:
+    model, plan = compiled(window=4)
+    trained(model, batches(plan), steps=3)
+    previous, written = model.optimizer, []
+    previous.before_publishing = lambda: written.append(True)
+    optimizer = dp_sparse.DPAdaFESTOptimizer(keras.optimizers.SGD(1.0), plan_for(8), 1.0, window=4)
+    model.compile(optimizer, "binary_crossentropy")
+    optimizer.take_slots(previous)
+    assert written == [True] and len(optimizer.survivors) == 2
 
 
 def two_tables(first_trains: bool) -> keras.Model:

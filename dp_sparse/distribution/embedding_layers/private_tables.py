@@ -372,6 +372,8 @@ class PrivateTables(tf.Module):
         tables = []
         sizes = {n: rows_of(self._configs[f[0]]) for n, f in users.items()}
         false_rows = self.private_optimizer.most_false_rows(sum(sizes.values()))
+        begun = self.private_optimizer.first_rows
+        first_rows = {} if begun is None else {n: len(rows) for n, rows in begun.row_ids.items()}
         for path, names in users.items():
             features = tuple(
                 Feature(
@@ -384,7 +386,8 @@ class PrivateTables(tf.Module):
                 for name in names
             )
             ids = self.examples * sum(feature.most_ids for feature in features)
-            capacity = self.in_whole_shards(min(sizes[path], ids + false_rows))
+            most = max(ids + false_rows, first_rows.get(path, 0))
+            capacity = self.in_whole_shards(min(sizes[path], most))
             width = width_of(self._configs[names[0]])
             tables.append(Table(path, sizes[path], width, features, capacity))
         return tables

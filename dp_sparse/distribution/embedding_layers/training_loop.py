@@ -3,7 +3,6 @@
 Before the first step it checks the setup, creates the variables and distributes the data.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from dp_sparse.distribution.embedding_layers import device_step
 from dp_sparse.distribution.embedding_layers.host_step import HostStep, other_inputs
 from dp_sparse.distribution.embedding_layers.layer_adapters import TableLayer, layer_of
 from dp_sparse.distribution.embedding_layers.private_tables import PrivateTables, check_optimizer
-from dp_sparse.optimizers import DPAdaFESTOptimizer
 from dp_sparse.sampling import Augment, augmented, batch_of
 from dp_sparse.step import Schedule, build_for, metrics, refuse_coupled
 
@@ -172,27 +170,13 @@ def train_tables(
         fresh = key_bytes(sampling.not_private_seed, "augmentation", first_step)
         batches = augmented(batches, augment, fresh)
         build_all(model, tables, own, batches.element_spec)
-        window = tables.private_optimizer.new_window()
+        most_rows = [table.capacity for table in tables.tables]
+        window = tables.private_optimizer.new_window(most_rows)
         prepared = batches.map(HostStep(tables, first_step, window)).prefetch(2)
         iterator = iter(distributed_batches(model, prepared))
         return lambda: steps.take(next(iterator)), steps.logs
 
-    ended = tables.private_optimizer.windows_ended
-    history = epochs_of.run(model, source, begin, epochs, steps_per_epoch, callbacks, verbose)
-    _warn_of_no_window(tables.private_optimizer, ended)
-    return history
-
-
-def _warn_of_no_window(optimizer: DPAdaFESTOptimizer, ended: int) -> None:
-    """Warns if no window has ended since these did, though steps were taken."""
-    if optimizer.window > 1 and optimizer.windows_ended == ended:
-        steps = min(2**ended, optimizer.window)
-        warnings.warn(
-            f"train_tables ended no window: the next one has {steps} steps. The same rows train as "
-            f"before, and the maps of this call are lost. Call it once for all steps (epochs=), or "
-            f"set a smaller window than {optimizer.window}.",
-            stacklevel=3,
-        )
+    return epochs_of.run(model, source, begin, epochs, steps_per_epoch, callbacks, verbose)
 
 
 class _Steps:

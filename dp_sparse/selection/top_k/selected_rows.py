@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class SelectedRows:
 
     Attributes:
         row_ids: int64 `[rows]` of each table by name, sorted, unique and read-only.
-        num_rows: Rows of each table.
+        num_rows: Rows of each table; read-only, too.
         source: The noise source of the selection.
         lookups: p, the most lookups of one example in the tables of which some rows are selected
             and some are not; only these were counted. 0 for public rows.
@@ -45,7 +46,7 @@ class SelectedRows:
         >>> folder = tempfile.TemporaryDirectory()
         >>> path = f"{folder.name}/rows.npz"
         >>> rows.save(path)
-        >>> dp_sparse.SelectedRows.load(path, {"users": 10}).row_ids
+        >>> dict(dp_sparse.SelectedRows.load(path, {"users": 10}).row_ids)
         {'users': array([3, 7])}
 
     ### Formal Guarantees
@@ -62,10 +63,14 @@ class SelectedRows:
     def __post_init__(self) -> None:
         _check_same_tables("rows", self.row_ids, self.num_rows)
         row_ids = {n: _checked_rows(n, self.row_ids[n], self.num_rows[n]) for n in self.num_rows}
-        object.__setattr__(self, "row_ids", row_ids)
-        object.__setattr__(self, "num_rows", dict(self.num_rows))
+        object.__setattr__(self, "row_ids", types.MappingProxyType(row_ids))
+        object.__setattr__(self, "num_rows", types.MappingProxyType(dict(self.num_rows)))
         if self.selected and not isinstance(self.source, PublicRows):
             validate.positive_integer("lookups", self.lookups)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies: what it was made of."""
+        return type(self), (dict(self.row_ids), dict(self.num_rows), self.source, self.lookups)
 
     @classmethod
     def public(
@@ -168,7 +173,7 @@ class SelectedRows:
     def _header(self) -> dict[str, Any]:
         return {
             "format": _FORMAT,
-            "num_rows": self.num_rows,
+            "num_rows": dict(self.num_rows),
             "source": self.source.get_config(),
             "lookups": self.lookups,
             "event": event_config(self.event),

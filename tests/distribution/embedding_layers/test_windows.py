@@ -99,7 +99,7 @@ def test_rounds_are_counted_by_the_steps_of_the_run(stream: bool, rounds: int) -
         model = two_tables.compiled_model(optimizer)
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
-    window = optimizer.new_window()
+    window = optimizer.new_window([table.capacity for table in tables.tables])
     window.start([np.zeros(0, np.int64)] * 2, OFFSETS, ended=5)  # of 8 steps from now on
     sampling = optimizer.plan.sampling
     batches = sampling.batches_of(
@@ -130,6 +130,24 @@ def test_more_survivors_than_there_is_room_for() -> None:
     assert optimizer.windows[3, :2].tolist() == [8, tables.tables[0].capacity] == [8, 32]
     (rows,) = optimizer.survivors
     assert len(rows) == len({*rows.tolist()}) == 32 and np.all(np.diff(rows) > 0)
+
+
+def test_there_is_room_for_first_rows() -> None:
+    """Of other rows that a window begins with, those that fit are drawn at random."""
+    item = two_tables.E.FeatureConfig(two_tables.E.TableConfig(500, 2, name="items"), name="item")
+    first = dp_sparse.SelectedRows.public({"items": range(300)}, {"items": 500})
+    plan = plan_for(two_tables.SIZE, steps=20)
+    optimizer = dp_sparse.DPAdaFESTOptimizer("sgd", plan, 1.0, window=8, first_rows=first)
+    (table,) = distribution.PrivateTables({"item": item}, optimizer).tables
+    assert 300 <= table.capacity < 320
+    looked_up = keras.Input((2,), name="item")
+    model = keras.Model({"item": looked_up}, keras.layers.Dense(1)(looked_up))
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    (rows,) = optimizer.new_window([table.capacity]).survivors(np.array([0, 500]))
+    assert rows.tolist() == list(range(300))
+    (fewer,) = optimizer.new_window([100]).survivors(np.array([0, 500]))
+    assert len({*fewer.tolist()}) == 100 and np.all(np.diff(fewer) > 0) and fewer.max() < 300
 
 
 def test_first_rows_train_until_the_first_window_ends() -> None:

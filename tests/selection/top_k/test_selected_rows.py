@@ -1,6 +1,8 @@
 """A set of rows as a file: what it says again, and which files and rows are refused."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,17 @@ def test_public_rows_from_a_list() -> None:
     rows = SelectedRows.public({"tokens": [3, 1, 3], "user": np.array([], int)}, tables)
     assert rows.row_ids["tokens"].tolist() == [1, 3] and rows.row_ids["user"].size == 0
     assert not rows.costs and rows.event == dp_accounting.NoOpDpEvent()
+
+
+def test_tables_are_read_only() -> None:
+    """What a plan has paid for stays as it is; copies are equal."""
+    rows = SelectedRows.public({"users": [1, 4]}, {"users": 9})
+    with pytest.raises(TypeError, match="item assignment"):
+        rows.row_ids["users"] = np.arange(9)  # type: ignore[index]
+    with pytest.raises(TypeError, match="item assignment"):
+        rows.num_rows["users"] = 2  # type: ignore[index]
+    for made in (copy.deepcopy(rows), pickle.loads(pickle.dumps(rows))):
+        assert made.fingerprint == rows.fingerprint and made.get_config() == rows.get_config()
 
 
 def test_rows_are_read_only() -> None:
