@@ -16,6 +16,7 @@ categories follow it roughly, with s near 1 (Newman 2005, Contemporary Physics 4
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -65,7 +66,7 @@ class LookupFrequencies:
         """All rows of the table."""
         return round(float(self.counts.sum()))
 
-    @property
+    @functools.cached_property
     def lookups(self) -> float:
         """Expected lookups of an example."""
         return float(self.frequencies @ self.counts)
@@ -355,17 +356,22 @@ def _survival_of_means(
     lookup; if rows are chosen `beforehand`, with or without. An example adds `added` to a row that
     it looks up.
     """
-    few = _GRID <= _SUMMED
-    chances = scipy.stats.poisson.pmf(_COUNTS, _GRID[few, np.newaxis])
+    many = _GRID[_GRID > _SUMMED]
 
-    def survives(more: int, chances: np.ndarray) -> np.ndarray:
-        of_count = scipy.stats.norm.sf((threshold - added * (_COUNTS + more)) / deviation)
-        spread = np.sqrt(added**2 * _GRID[~few] + deviation**2)
-        of_many = scipy.stats.norm.sf((threshold - added * (_GRID[~few] + more)) / spread)
-        return np.concatenate([chances @ of_count, of_many])
+    def survives(more: int, fewest: int) -> np.ndarray:
+        of_count = scipy.stats.norm.sf((threshold - added * (_COUNTS[fewest:] + more)) / deviation)
+        spread = np.sqrt(added**2 * many + deviation**2)
+        of_many = scipy.stats.norm.sf((threshold - added * (many + more)) / spread)
+        return np.concatenate([_chances_of_counts()[:, fewest:] @ of_count, of_many])
 
-    trained = survives(0 if beforehand else 1, chances)
-    return survives(0, chances * (_COUNTS > 0)), -np.expm1(-_GRID), trained
+    trained = survives(0 if beforehand else 1, fewest=0)
+    return survives(0, fewest=1), -np.expm1(-_GRID), trained
+
+
+@functools.cache
+def _chances_of_counts() -> np.ndarray:
+    """Of each count, for each mean of the grid that is summed exactly."""
+    return scipy.stats.poisson.pmf(_COUNTS, _GRID[_GRID <= _SUMMED, np.newaxis])
 
 
 def _of_table(
