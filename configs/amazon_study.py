@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
             "models": (("re_attention", "vanilla", "gru"),),
             "batch_sizes": (2048,),
             "learning_rates": (0.01,),  # MovieLens' best of the models here, or next to it
-            "half_width_rates": (),
+            "in_grid_alone": (),
             "seeds": (0, 1, 2),
             "results": "docs/results/amazon.jsonl",
             "page": "docs/results/amazon.md",

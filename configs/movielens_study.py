@@ -21,7 +21,14 @@ def get_config() -> ml_collections.ConfigDict:
             "seeds": (0, 1, 2),
             "batch_sizes": (512,),
             "learning_rates": (0.0025, 0.005, 0.01, 0.02),
-            "half_width_rates": (0.005, 0.01),  # of the third setting of Figure 7
+            "in_grid_alone": (
+                ("without_sharing_half_width", 0.005),
+                ("without_sharing_half_width", 0.01),
+                ("gru_all_items", 0.02),
+                ("vanilla_all_items", 0.005),
+                ("gru_width_64", 0.02),
+                ("vanilla_width_64", 0.005),
+            ),
             "grid_epsilon": 8.0,
             "same": 0.05,  # points of NDCG@10, less than what seeds differ by
             "results": "docs/results/sequence.jsonl",

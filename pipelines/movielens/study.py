@@ -45,14 +45,18 @@ _OF_POINTS = (  # settings that differ between runs of one study, and where the 
     "study.",
     "report.",
 )
-HALF_WIDTH = "without_sharing_half_width"  # of Figure 7 alone: as many weights as with sharing
-MODELS: dict[str, dict[str, Any]] = {
-    "re_attention": {"kind": "re_attention"},
-    "vanilla": {"kind": "vanilla"},
-    "without_sharing": {"kind": "vanilla", "tied": False},
-    HALF_WIDTH: {"kind": "vanilla", "tied": False},
-    "gru": {"kind": "gru"},
-    "lstm": {"kind": "lstm"},
+MODELS: dict[str, dict[str, dict[str, Any]]] = {  # what each changes of the study's settings
+    "re_attention": {"model": {"kind": "re_attention"}},
+    "vanilla": {"model": {"kind": "vanilla"}},
+    "without_sharing": {"model": {"kind": "vanilla", "tied": False}},
+    "gru": {"model": {"kind": "gru"}},
+    "lstm": {"model": {"kind": "lstm"}},
+    # in the grid alone; the first, of Figure 7, has as many weights as with sharing
+    "without_sharing_half_width": {"model": {"kind": "vanilla", "tied": False, "width": 8}},
+    "vanilla_width_64": {"model": {"kind": "vanilla", "width": 64}},
+    "gru_width_64": {"model": {"kind": "gru", "width": 64}},
+    "vanilla_all_items": {"model": {"kind": "vanilla"}, "data": {"filter_items": 0}},
+    "gru_all_items": {"model": {"kind": "gru"}, "data": {"filter_items": 0}},
 }
 
 
@@ -80,9 +84,8 @@ class Point:
         """Of `pipelines.movielens`."""
         config = study.copy_and_resolve_references()
         config.seed, config.data.held_out = self.seed, self.held_out
-        config.model.update(MODELS[self.model])
-        if self.model == HALF_WIDTH:
-            config.model.width //= 2
+        for part, changes in MODELS[self.model].items():
+            config[part].update(changes)
         config.privacy.epsilon = self.epsilon
         config.training.batch_size = self.batch_size
         config.optimizer.learning_rate = self.learning_rate
@@ -172,9 +175,9 @@ def missing(study: ml_collections.ConfigDict, results: Results) -> Iterator[Poin
                     point = compared(study, model, epsilon, seed, results)
                     if point is not None and results.of(point) is None:
                         yield point
-    for batch in study.study.batch_sizes:
-        for rate in study.study.half_width_rates:
-            point = Point(HALF_WIDTH, study.study.grid_epsilon, batch, rate)
+    for model, rate in study.study.in_grid_alone:
+        for batch in study.study.batch_sizes:
+            point = Point(model, study.study.grid_epsilon, batch, rate)
             if results.of(point) is None:
                 yield point
 

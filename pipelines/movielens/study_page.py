@@ -308,7 +308,10 @@ def _grids(lines: Lines) -> list[str]:
         for point, result in ((e["point"], e["result"]) for e in of(lines, held_out="validation"))
     ]
     headers = ("model", "batch", "learning rate", "NDCG@10 in %", "HIT@10 in %", "seconds")
-    text = "One seed. Seconds are of training."
+    text = (
+        "One seed. Seconds are of training. Names say what differs from the settings above; with "
+        "`all_items` no item is left out."
+    )
     return [_section("The grid (validation items)", headers, rows, text)]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from configs import amazon_study, movielens_study
 from pipelines.movielens import study, study_page
-from pipelines.movielens.study import HALF_WIDTH, MODELS, Point, Results
+from pipelines.movielens.study import Point, Results
 
 GRID_RATES = (0.01, 0.03)
 
@@ -52,9 +52,9 @@ def finished(config: ml_collections.ConfigDict, runs: int | None = None) -> Resu
 
 def test_grids_come_first_and_their_best_is_compared(small: ml_collections.ConfigDict) -> None:
     points = [Point(**line["point"]) for line in finished(small).lines]
-    assert len(points) == 5 * 3 + 5 * 2 * 3 + 2 == len(set(points))
-    assert points[-2:] == [Point(HALF_WIDTH, 8.0, 1000, rate) for rate in (0.005, 0.01)]
-    assert points[-1].config(small).model.width == small.model.width / 2
+    alone = [Point(model, 8.0, 1000, rate) for model, rate in small.study.in_grid_alone]
+    assert len(points) == 5 * 3 + 5 * 2 * 3 + len(alone) == len(set(points))
+    assert points[-len(alone) :] == alone
     first = points[:6]
     assert {point.model for point in first} == {"re_attention", "vanilla"}
     assert all(p.held_out == "validation" and p.epsilon == 8 and p.seed == 0 for p in first)
@@ -62,7 +62,7 @@ def test_grids_come_first_and_their_best_is_compared(small: ml_collections.Confi
     assert {point.learning_rate for point in compared} == {0.03}
     assert {(p.model, p.epsilon, p.seed) for p in compared} == {
         (model, epsilon, seed)
-        for model in set(MODELS) - {HALF_WIDTH}
+        for model in ("re_attention", "vanilla", "without_sharing", "gru", "lstm")
         for epsilon in (5, 8, 10)
         for seed in (0, 1)
     }
@@ -123,6 +123,10 @@ def test_a_point_is_a_configuration_of_the_job(small: ml_collections.ConfigDict)
     assert config.privacy.epsilon == 5 and config.training.batch_size == 512
     assert config.optimizer.learning_rate == 0.02 and config.data.held_out == "test"
     assert Point("gru", 5.0, 512, 0.02).config(small).model.tied
+    half = Point("without_sharing_half_width", 8.0, 512, 0.02).config(small).model
+    assert half.width == small.model.width / 2 and not half.tied
+    of_all = Point("gru_all_items", 8.0, 512, 0.02).config(small)
+    assert of_all.data.filter_items == 0 < small.data.filter_items
     assert small.model.tied and small.seed == 0
 
 
